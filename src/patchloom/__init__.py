@@ -1,0 +1,38 @@
+"""patchloom pre-trains vision transformers on your own unlabelled images and shows honestly what they learnt.
+
+    import patchloom
+    run = patchloom.pretrain("photos/", task="droppos")
+    encoder, card = patchloom.load_encoder(run.folder)
+
+Names are loaded when they are first used, so that ``import patchloom`` costs nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from patchloom.errors import PatchloomError
+from patchloom.tasks import TASKS
+
+if TYPE_CHECKING:
+    from patchloom.evaluate import evaluate
+    from patchloom.export import export
+    from patchloom.nets.weights import load_encoder
+    from patchloom.train.pictures import look
+    from patchloom.train.pretrain import pretrain
+
+__version__ = "0.1.0"
+__all__ = ["TASKS", "PatchloomError", "evaluate", "export", "load_encoder", "look", "pretrain"]
+
+_HOMES = {
+    "pretrain": "patchloom.train.pretrain",
+    "look": "patchloom.train.pictures",
+    "evaluate": "patchloom.evaluate",
+    "export": "patchloom.export",
+    "load_encoder": "patchloom.nets.weights",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'patchloom' has no attribute '{name}'")

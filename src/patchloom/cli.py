@@ -1,0 +1,126 @@
+"""The command line: ``patchloom VERB ...``, one function a verb, words as in Python."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+
+from patchloom.errors import PatchloomError
+
+# Verbs are imported when they are called: --help must not wait for torch.
+VERBS: dict[str, str] = {
+    "pretrain": "train an encoder on images without labels",
+    "evaluate": "measure what an encoder learnt: knn or linear",
+    "look": "draw what was withheld, and what came back",
+    "export": "write an encoder for use with timm alone",
+    "tasks": "list the pretext tasks",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code: 0 done, 2 the user can mend it, 1 patchloom is at fault, 130 Ctrl-C."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    try:
+        if not words or words[0] in ("-h", "--help"):
+            print(_help())
+            return 0
+        if words[0] == "--version":
+            from patchloom import __version__
+
+            print(__version__)
+            return 0
+        _verb(words[0])(words[1:])
+        return 0
+    except PatchloomError as error:
+        if debug:
+            raise
+        print(f"patchloom: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("patchloom: stopped.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if debug:
+            raise
+        kind = type(error).__name__
+        print(
+            f"patchloom: unexpected {kind}: {error}. Run again with --debug and report what it shows.", file=sys.stderr
+        )
+        return 1
+
+
+def _help() -> str:
+    verbs = "\n".join(f"  {name:<10} {what}" for name, what in VERBS.items())
+    return (
+        "usage: patchloom VERB ...\n\n"
+        "Pre-train vision transformers on your own unlabelled images, and see honestly what they learnt.\n\n"
+        f"{verbs}\n\n"
+        "  patchloom pretrain shapes                   built-in images, offline, a few minutes\n"
+        "  patchloom pretrain photos/ --task droppos   any folder of images\n\n"
+        "patchloom VERB --help tells the options; --debug shows where an error came from."
+    )
+
+
+def _verb(name: str) -> Callable[[list[str]], None]:
+    if name not in VERBS:
+        near = get_close_matches(name, VERBS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise PatchloomError(f"there is no verb {name}{hint} The verbs are {', '.join(VERBS)}.")
+    return {"pretrain": _pretrain, "evaluate": _evaluate, "look": _look, "export": _export, "tasks": _tasks}[name]
+
+
+def _pretrain(words: list[str]) -> None:
+    from patchloom.options import parse_pretrain
+
+    given, out = parse_pretrain(words)
+    from patchloom.train.pretrain import pretrain
+
+    pretrain(**given, out=out)
+
+
+def _evaluate(words: list[str]) -> None:
+    from rich.console import Console
+
+    from patchloom.evaluate import evaluate
+    from patchloom.options import parse_call
+
+    evaluate(**parse_call("evaluate", evaluate, words)).print(Console(highlight=False))
+
+
+def _look(words: list[str]) -> None:
+    from patchloom.options import parse_call
+    from patchloom.train.pictures import look
+
+    for path in look(**parse_call("look", look, words)):
+        print(path)
+
+
+def _export(words: list[str]) -> None:
+    from patchloom.export import export
+    from patchloom.options import parse_call
+
+    done = export(**parse_call("export", export, words))
+    print(f"{done.weights}: timm's features differ by at most {done.difference:.1e} on {done.images} images.\n")
+    print(done.snippet)
+
+
+def _tasks(words: list[str]) -> None:
+    from patchloom.tasks import TASKS, task_class
+
+    if words:
+        raise PatchloomError(
+            "patchloom tasks takes no arguments; patchloom pretrain --task NAME --help tells its options"
+        )
+    for name in TASKS:
+        print(f"{name:<10} {(task_class(name).__doc__ or '').splitlines()[0]}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

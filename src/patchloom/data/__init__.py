@@ -1,0 +1,33 @@
+"""Images: where they come from, what they are like, and how they arrive in batches."""
+
+from patchloom.data.augment import CentreCrop, RandomCrop
+from patchloom.data.load import Batch, plain_batches, steps_per_epoch, training_batches
+from patchloom.data.read import IMAGE_SUFFIXES, Unreadable, read_image, to_channels
+from patchloom.data.shapes import Annotation, Shapes
+from patchloom.data.sources import BUILTIN, Data, Source, hold_out, open_data, split_for_test
+from patchloom.data.stats import Stats, channels_of, measure, normalize
+
+__all__ = [
+    "BUILTIN",
+    "IMAGE_SUFFIXES",
+    "Annotation",
+    "Batch",
+    "CentreCrop",
+    "Data",
+    "RandomCrop",
+    "Shapes",
+    "Source",
+    "Stats",
+    "Unreadable",
+    "channels_of",
+    "hold_out",
+    "measure",
+    "normalize",
+    "open_data",
+    "plain_batches",
+    "read_image",
+    "split_for_test",
+    "steps_per_epoch",
+    "to_channels",
+    "training_batches",
+]

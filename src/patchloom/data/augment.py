@@ -1,0 +1,69 @@
+"""How one image becomes what a task sees. Calls return a tuple, since some tasks want several views."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional as F
+
+
+class RandomCrop:
+    """A random part of the image, resized to `size` (h, w), mirrored half of the time.
+
+    scale: range of the part's share of the image's area. ratio: range of its width over its height. flip: may mirror.
+    """
+
+    def __init__(
+        self,
+        size: tuple[int, int],
+        scale: tuple[float, float] = (0.2, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        flip: bool = True,
+    ) -> None:
+        self.size, self.scale, self.ratio, self.flip = size, scale, ratio, flip
+
+    def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor]:
+        """[c h w] -> one view [c *size], of the same dtype."""
+        view = _resize_part(image, *self._part(*image.shape[-2:], rng), self.size)
+        if self.flip and rng.random() < 0.5:
+            view = view.flip(-1)
+        return (view,)
+
+    def _part(self, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
+        """(top, left, h, w), as torchvision's RandomResizedCrop draws it."""
+        for _ in range(10):
+            area = height * width * rng.uniform(*self.scale)
+            ratio = math.exp(rng.uniform(math.log(self.ratio[0]), math.log(self.ratio[1])))
+            h, w = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
+            if 0 < h <= height and 0 < w <= width:
+                return int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w
+        ratio = min(max(width / height, self.ratio[0]), self.ratio[1])
+        return _centre(height, width, ratio)
+
+
+class CentreCrop:
+    """The largest centred part of the aspect of `size` (h, w), resized to it; the same every time."""
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        self.size = size
+
+    def __call__(self, image: Tensor, rng: np.random.Generator | None = None) -> tuple[Tensor]:
+        """[c h w] -> one view [c *size], of the same dtype; `rng` is not used."""
+        # Cutting before resizing shows the same picture and never builds a huge strip out of a long, thin image.
+        return (_resize_part(image, *_centre(*image.shape[-2:], self.size[1] / self.size[0]), self.size),)
+
+
+def _centre(height: int, width: int, ratio: float) -> tuple[int, int, int, int]:
+    """(top, left, h, w) of the largest centred part whose width is `ratio` times its height."""
+    h, w = min(height, max(1, round(width / ratio))), min(width, max(1, round(height * ratio)))
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+def _resize_part(image: Tensor, top: int, left: int, h: int, w: int, size: tuple[int, int]) -> Tensor:
+    # uint8 stays uint8 all the way: torch resizes it several times faster than float.
+    view = F.resized_crop(image, top, left, h, w, list(size), interpolation=InterpolationMode.BICUBIC, antialias=True)
+    return view if view.dtype == torch.uint8 else view.clamp(0, 1)  # bicubic overshoots at edges

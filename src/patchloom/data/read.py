@@ -1,0 +1,173 @@
+"""One image file in, one tensor out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import imagecodecs
+import numpy as np
+import tifffile
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from patchloom.errors import PatchloomError
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".npy"})
+
+_ORIENTATION = 274  # the tag, in EXIF as in TIFF
+_LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
+
+
+class Unreadable(PatchloomError):
+    """An image that cannot be used; the message begins with its path."""
+
+
+def read_image(path: str | Path) -> Tensor:
+    """Read one image, upright and without transparency (laid over white); a grey image keeps its single channel.
+
+    JPEG, PNG, WebP, BMP, TIFF, the first frame of a GIF, and `.npy` arrays [h w] or [h w c]. Where a TIFF has several
+    pages, those that its metadata calls channels are channels, otherwise the first is the image.
+
+    Returns: [c h w], uint8 for 8-bit files, float32 in [0, 1] for deeper ones (16 bits are divided by 65535).
+    Raises: Unreadable if the file is missing, broken, of an unknown kind, or too large to be an honest image.
+    """
+    path = Path(path)
+    try:
+        suffix = path.suffix.lower()
+        if suffix == ".npy":
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+            if array.ndim not in (2, 3):
+                raise ValueError(f"an array of {array.ndim} dimensions is no image; save it as [h w] or [h w c]")
+            return _from_array(array)
+        if suffix in (".tif", ".tiff"):
+            return _read_tiff(path)
+        if suffix == ".png" and _is_16_bit_png(path):
+            return _read_deep_png(path)
+        with Image.open(path) as image:
+            return from_pil(image)
+    except Exception as error:  # decoders raise nearly anything on broken bytes: OSError, SyntaxError, struct.error...
+        reason = " ".join(str(error).replace(str(path), "it").split()) or type(error).__name__
+        raise Unreadable(f"{path} cannot be read as an image: {reason}") from error
+
+
+def from_pil(image: Image.Image) -> Tensor:
+    """An 8-bit PIL image as uint8 [c h w] with c 1 or 3: upright, transparency laid over white."""
+    ImageOps.exif_transpose(image, in_place=True)
+    if image.has_transparency_data:
+        grey = image.mode in ("L", "LA")
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("L" if grey else "RGB")
+    elif image.mode == "1":
+        image = image.convert("L")
+    elif image.mode not in ("L", "RGB"):
+        if image.mode == "F" or image.mode.startswith("I"):
+            raise ValueError(f"pixels of mode {image.mode} are not supported; save it as 8 or 16-bit PNG or TIFF")
+        image = image.convert("RGB")
+    return _channels_first(np.array(image))
+
+
+def to_channels(image: Tensor, channels: int) -> Tensor:
+    """Give an image [c h w] the wanted number of channels: 1 to 3 repeats, 3 to 1 takes the luma (ITU-R BT.601).
+
+    Raises: PatchloomError for any other change.
+    """
+    have = image.shape[0]
+    if have == channels:
+        return image
+    if have == 1 and channels == 3:
+        return image.expand(3, -1, -1)
+    if have == 3 and channels == 1:
+        luma = torch.einsum("chw,c->hw", image.float(), torch.tensor(_LUMA))[None]
+        return luma.round_().to(torch.uint8) if image.dtype == torch.uint8 else luma.clamp_(0, 1)
+    raise PatchloomError(
+        f"an image has {have} channels where {channels} are expected: only 1 and 3 can be turned into each other, "
+        f"so take the others out or train on images of {have} channels alone"
+    )
+
+
+def _channels_first(array: np.ndarray) -> Tensor:
+    # A view, not a copy: memory stays channels-last, for which torchvision's uint8 resize is fastest.
+    return torch.from_numpy(array if array.ndim == 3 else array[..., None]).permute(2, 0, 1)
+
+
+def _refuse_bomb(height: int, width: int) -> None:
+    # PIL refuses at the same size; this serves the formats that do not pass through PIL.
+    if Image.MAX_IMAGE_PIXELS is not None and height * width > 2 * Image.MAX_IMAGE_PIXELS:
+        raise ValueError(f"{height} x {width} pixels could be a decompression bomb; cut it into smaller images")
+
+
+def _from_array(array: np.ndarray) -> Tensor:
+    """[h w] or [h w c] of uint8, uint16 or floats in [0, 1]."""
+    if array.size == 0:
+        raise ValueError("it holds no pixels")
+    _refuse_bomb(*array.shape[:2])
+    if array.dtype == np.uint8:
+        return _channels_first(np.array(array))
+    if array.dtype.kind == "u" and array.dtype.itemsize == 2:  # of either byte order
+        return _channels_first(array.astype(np.float32) / np.float32(65535))
+    if array.dtype.kind == "f":
+        low, high = float(array.min()), float(array.max())  # NaN anywhere makes both NaN, and so fails the comparison
+        if not (low >= 0 and high <= 1):
+            raise ValueError(f"its values run from {low:g} to {high:g}; scale floating-point images to [0, 1]")
+        return _channels_first(array.astype(np.float32))
+    raise ValueError(f"values of type {array.dtype} are not supported; save them as uint8, uint16 or floats in [0, 1]")
+
+
+def _over_white(array: np.ndarray, premultiplied: bool) -> np.ndarray:
+    """[h w c+1] in [0, 1], alpha last -> [h w c]."""
+    colour, alpha = array[..., :-1], array[..., -1:]
+    return np.clip((colour if premultiplied else colour * alpha) + (1 - alpha), 0, 1)
+
+
+def _upright(array: np.ndarray, orientation: int) -> np.ndarray:
+    """Undo an EXIF orientation (1 to 8) of an array [h w ...]."""
+    if orientation in (5, 6, 7, 8):
+        array = array.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        array = array[::-1]
+    if orientation in (2, 3, 6, 7):
+        array = array[:, ::-1]
+    return np.ascontiguousarray(array)
+
+
+def _is_16_bit_png(path: Path) -> bool:
+    with path.open("rb") as file:
+        head = file.read(25)
+    return head[:8] == b"\x89PNG\r\n\x1a\n" and head[12:16] == b"IHDR" and head[24:25] == b"\x10"
+
+
+def _read_deep_png(path: Path) -> Tensor:
+    # PIL would drop the low byte of 16-bit colour without a word.
+    with Image.open(path) as image:  # reads the head alone, and refuses decompression bombs
+        orientation = image.getexif().get(_ORIENTATION, 1)
+    array = imagecodecs.png_decode(path.read_bytes()).astype(np.float32) / np.float32(65535)
+    if array.ndim == 3 and array.shape[2] in (2, 4):
+        array = _over_white(array, premultiplied=False)
+    return _channels_first(_upright(array, orientation))
+
+
+def _read_tiff(path: Path) -> Tensor:
+    with tifffile.TiffFile(path) as tiff:
+        page, series = tiff.pages.first, tiff.series[0]
+        _refuse_bomb(page.imagelength, page.imagewidth)
+        alpha = [int(kind) for kind in page.extrasamples][-1:] in ([1], [2])
+        plain = page.samplesperpixel - alpha in (1, 3) or page.photometric == tifffile.PHOTOMETRIC.SEPARATED
+        channel_pages = len(series.axes) == 3 and series.axes[0] in "CQ"
+        if page.bitspersample <= 8 and plain and not channel_pages:
+            # PIL knows palettes, CMYK and transparency. It gets an open file, since from a path it would map the pixels
+            # into memory and, as of Pillow 13, scramble those of a file whose orientation tag swaps its sides.
+            with path.open("rb") as file, Image.open(file) as image:
+                return from_pil(image)
+        array = series.asarray() if channel_pages else page.asarray()
+        if channel_pages or (page.planarconfig == tifffile.PLANARCONFIG.SEPARATE and page.samplesperpixel > 1):
+            array = np.moveaxis(array, 0, -1)
+        if array.ndim not in (2, 3):
+            raise ValueError(f"axes {series.axes} are not an image; save it as [h w] or [h w c]")
+        if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE and array.dtype.kind == "u":
+            array = np.iinfo(array.dtype).max - array
+        image = _from_array(_upright(array, int(page.tags.valueof(_ORIENTATION, 1))))
+        if alpha and not channel_pages and image.is_floating_point():
+            over = _over_white(image.permute(1, 2, 0).numpy(), premultiplied=int(page.extrasamples[-1]) == 1)
+            image = _channels_first(over)
+        return image

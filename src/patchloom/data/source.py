@@ -1,0 +1,123 @@
+"""What a set of images is, and how to split one."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from patchloom.errors import PatchloomError
+
+
+class Source(ABC):
+    """A finite, ordered collection of images.
+
+    name: what the user typed. classes: names of the classes, () without labels. labels: int64 [n], -1 where an image
+    has none, or None if no image has one.
+    """
+
+    name: str
+    classes: tuple[str, ...] = ()
+    labels: np.ndarray | None = None
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, i: int) -> Tensor:
+        """Image i: uint8 [c h w], or float32 [c h w] in [0, 1]. Do not write into it. Raises: Unreadable."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """16 hex digits that change when the content does."""
+
+    def describe(self, i: int) -> str:
+        """What to call image i in a message: its path, or its number."""
+        return f"{self.name} #{i}"
+
+    def subset(self, indices: Sequence[int] | np.ndarray) -> Source:
+        """Only these images, in this order."""
+        return Subset(self, indices)
+
+
+class Subset(Source):
+    """Some images of another source, in the order of `indices`; classes keep their numbers."""
+
+    def __init__(self, source: Source, indices: Sequence[int] | np.ndarray) -> None:
+        self.source, self.indices = source, np.asarray(indices, dtype=np.int64)
+        self.name, self.classes = source.name, source.classes
+        self.labels = None if source.labels is None else source.labels[self.indices]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, i: int) -> Tensor:
+        return self.source.read(int(self.indices[i]))
+
+    def describe(self, i: int) -> str:
+        return self.source.describe(int(self.indices[i]))
+
+    def fingerprint(self) -> str:
+        return digest([self.source.fingerprint(), *map(str, self.indices)])
+
+
+@dataclass(frozen=True)
+class Data:
+    """What `open_data` found: images to train on and, where the data says so itself, images to test on."""
+
+    train: Source
+    test: Source | None
+
+
+def digest(parts: Iterable[str]) -> str:
+    """16 hex digits of a sequence of strings."""
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(part.encode("utf-8", "surrogateescape") + b"\0")
+    return total.hexdigest()[:16]
+
+
+def hold_out(source: Source, share: float = 0.05, most: int = 2000, seed: int = 0) -> tuple[Source, Source]:
+    """Split into (training, held out); the second takes `share` of the images, at least 1 and at most `most`.
+
+    Stratified where there are labels. Both keep the source's order. Raises: PatchloomError for fewer than 2 images.
+    """
+    return _split(source, min(round(share * len(source)), most), seed)
+
+
+def split_for_test(source: Source, share: float = 0.2, seed: int = 0) -> tuple[Source, Source]:
+    """Split labelled data that brings no test images into (training, test), stratified.
+
+    Raises: PatchloomError for fewer than 2 images.
+    """
+    return _split(source, round(share * len(source)), seed)
+
+
+def pick(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Sorted indices of `count` images drawn at random, from each label in proportion.
+
+    The last image of a label is drawn only when nothing else is left: a rare class stays in the training images.
+    """
+    rng = np.random.default_rng(seed)
+    turn = np.empty(len(labels))
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        # Evenly spaced with a random start: any prefix of the sorted turns holds the labels in proportion.
+        turn[members] = (np.arange(len(members)) + rng.random()) / len(members)
+        turn[members[-1]] += 1
+    return np.sort(np.argsort(turn, kind="stable")[:count])
+
+
+def _split(source: Source, count: int, seed: int) -> tuple[Source, Source]:
+    n = len(source)
+    if n < 2:
+        raise PatchloomError(
+            f"{source.name} holds {n} image{'s'[: n != 1]}, which cannot be split: add at least 2 images"
+        )
+    labels = np.zeros(n, np.int64) if source.labels is None else source.labels
+    second = pick(labels, min(max(count, 1), n - 1), seed)
+    return source.subset(np.setdiff1d(np.arange(n), second)), source.subset(second)

@@ -1,0 +1,87 @@
+"""What a set of images is like: channels, mean, spread and size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from patchloom.data.read import Unreadable, to_channels
+from patchloom.data.source import Source
+from patchloom.errors import PatchloomError
+
+_LEAST_STD = 1e-3  # images of one flat colour would otherwise be divided by 0
+
+
+class Stats(NamedTuple):
+    """mean, std: per channel, over pixels, in [0, 1] units. height, width: medians, in pixels. sampled: images read."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    height: int
+    width: int
+    sampled: int
+    unreadable: list[str]
+
+
+def channels_of(source: Source, sample: int = 32, seed: int = 0) -> int:
+    """How many channels the images have: 1 if all of a sample are grey, 3 if only some are.
+
+    Raises: PatchloomError if the sample mixes other numbers of channels, or if nothing can be read.
+    """
+    found: dict[int, str] = {}
+    for i, image in _sample(source, sample, seed, []):
+        found.setdefault(image.shape[0], source.describe(i))
+    if len(found) > 1 and set(found) != {1, 3}:
+        few, many = min(found), max(found)
+        raise PatchloomError(
+            f"{source.name} mixes images of {few} channels ({found[few]}) and of {many} ({found[many]}): keep one kind"
+        )
+    return max(found)
+
+
+def measure(source: Source, channels: int, sample: int = 1000, seed: int = 0) -> Stats:
+    """Measure a random sample of the images, turned to `channels` channels.
+
+    Raises: PatchloomError if nothing can be read, or if an image cannot be turned to `channels`.
+    """
+    total, squares, pixels = np.zeros(channels), np.zeros(channels), 0
+    sizes: list[tuple[int, int]] = []
+    unreadable: list[str] = []
+    for _, image in _sample(source, sample, seed, unreadable):
+        flat = to_channels(image, channels).flatten(1)
+        values = flat.float() / 255 if flat.dtype == torch.uint8 else flat
+        total += values.sum(1, dtype=torch.float64).numpy()
+        squares += values.square().sum(1, dtype=torch.float64).numpy()
+        pixels += flat.shape[1]
+        sizes.append((image.shape[-2], image.shape[-1]))
+    mean = total / pixels
+    std = np.sqrt(np.maximum(squares / pixels - mean**2, _LEAST_STD**2))
+    height, width = np.median(sizes, axis=0)
+    return Stats(tuple(mean.tolist()), tuple(std.tolist()), round(height), round(width), len(sizes), unreadable)
+
+
+def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """[b c h w], uint8 or float in [0, 1] -> float32 (x - mean) / std per channel, on the device of `images`."""
+    mean_, std_ = (torch.tensor(values, device=images.device).view(-1, 1, 1) for values in (mean, std))
+    unit = images.float() / 255 if images.dtype == torch.uint8 else images.float()
+    return (unit - mean_) / std_
+
+
+def _sample(source: Source, sample: int, seed: int, unreadable: list[str]) -> Iterator[tuple[int, Tensor]]:
+    """Yield (index, image) of a random sample, in order; names of those that fail are added to `unreadable`."""
+    n, first, come = len(source), None, 0
+    for i in sorted(np.random.default_rng(seed).permutation(n)[:sample].tolist()):
+        try:
+            image = source.read(i)
+        except Unreadable as error:
+            first = first or error
+            unreadable.append(source.describe(i))
+            continue
+        come += 1
+        yield i, image
+    if not come:
+        raise PatchloomError(f"nothing could be read in {source.name}: {first or 'it is empty'}")

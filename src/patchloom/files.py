@@ -1,0 +1,28 @@
+"""Writing files so that a crash leaves the old one or the new one, never half of one."""
+
+import os
+from pathlib import Path
+
+from patchloom.errors import PatchloomError
+
+
+def write_whole(path: Path, content: bytes | str) -> None:
+    """Write ``content`` beside ``path``, flush it to the disc, and rename it into place.
+
+    Raises:
+        PatchloomError: the folder cannot be written, or the disc is full.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as problem:
+        beside.unlink(missing_ok=True)
+        raise PatchloomError(
+            f"{path} could not be written ({problem.strerror}): free space or choose another folder"
+        ) from problem

@@ -1,0 +1,207 @@
+"""Curves of a run: its loss, and what was measured on held-out images beside answers that needed no learning."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from patchloom.errors import PatchloomError
+from patchloom.files import write_whole
+
+DPI = 150
+PANEL_WIDTH, PANEL_HEIGHT = 4.0, 3.0  # inches
+RUN, RUN_PALE, QUIET, INK = "#1f5a94", "#a9c6e3", "#666666", "#141414"
+STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.edgecolor": "#999999",
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "axes.labelcolor": QUIET,
+}
+MARKED = 40  # curves of at most so many points show each
+LABEL_GAP = 0.075  # least distance of two labels, as a share of the panel's height
+
+
+class Panel(NamedTuple):
+    """One plot.
+
+    Attributes:
+        title: what is drawn.
+        note: a second, quieter line.
+        epochs: where it was measured [n].
+        values: what was measured [n], finite.
+        yardsticks: results of trivial answers by name.
+        percent: values are shares, to be written as percentages.
+        smooth: share of the curve that smoothing reaches over; 0 draws the values alone.
+    """
+
+    title: str
+    note: str
+    epochs: np.ndarray
+    values: np.ndarray
+    yardsticks: dict[str, float]
+    percent: bool
+    smooth: float
+
+
+def draw_curves(metrics_csv: Path, out: Path, measure: str = "held-out measure", smooth: float = 0.02) -> Path:
+    """Draw a run's ``metrics.csv`` as a PNG file: the loss, the held-out measure, and kNN accuracy, over epochs.
+
+    Panels without data are left out. Yardsticks are dashed lines at the last value of their columns.
+
+    Args:
+        metrics_csv: columns ``epoch`` and, each of them optional, ``loss``; ``held_out`` with ``yardstick:NAME``;
+            ``knn`` with ``knn:NAME``. Accuracies are shares in [0, 1], cells may be empty, other columns are ignored.
+        out: the picture; its folder is made if it is missing.
+        measure: what ``held_out`` measures, in words; written as percentages if it is an accuracy.
+        smooth: width of the loss's smoothing (standard deviation of a Gaussian), as a share of the curve.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        PatchloomError: the file is missing, is no such table, or holds nothing to draw yet; ``out`` cannot be written.
+    """
+    columns = read_metrics(metrics_csv)
+    panels = [
+        panel_of(columns, "loss", None, "training loss", "as logged", False, smooth),
+        panel_of(columns, "held_out", "yardstick:", measure, "on held-out images", "accuracy" in measure, 0),
+        panel_of(columns, "knn", "knn:", "kNN accuracy", "nearest neighbours among the encoder's features", True, 0),
+    ]
+    panels = [p for p in panels if len(p.values)]
+    if not panels:
+        raise PatchloomError(f"{metrics_csv} has nothing to draw yet: wait until the run has logged a loss")
+    longest = max(p.epochs.max() for p in panels)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure((PANEL_WIDTH * len(panels), PANEL_HEIGHT), layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08, wspace=0.02)
+        for axes, content in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            draw_panel(axes, content, longest)
+        buffer = io.BytesIO()
+        # without metadata the same run gives the same bytes, whatever the version of matplotlib
+        FigureCanvasAgg(figure).print_figure(buffer, dpi=DPI, format="png", metadata={"Software": None})
+    write_whole(out, buffer.getvalue())
+    return out
+
+
+def read_metrics(path: Path) -> dict[str, np.ndarray]:
+    """Columns [n] of a table of numbers by name; an empty or missing cell is nan.
+
+    Raises:
+        PatchloomError: the file cannot be read, has no column ``epoch``, or a cell is not a number.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            names = list(reader.fieldnames or [])
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as problem:
+        raise PatchloomError(f"{path} could not be read ({problem}): give the metrics.csv of a run") from problem
+    if names and "epoch" not in names:
+        raise PatchloomError(f"{path} has no column named epoch: give the metrics.csv of a run")
+    try:
+        return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
+    except ValueError as problem:
+        raise PatchloomError(f"{path} holds something other than numbers ({problem}): remove that line") from problem
+
+
+def panel_of(
+    columns: dict[str, np.ndarray], name: str, prefix: str | None, title: str, note: str, percent: bool, smooth: float
+) -> Panel:
+    """The panel of column ``name``, with the columns that start with ``prefix`` as its yardsticks; perhaps empty."""
+    nothing = np.empty(0)
+    epochs, values = (columns["epoch"], columns[name]) if name in columns else (nothing, nothing)
+    known = np.isfinite(epochs) & np.isfinite(values)
+    yardsticks = {}
+    for other, column in columns.items():
+        measured = column[np.isfinite(column)]
+        if prefix is not None and other.startswith(prefix) and len(measured):
+            yardsticks[other.removeprefix(prefix)] = float(measured[-1])
+    return Panel(title, note, epochs[known], values[known], yardsticks, percent, smooth)
+
+
+def draw_panel(axes: Axes, panel: Panel, longest: float) -> None:
+    """Draw one panel from epoch 0 to ``longest``, with every line named at its right end."""
+    axes.set_title(panel.title, loc="left", pad=19, fontsize=10.5, color=INK)
+    smoothed = smoothed_values(panel.values, panel.smooth)
+    note = panel.note
+    marker = "o" if len(panel.values) <= MARKED else None
+    if smoothed is not panel.values:
+        note, marker = f"{panel.note}, and smoothed", None
+        axes.plot(panel.epochs, panel.values, color=RUN_PALE, linewidth=0.7)
+    small = {"xycoords": "axes fraction", "textcoords": "offset points", "fontsize": 8, "color": QUIET}
+    axes.annotate(note, (0, 1), (0, 7), **small)
+    axes.plot(panel.epochs, smoothed, color=RUN, linewidth=1.9, marker=marker, markersize=3.5, clip_on=False)
+    for value in panel.yardsticks.values():
+        axes.axhline(value, color=QUIET, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+    axes.margins(y=0.08)
+    axes.set_xlim(0, longest * 1.02 or 1)
+    axes.set_xlabel("epochs")
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    if panel.percent:
+        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")
+    axes.grid(axis="y", color="#eeeeee", linewidth=0.8)
+    axes.set_axisbelow(True)
+    name_lines(axes, panel, float(smoothed[-1]))
+
+
+def name_lines(axes: Axes, panel: Panel, last: float) -> None:
+    """Write name and value of the curve and of each yardstick beside the panel, moved apart where they would touch."""
+
+    def number(value: float) -> str:
+        return f"{value:.1%}" if panel.percent else f"{value:#.3g}"
+
+    labels = [(value, f"{name} {number(value)}", QUIET, "normal") for name, value in panel.yardsticks.items()]
+    labels.append((last, f"this run {number(last)}" if panel.yardsticks else number(last), RUN, "bold"))
+    labels.sort(key=lambda label: label[0])
+    low, high = axes.get_ylim()
+    heights = moved_apart([(value - low) / (high - low) for value, *_ in labels], LABEL_GAP)
+    for (_, text, colour, weight), height in zip(labels, heights, strict=True):
+        axes.annotate(
+            text, (1, height), (5, 0), xycoords="axes fraction", textcoords="offset points", va="center", fontsize=8,
+            color=colour, fontweight=weight, annotation_clip=False,
+        )  # fmt: skip
+
+
+def moved_apart(heights: list[float], gap: float) -> list[float]:
+    """Ascending ``heights`` with neighbours at least ``gap`` apart, each cluster kept around its own middle."""
+    clusters: list[list[float]] = []
+    for height in heights:
+        clusters.append([height])
+        # a cluster that now reaches into the one below joins it, and the two find a common middle
+        while len(clusters) > 1 and bounds(clusters[-1], gap)[0] - bounds(clusters[-2], gap)[1] < gap:
+            top = clusters.pop()
+            clusters[-1] += top
+    return [bounds(cluster, gap)[0] + i * gap for cluster in clusters for i in range(len(cluster))]
+
+
+def bounds(cluster: list[float], gap: float) -> tuple[float, float]:
+    """Lowest and highest label of a cluster that is spread by ``gap`` around its mean."""
+    middle, reach = sum(cluster) / len(cluster), gap * (len(cluster) - 1) / 2
+    return middle - reach, middle + reach
+
+
+def smoothed_values(values: np.ndarray, share: float) -> np.ndarray:
+    """``values`` [n] averaged with Gaussian weights over ``share`` of their number; themselves if that is below one."""
+    sigma = share * len(values)
+    if sigma < 1:
+        return values
+    reach = int(3 * sigma)
+    kernel = np.exp(-np.square(np.arange(-reach, reach + 1) / sigma) / 2)
+    # at the ends the weights that fall outside are left out, so that the curve is not pulled to 0
+    padded = np.convolve(values, kernel)[reach : reach + len(values)]
+    return padded / np.convolve(np.ones_like(values), kernel)[reach : reach + len(values)]

@@ -1,0 +1,194 @@
+"""Picture sheets: a row an image, a column a stage of what was withheld and what came back."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import matplotlib
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from patchloom.errors import PatchloomError
+from patchloom.files import write_whole
+
+ROWS = 8
+MOST_BYTES = 2_000_000
+# Tiles of large images, tried in turn until the file is small enough: photographs and noise hardly compress.
+SIDES = (224, 192, 160, 128)
+ENLARGED = 160
+NARROWEST = 420  # a caption under one narrow column would be a tower of words
+
+DPI = 130
+MARGIN, GAP, FRAME = 20, 8, 1
+HEADING_SIZE, HEADING_LINE = 17, 22
+CAPTION_SIZE, CAPTION_LINE = 15, 21
+PAGE, INK, QUIET_INK, FRAME_GREY = (255, 255, 255), (20, 20, 20), (85, 85, 85), (150, 150, 150)
+
+
+class Stages(Protocol):
+    """What is drawn: a task's `Sheet`, or anything else with these three."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def caption(self) -> str: ...
+    @property
+    def columns(self) -> dict[str, Tensor]: ...
+
+
+class Column(NamedTuple):
+    """One stage, ready for the page: a heading broken into lines, tiles of one size, and the room they take."""
+
+    heading: list[str]
+    tiles: list[Image.Image]
+    width: int
+
+
+def draw_sheet(sheet: Stages, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor, folder: Path) -> Path:
+    """Write ``sheet`` as ``folder``/NAME.png: the first 8 images as rows, stages as columns, the caption beneath.
+
+    Images of up to about 100 pixels are enlarged by a whole factor, so that every pixel stays a sharp square; those
+    larger than a 224 x 224 tile are reduced to its area, or to less where the file would pass 2 MB.
+
+    Args:
+        sheet: name, caption, and by heading images [b c h w] in normalised pixels; nan is drawn black, inf white. One
+            channel is drawn grey and three as red, green, blue; of any other number the first ones are, and the caption
+            says so. Sizes may differ between columns.
+        mean: of each channel [c], as subtracted in normalising pixels in [0, 1].
+        std: of each channel [c], as divided by.
+        folder: made if it is missing.
+
+    Returns:
+        The file's path.
+
+    Raises:
+        PatchloomError: no columns or images, columns of different batch or channels, or the file cannot be written.
+    """
+    channels = len(mean)
+    shapes = {heading: tuple(images.shape) for heading, images in sheet.columns.items()}
+    batch = next(iter(shapes.values()), (0,))[0]
+    if batch == 0 or any(len(s) != 4 or s[:2] != (batch, channels) or 0 in s for s in shapes.values()):
+        raise PatchloomError(
+            f"the sheet {sheet.name!r} cannot be drawn from {shapes or 'no columns'}: every column must be "
+            f"[b {channels} h w], because the normalisation has {channels} channels, with the same b of at least 1"
+        )
+    pixels = {heading: to_pixels(images[:ROWS], mean, std) for heading, images in sheet.columns.items()}
+    caption = f"{sheet.caption} {channels_shown(channels)}".strip()
+    for side in SIDES:
+        png = to_png(lay_out(pixels, caption, side))
+        if len(png) <= MOST_BYTES:
+            break
+    path = folder / f"{sheet.name}.png"
+    write_whole(path, png)
+    return path
+
+
+def channels_shown(channels: int) -> str:
+    """The sentence a caption needs when not every channel is seen, else an empty one."""
+    if channels in (1, 3):
+        return ""
+    if channels == 2:
+        return "Shown in grey: channel 1 of 2."
+    return f"Shown as red, green, blue: channels 1 to 3 of {channels}."
+
+
+def to_pixels(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> np.ndarray:
+    """Colours uint8 [b h w 3] of normalised ``images`` [b c h w]: nan is black, inf white, the rest clamped."""
+    mean, std = (torch.as_tensor(x, dtype=torch.float32, device="cpu").view(-1, 1, 1) for x in (mean, std))
+    shown = images.detach().float().cpu() * std + mean
+    shown = shown[:, :3] if shown.shape[1] >= 3 else shown[:, :1].expand(-1, 3, -1, -1)
+    shown = shown.clamp(0, 1).nan_to_num(nan=0.0)  # clamp brings inf to 1 and leaves nan
+    return (shown * 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
+
+
+def tile_size(h: int, w: int, side: int) -> tuple[int, int]:
+    """Height and width at which an image [h w] is shown, where ``side`` is what a square may have at most.
+
+    Others get the same area, so that a spectrogram is not reduced to a stripe, up to twice the length.
+    """
+
+    def fit(side: int) -> float:
+        return min(side / math.sqrt(h * w), 2 * side / max(h, w))
+
+    scale = fit(side) if fit(side) < 1 else max(1, round(fit(ENLARGED)))
+    return max(1, round(h * scale)), max(1, round(w * scale))
+
+
+def lay_out(pixels: dict[str, np.ndarray], caption: str, side: int) -> Image.Image:
+    """The page: headings above their columns of framed tiles, the caption beneath. ``pixels`` by heading [b h w 3]."""
+    heading_font, caption_font = font(HEADING_SIZE), font(CAPTION_SIZE)
+    columns = [set_column(heading, images, heading_font, side) for heading, images in pixels.items()]
+    row_height = max(column.tiles[0].height for column in columns)
+    rows = len(columns[0].tiles)
+    grid_width = sum(column.width for column in columns) + GAP * (len(columns) - 1)
+    inner = max(grid_width, NARROWEST, widest_word(caption, caption_font))
+    lines = wrap(caption, caption_font, inner)
+
+    top = MARGIN + HEADING_LINE * max(len(column.heading) for column in columns) + GAP
+    bottom = top + rows * (row_height + GAP) - GAP
+    height = bottom + (GAP + CAPTION_LINE * len(lines) if lines else 0) + MARGIN
+    page = Image.new("RGB", (inner + 2 * MARGIN, height), PAGE)
+    pen = ImageDraw.Draw(page)
+
+    x = MARGIN
+    for column in columns:
+        for i, line in enumerate(reversed(column.heading)):
+            # "s" is the baseline: letters with tails must not move a heading against its neighbours
+            base = top - GAP - HEADING_LINE * i
+            pen.text((x + column.width / 2, base), line, INK, heading_font, anchor="ms")
+        for row, tile in enumerate(column.tiles):
+            room = row_height - tile.height
+            page.paste(tile, (x + (column.width - tile.width) // 2, top + row * (row_height + GAP) + room // 2))
+        x += column.width + GAP
+    for i, line in enumerate(lines):
+        pen.text((MARGIN, bottom + GAP + CAPTION_LINE * (i + 1) - 4), line, QUIET_INK, caption_font, anchor="ls")
+    return page
+
+
+def set_column(heading: str, images: np.ndarray, type_face: ImageFont.FreeTypeFont, side: int) -> Column:
+    """Bring ``images`` [b h w 3] to tile size, frame them, and break the heading to their width."""
+    h, w = tile_size(*images.shape[1:3], side)
+    # hamming is sharp without the halos that lanczos draws around black patches
+    resampling = Image.Resampling.NEAREST if h >= images.shape[1] else Image.Resampling.HAMMING
+    tiles = []
+    for image in images:
+        tile = Image.new("RGB", (w + 2 * FRAME, h + 2 * FRAME), FRAME_GREY)
+        tile.paste(Image.fromarray(image).resize((w, h), resampling), (FRAME, FRAME))
+        tiles.append(tile)
+    width = max(tiles[0].width, widest_word(heading, type_face))
+    return Column(wrap(heading, type_face, width), tiles, width)
+
+
+def font(size: int) -> ImageFont.FreeTypeFont:
+    """DejaVu Sans, which matplotlib brings along: it has Greek letters, and is the same on every machine."""
+    path = Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
+    return ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC)
+
+
+def widest_word(text: str, type_face: ImageFont.FreeTypeFont) -> int:
+    """Width in pixels of the longest word of ``text``, which cannot be broken."""
+    return math.ceil(max((type_face.getlength(word) for word in text.split()), default=0))
+
+
+def wrap(text: str, type_face: ImageFont.FreeTypeFont, width: int) -> list[str]:
+    """Lines of ``text``, each at most ``width`` pixels wide unless it is a single word."""
+    lines: list[str] = []
+    for word in text.split():
+        if lines and type_face.getlength(f"{lines[-1]} {word}") <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def to_png(page: Image.Image) -> bytes:
+    """The page as a PNG file, the same bytes every time."""
+    buffer = io.BytesIO()
+    page.save(buffer, "PNG", dpi=(DPI, DPI))
+    return buffer.getvalue()

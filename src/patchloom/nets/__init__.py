@@ -1,0 +1,1 @@
+"""What has parameters: the encoder (a guest from timm), decoders and heads."""

@@ -1,0 +1,94 @@
+"""Decoders: light transformers that turn encoder tokens into answers, and are thrown away afterwards."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.encode import initialize
+
+Size = int | Literal["auto"]
+
+
+def decoder_sizes(encoder_width: int, width: Size, depth: Size, heads: Size, usual_depth: int) -> tuple[int, int, int]:
+    """Width, depth and heads of a decoder; ``auto`` is the papers' 512 wide, 16 heads and ``usual_depth`` blocks.
+
+    For an encoder narrower than ViT-S (384), which the papers do not train, auto is the encoder's own width, at most
+    two blocks, and heads 32 wide: a decoder should cost less than its encoder.
+    """
+    small = encoder_width < 384
+    width = (encoder_width if small else 512) if width == "auto" else width
+    depth = (min(2, usual_depth) if small else usual_depth) if depth == "auto" else depth
+    heads = (max(1, width // 32) if small else 16) if heads == "auto" else heads
+    if width % heads or width % 4:
+        raise PatchloomError(
+            f"a decoder cannot be {width} wide with {heads} heads: choose a multiple of both 4 and the heads"
+        )
+    return width, depth, heads
+
+
+class Decoder(nn.Module):
+    """Linear to a smaller width, transformer blocks, norm, linear to the answers: for every token that it is given.
+
+    It has no position embedding, so it knows of positions only what the encoder tells (DropPos section 3.2).
+
+    Args:
+        in_width: width of the encoder's tokens.
+        answers: numbers to answer for each token.
+        width: width of the decoder.
+        depth: transformer blocks.
+        heads: attention heads.
+        prefix: class and register tokens in front, which are read but get no answer.
+    """
+
+    def __init__(self, in_width: int, answers: int, width: int = 512, depth: int = 2, heads: int = 16, prefix: int = 1):
+        super().__init__()
+        self.prefix = prefix
+        self.embed = nn.Linear(in_width, width)
+        self.blocks = nn.Sequential(*(Block(width, heads, qkv_bias=True) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.answer = nn.Linear(width, answers)
+        initialize(self)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Answers [b k answers] for the k patch tokens of ``tokens`` [b prefix+k d]."""
+        return self.answer(self.norm(self.blocks(self.embed(tokens))[:, self.prefix :]))
+
+
+class RefillingDecoder(Decoder):
+    """MAE's decoder: mask tokens join the encoder's tokens, all with fixed positions, and are answered for.
+
+    The tokens are not sorted back onto the grid: attention does not mind their order, and the answers stay together.
+
+    Args:
+        in_width, answers, width, depth, heads, prefix: as in `Decoder`.
+        positions: [n width] position embedding of every patch of the grid; fixed.
+    """
+
+    def __init__(
+        self, in_width: int, answers: int, positions: Tensor, depth: int = 8, heads: int = 16, prefix: int = 1
+    ):
+        super().__init__(in_width, answers, positions.shape[1], depth, heads, prefix)
+        self.register_buffer("positions", positions, persistent=False)
+        self.mask_token = nn.Parameter(torch.empty(positions.shape[1]).normal_(std=0.02))
+
+    def forward(self, tokens: Tensor, visible: Tensor, asked: Tensor) -> Tensor:
+        """Answers for patches that the encoder did not see.
+
+        Args:
+            tokens: [b prefix+k d] from the encoder.
+            visible: [b k] which patches they are.
+            asked: [b m] the patches to answer for, disjoint from ``visible``.
+
+        Returns:
+            [b m answers], in the order of ``asked``.
+        """
+        known = self.embed(tokens)
+        prefix, known = known[:, : self.prefix], known[:, self.prefix :] + self.positions[visible]
+        unknown = self.mask_token + self.positions[asked]
+        thought = self.blocks(torch.cat([prefix, known, unknown], dim=1))
+        return self.answer(self.norm(thought[:, -asked.shape[1] :]))

@@ -1,0 +1,265 @@
+"""The encoder is a guest from timm: this is the only file that knows its insides.
+
+A stock ``VisionTransformer`` comes in, is fed a `View`, and goes home unchanged: no weight is ever renamed. Letters as
+in `patchloom.views`; d is the width of the encoder and ``prefix`` the number of class and register tokens.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import timm
+import torch
+from timm.layers import Attention, PatchEmbed
+from timm.models import checkpoint_seq
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchloom.errors import PatchloomError
+from patchloom.views.positions import sincos_2d
+from patchloom.views.tokens import patchify
+from patchloom.views.view import View
+
+Positions = Literal["sincos", "learned", "random"]
+
+# Ours are small, for images of 8 to 64 pixels. Each is a stock timm model with other sizes, so timm can load it alone.
+_SMALL = "vit_tiny_patch16_224"
+PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "nano": (_SMALL, {"embed_dim": 128, "depth": 6, "num_heads": 4}),
+    "micro": (_SMALL, {"embed_dim": 192, "depth": 6, "num_heads": 3}),
+    "mini": (_SMALL, {"embed_dim": 256, "depth": 8, "num_heads": 4}),
+}
+
+
+@dataclass(frozen=True)
+class EncoderSpec:
+    """Everything needed to build an encoder again, here or with timm alone.
+
+    Attributes:
+        model: a timm model name, or one of ours: nano, micro, mini.
+        img_size: height and width in pixels.
+        patch_size: side of a patch in pixels.
+        channels: channels of the images.
+        positions: fixed 2-d sine-cosine embeddings, learned ones, or fixed random ones (DropPos section 4.2).
+        options: further keyword arguments of timm's VisionTransformer, such as ``depth`` or ``reg_tokens``.
+    """
+
+    model: str
+    img_size: tuple[int, int]
+    patch_size: int
+    channels: int = 3
+    positions: Positions = "sincos"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def timm_arguments(self) -> dict[str, Any]:
+        """The keyword arguments with which ``timm.create_model`` gives this encoder."""
+        base, sizes = PRESETS.get(self.model, (self.model, {}))
+        options = {**sizes, **self.options}
+        return {
+            "model_name": base,
+            "img_size": tuple(self.img_size),
+            "patch_size": self.patch_size,
+            "in_chans": self.channels,
+            "num_classes": 0,
+            # pooling with parameters, or a norm after pooling, would be weights that no pretext task trains
+            "global_pool": "token" if options.get("class_token", _has_class_token(base)) else "",
+            **options,
+        }
+
+
+def _has_class_token(model: str) -> bool:
+    with torch.device("meta"):
+        return bool(getattr(_create(model_name=model), "has_class_token", False))
+
+
+def _create(**arguments: Any) -> nn.Module:
+    name = arguments["model_name"]
+    if not timm.is_model(name):
+        near = difflib.get_close_matches(name, [*PRESETS, *timm.list_models("*vit*")], n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise PatchloomError(f"no model is called {name}{hint} Choose {', '.join(PRESETS)} or a ViT that timm lists.")
+    try:
+        return timm.create_model(**arguments)
+    except (TypeError, AssertionError, ValueError, RuntimeError) as problem:
+        raise PatchloomError(f"timm cannot build {name} with these options: {problem}") from problem
+
+
+def build_encoder(spec: EncoderSpec) -> VisionTransformer:
+    """A fresh encoder: a stock timm ViT without a head, initialised as MAE does (xavier, tokens normal 0.02).
+
+    Raises:
+        PatchloomError: an unknown name, sizes that do not fit, or a model that `encode` cannot serve.
+    """
+    h, w = spec.img_size
+    if h % spec.patch_size or w % spec.patch_size:
+        raise PatchloomError(
+            f"patches of {spec.patch_size} pixels do not divide images of {h}x{w}: choose an image size that is a "
+            f"multiple of {spec.patch_size}, such as {max(1, round(h / spec.patch_size)) * spec.patch_size}"
+        )
+    vit = _create(**spec.timm_arguments())
+    check_servable(vit, spec.model)
+    initialize(vit)
+    d = vit.embed_dim
+    with torch.no_grad():
+        for token in (vit.cls_token, vit.reg_token):
+            if token is not None:
+                nn.init.normal_(token, std=0.02)
+        if vit.pos_embed is not None:
+            if spec.positions == "sincos":
+                if d % 4:
+                    raise PatchloomError(
+                        f"fixed sine-cosine positions need a width that 4 divides, not {d}: use --positions learned"
+                    )
+                vit.pos_embed.zero_()
+                vit.pos_embed[0, -grid_size(vit)[0] * grid_size(vit)[1] :] = sincos_2d(d, grid_size(vit))
+            else:
+                nn.init.normal_(vit.pos_embed, std=0.02)
+            vit.pos_embed.requires_grad_(spec.positions == "learned")
+    return vit
+
+
+def initialize(net: nn.Module) -> None:
+    """MAE's initialisation: xavier-uniform linears and patch projection, zero biases, norms at one and zero."""
+    for module in net.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.xavier_uniform_(module.weight.view(len(module.weight), -1))
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            module.reset_parameters()
+
+
+def check_servable(vit: nn.Module, name: str) -> None:
+    """Refuse, by name, a model whose forward pass `encode` would not reproduce.
+
+    Raises:
+        PatchloomError: not a plain ViT, or one with parts that this file does not know.
+    """
+    if type(vit) is not VisionTransformer:
+        raise PatchloomError(f"{name} is a {type(vit).__name__}: patchloom serves timm's plain VisionTransformer only")
+    unknown = [type(block).__name__ for block in vit.blocks if type(block) is not Block]
+    unknown += [
+        type(block.attn).__name__ for block in vit.blocks if type(getattr(block, "attn", None)) is not Attention
+    ]
+    if type(vit.patch_embed) is not PatchEmbed:
+        unknown.append(type(vit.patch_embed).__name__)
+    if not isinstance(vit.patch_drop, nn.Identity):
+        unknown.append("patch_drop_rate")
+    if unknown:
+        raise PatchloomError(f"{name} has {unknown[0]} inside, which patchloom cannot serve: choose a plain ViT")
+    if len(set(vit.patch_embed.patch_size)) > 1:
+        raise PatchloomError(f"{name} has patches of {vit.patch_embed.patch_size} pixels: only square ones are served")
+
+
+def grid_size(vit: VisionTransformer) -> tuple[int, int]:
+    """Rows and columns of patches."""
+    return tuple(vit.patch_embed.grid_size)
+
+
+def patch_side(vit: VisionTransformer) -> int:
+    """Side p of a patch in pixels."""
+    return vit.patch_embed.patch_size[0]
+
+
+def patch_positions(vit: VisionTransformer) -> Tensor | None:
+    """The position embeddings [n d] of the patches alone, or None if the model has none."""
+    return None if vit.pos_embed is None else vit.pos_embed[0, -vit.patch_embed.num_patches :]
+
+
+def _prefix_tokens(vit: VisionTransformer) -> list[Tensor]:
+    """Class and register tokens [1 prefix d] with what position embedding they have."""
+    tokens = [token for token in (vit.cls_token, vit.reg_token) if token is not None]
+    if not tokens:
+        return []
+    prefix = torch.cat(tokens, dim=1)
+    own = vit.pos_embed is not None and not vit.no_embed_class
+    return [prefix + vit.pos_embed[:, : vit.num_prefix_tokens] if own else prefix]
+
+
+def embed(
+    vit: VisionTransformer, view: View, *, mask_token: Tensor | None = None, position_token: Tensor | None = None
+) -> Tensor:
+    """Tokens [b prefix+k d] of a view: only the patches that enter are embedded.
+
+    Args:
+        vit: the encoder.
+        view: what it may know.
+        mask_token: stands for blank content; broadcast to [b k d]. Needed if ``view.blank`` is given.
+        position_token: stands for dropped positions; broadcast to [b k d]. Needed if ``view.dropped`` is given.
+    """
+    project = vit.patch_embed.proj
+    patches = patchify(view.images, patch_side(vit), view.visible)
+    tokens = vit.patch_embed.norm(F.linear(patches, project.weight.flatten(1), project.bias))
+    if view.blank is not None:
+        tokens = torch.where(view.blank[..., None], mask_token, tokens)
+    table = patch_positions(vit)
+    if table is not None:
+        positions = table[view.visible]
+        if view.dropped is not None:
+            positions = torch.where(view.dropped[..., None], position_token, positions)
+        tokens = tokens + positions
+    prefix = [token.expand(len(tokens), -1, -1) for token in _prefix_tokens(vit)]
+    return vit.norm_pre(vit.pos_drop(torch.cat([*prefix, tokens], dim=1)))
+
+
+def attend(vit: VisionTransformer, tokens: Tensor, context: Tensor | None = None) -> Tensor:
+    """Run the blocks and the final norm over tokens [b prefix+k d].
+
+    Args:
+        vit: the encoder.
+        tokens: what `embed` gave.
+        context: [b m] indices of the patches that serve as keys and values beside the prefix tokens (MP3 section 3);
+            keys and values of the others are never computed. None: all serve.
+    """
+    if context is None:
+        tokens = checkpoint_seq(vit.blocks, tokens) if vit.grad_checkpointing else vit.blocks(tokens)
+    else:
+        prefix = torch.arange(vit.num_prefix_tokens, device=context.device).expand(len(context), -1)
+        serving = torch.cat([prefix, context + vit.num_prefix_tokens], dim=1)
+        for block in vit.blocks:
+            tokens = _context_block(block, tokens, serving)
+    return vit.norm(tokens)
+
+
+def _context_block(block: Block, tokens: Tensor, serving: Tensor) -> Tensor:
+    normed = block.norm1(tokens)
+    rows = torch.arange(len(serving), device=serving.device)[:, None]
+    attended = _context_attention(block.attn, normed, normed[rows, serving])
+    tokens = tokens + block.drop_path1(block.ls1(attended))
+    return tokens + block.drop_path2(block.ls2(block.mlp(block.norm2(tokens))))
+
+
+def _context_attention(attn: Attention, asking: Tensor, serving: Tensor) -> Tensor:
+    """timm's attention with queries from ``asking`` [b t d], keys and values from ``serving`` [b m d]."""
+    heads, side = attn.num_heads, attn.head_dim
+    weights = attn.qkv.weight.split([attn.attn_dim, 2 * attn.attn_dim])
+    biases = (None, None) if attn.qkv.bias is None else attn.qkv.bias.split([attn.attn_dim, 2 * attn.attn_dim])
+    q = F.linear(asking, weights[0], biases[0]).unflatten(-1, (heads, side)).transpose(1, 2)
+    k, v = F.linear(serving, weights[1], biases[1]).unflatten(-1, (2, heads, side)).permute(2, 0, 3, 1, 4)
+    dropout = attn.attn_drop.p if attn.training else 0.0
+    mixed = F.scaled_dot_product_attention(attn.q_norm(q), attn.k_norm(k), v, dropout_p=dropout)
+    mixed = attn.norm(mixed.transpose(1, 2).flatten(2))
+    if getattr(attn, "gate", None) is not None:
+        mixed = mixed * attn.gate(asking).sigmoid()
+    return attn.proj_drop(attn.proj(mixed))
+
+
+def encode(
+    vit: VisionTransformer, view: View, *, mask_token: Tensor | None = None, position_token: Tensor | None = None
+) -> Tensor:
+    """Features [b prefix+k d] of what a view lets the encoder know; of `whole` images, timm's ``forward_features``."""
+    tokens = embed(vit, view, mask_token=mask_token, position_token=position_token)
+    return attend(vit, tokens, view.context)
+
+
+def fuse_attention(net: nn.Module, fused: bool) -> None:
+    """Choose the form of every timm attention inside ``net``: fused, or an explicit softmax (same mathematics).
+
+    The fused kernel is the faster one everywhere but in bfloat16 on CPUs, where it lost by up to six times.
+    """
+    for module in net.modules():
+        if isinstance(module, Attention):
+            module.fused_attn = fused

@@ -1,0 +1,83 @@
+"""Asking for pixels: MAE's targets and loss, and trivial answers to compare with.
+
+Letters as in `patchloom.views`; f is the length c·p·p of a flat patch, m the number of masked patches.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from patchloom.views.tokens import normalize_patches, patch_statistics, patchify, put, unpatchify
+
+
+def pixel_targets(images: Tensor, p: int, asked: Tensor, normalized: bool) -> Tensor:
+    """The patches ``asked`` [b m] of images [b c h w] as targets [b m f], each normalised by itself if asked for."""
+    patches = patchify(images, p, asked)
+    return normalize_patches(patches) if normalized else patches
+
+
+def pixel_loss(predicted: Tensor, target: Tensor) -> Tensor:
+    """Mean squared error over the masked patches [b m f], in float32 (MAE section 3)."""
+    return F.mse_loss(predicted.float(), target.float())
+
+
+def trivial_errors(images: Tensor, p: int, visible: Tensor, masked: Tensor, normalized: bool) -> dict[str, float]:
+    """Errors of two answers that need no learning, on the scale of `pixel_loss`.
+
+    ``mean colour``: every masked patch is painted in its true mean colour (per channel).
+    ``blurred copy``: a Gaussian blur of the visible patches, as wide as a patch, spreads into the holes. With
+    normalised targets it is also given each patch's true mean and deviation, as the network's answer is.
+
+    Args:
+        images: [b c h w] normalised pixels.
+        p: patch side.
+        visible, masked: [b k], [b m] patch indices.
+        normalized: whether the targets are per-patch normalised.
+    """
+    truth = patchify(images, p, masked)
+    mean, deviation = patch_statistics(truth)
+    scale = deviation if normalized else torch.ones_like(deviation)
+    by_channel = truth.unflatten(-1, (images.shape[1], -1))
+    colour = by_channel.mean(-1, keepdim=True).expand_as(by_channel).flatten(2)
+    blurred = patchify(spread(images, p, visible), p, masked)
+    if normalized:
+        blurred = blurred - blurred.mean(-1, keepdim=True) + mean
+    errors = {"mean colour": colour, "blurred copy": blurred}
+    return {name: ((answer - truth) / scale).square().mean().item() for name, answer in errors.items()}
+
+
+def spread(images: Tensor, p: int, visible: Tensor) -> Tensor:
+    """Images [b c h w] whose holes are filled by a Gaussian blur of the visible patches (σ of one patch side)."""
+    b, c, h, w = images.shape
+    grid = (h // p, w // p)
+    ones = torch.ones(*visible.shape, p * p, device=images.device)
+    known = unpatchify(put(ones, visible, torch.zeros(b, grid[0] * grid[1], p * p, device=images.device)), p, grid)
+    seen, weight = images * known, known
+    for side, axis in ((h, 2), (w, 3)):
+        at = torch.arange(side, device=images.device, dtype=images.dtype)
+        # as a matrix product the kernel may reach across the image, so no hole stays empty, and borders need no padding
+        kernel = torch.exp(-((at[:, None] - at) / p).square() / 2).clamp_min(1e-12)
+        seen, weight = (torch.tensordot(kernel, x, dims=([1], [axis])).movedim(0, axis) for x in (seen, weight))
+    return seen / weight
+
+
+def recovered_images(predicted: Tensor, images: Tensor, p: int, masked: Tensor, normalized: bool) -> Tensor:
+    """Images [b c h w] with the masked patches replaced by the predictions [b m f].
+
+    Normalised predictions are put back by each patch's own mean and deviation, which come from the original: there is
+    no other source of them, and a picture's caption has to say so.
+    """
+    grid = (images.shape[2] // p, images.shape[3] // p)
+    patches = patchify(images, p)
+    if normalized:
+        mean, deviation = patch_statistics(patchify(images, p, masked))
+        predicted = predicted.float() * deviation + mean
+    return unpatchify(put(predicted.float(), masked, patches), p, grid)
+
+
+def paint_patches(images: Tensor, p: int, which: Tensor, value: float) -> Tensor:
+    """Images [b c h w] with the patches ``which`` [b m] (indices) painted in one ``value``."""
+    grid = (images.shape[2] // p, images.shape[3] // p)
+    patches = patchify(images, p)
+    paint = torch.full((*which.shape, patches.shape[-1]), value, device=images.device, dtype=patches.dtype)
+    return unpatchify(put(paint, which, patches), p, grid)

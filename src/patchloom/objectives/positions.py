@@ -1,0 +1,60 @@
+"""Asking for positions: DropPos' classification of where each patch was."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from patchloom.views.tokens import take
+
+
+def affinity(features: Tensor, prefix: int, temperature: float) -> Tensor:
+    """How much each patch matters to the image's whole: attentive reconstruction's weights [b n] (DropPos Eq. 8-9).
+
+    Softmax over all patches of cos(class token, patch) / τ. An encoder without a class token is asked with the mean of
+    its patch tokens.
+
+    Args:
+        features: [b prefix+n d] of the full image with all positions.
+        prefix: class and register tokens in front.
+        temperature: τ > 0.
+    """
+    patches = features[:, prefix:]
+    query = features[:, :1] if prefix else patches.mean(1, keepdim=True)
+    return (F.cosine_similarity(query, patches, dim=-1) / temperature).softmax(dim=-1)
+
+
+def position_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy [b k] of logits [b k n] with soft labels [b k n], in float32 (DropPos Eq. 5)."""
+    return -(labels * logits.float().log_softmax(-1)).sum(-1)
+
+
+def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
+    """Σ weights · values / Σ weights over all patches of all images (DropPos Eq. 9)."""
+    return (values * weights).sum() / weights.sum()
+
+
+def loss_weights(dropped: Tensor, visible: Tensor, affinities: Tensor | None = None) -> Tensor:
+    """What each visible patch counts in the loss: zero where its position was known.
+
+    Args:
+        dropped: [b k] True where the position was withheld.
+        visible: [b k] patch indices.
+        affinities: [b n] from `affinity`, renormalised here over the visible patches; None counts all alike.
+    """
+    counted = dropped.float()
+    if affinities is None:
+        return counted
+    among_visible = take(affinities, visible)
+    return counted * among_visible / among_visible.sum(1, keepdim=True)
+
+
+def blind_guess(n: int, told: int) -> float:
+    """The exact chance level: a guesser who never names one of the ``told`` positions that others are known to hold."""
+    return 1 / (n - told)
+
+
+def foreign_places(visible: Tensor, n: int, generator: torch.Generator | None = None) -> Tensor:
+    """For each visible patch [b k] the index of another patch, uniform over the ``n`` - 1 others."""
+    at = generator.device if generator is not None else "cpu"
+    step = torch.randint(1, n, visible.shape, generator=generator, device=at)
+    return (visible + step.to(visible.device)) % n

@@ -1,0 +1,217 @@
+"""Options from signatures: the command line and YAML have the words and types of the Python call."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+from docstring_parser import parse as parse_docstring
+from jsonargparse import ArgumentError, ArgumentParser
+
+from patchloom.errors import PatchloomError
+
+# timm's keyword arguments that change an encoder's shape, as --model.NAME; Python takes any that timm knows.
+MODEL_OPTIONS: dict[str, tuple[type, str]] = {
+    "embed_dim": (int, "width"),
+    "depth": (int, "transformer blocks"),
+    "num_heads": (int, "attention heads"),
+    "mlp_ratio": (float, "hidden width of an MLP over its width"),
+    "class_token": (bool, "whether there is a class token"),
+    "reg_tokens": (int, "register tokens"),
+    "no_embed_class": (bool, "no position embedding for class and register tokens"),
+    "pre_norm": (bool, "a norm before the blocks, as in CLIP"),
+    "qk_norm": (bool, "norm queries and keys"),
+    "init_values": (float, "LayerScale's initial value"),
+    "drop_path_rate": (float, "stochastic depth"),
+}
+
+
+def parse_pretrain(words: list[str]) -> tuple[dict[str, Any], str | None]:
+    """Arguments of `patchloom.pretrain` from the words after ``patchloom pretrain``.
+
+    Returns:
+        The keyword arguments, and the folder of the run or None.
+
+    Raises:
+        PatchloomError: an unknown option, or a value of the wrong kind.
+    """
+    from patchloom.tasks import task_class
+    from patchloom.train.settings import DEFAULT_TASK, Settings
+
+    words = [re.sub(r"^--(task|model|config)(?==|$)", _named, word) for word in words]
+    words = _with_configuration(words)
+    parser = _parser("pretrain", "Pre-train an encoder on images without labels.")
+    parser.add_argument("data", type=str, help="folder of images, list file, or shapes, digits, cifar10, ...")
+    parser.add_argument("--out", type=str, default=None, help="folder of the run (default: runs/DATA-TASK)")
+    parser.add_argument("--config.file", type=str, default=None, help="YAML with these options; the command line wins")
+    _add_signature(parser, Settings, skip={"data", "task", "model", "img_size"})
+    parser.add_argument("--img_size", type=str, default="auto", help="pixels, such as 96, or 64x128 (height x width)")
+    parser.add_argument("--model.name", type=str, default="auto", help="nano, micro, mini (ours), or a timm ViT")
+    for name, (kind, told) in MODEL_OPTIONS.items():
+        parser.add_argument(f"--model.{name}", type=kind | None, default=None, help=told)
+    task = _last(words, "--task.name") or DEFAULT_TASK
+    parser.add_argument("--task.name", type=str, default=task, help="pretext task; patchloom tasks lists them")
+    _add_signature(parser, task_class(task), skip={"encoder"}, prefix="task.")
+    parsed = _parse(parser, words)
+    given = parsed.as_dict()
+    del given["config"]
+    given["img_size"] = image_size(given["img_size"])
+    given["model"] = {name: value for name, value in given["model"].items() if value is not None}
+    return given, given.pop("out")
+
+
+def parse_call(verb: str, function: Callable, words: list[str]) -> dict[str, Any]:
+    """Arguments of ``function`` from the words after ``patchloom VERB``: positional ones as such, the rest as options.
+
+    Raises:
+        PatchloomError: an unknown option, or a value of the wrong kind.
+    """
+    parser = _parser(verb, (inspect.getdoc(function) or "").splitlines()[0])
+    _add_signature(parser, function)
+    return _parse(parser, words).as_dict()
+
+
+def image_size(text: str) -> tuple[int, int] | str:
+    """'auto', '96' (square), '64x128' or '[64, 128]' (height, width).
+
+    Raises:
+        PatchloomError: none of these.
+    """
+    if text == "auto":
+        return "auto"
+    match = re.fullmatch(r"\s*[\[(]?\s*(\d+)(?:\s*[x,]\s*(\d+))?\s*[\])]?\s*", text)
+    if match is None:
+        raise PatchloomError(f"--img_size cannot be {text}: it takes a size such as 96, 64x128 or auto")
+    return (int(match[1]), int(match[2] or match[1]))
+
+
+def _named(match: re.Match) -> str:
+    return f"--{match[1]}.file" if match[1] == "config" else f"--{match[1]}.name"
+
+
+class _Parser(ArgumentParser):
+    def format_help(self) -> str:
+        # nested names are how jsonargparse keeps a name beside its options; people type the short form
+        return re.sub(r"--(task|model|config)\.(name|file)\b", r"--\1", super().format_help())
+
+
+def _parser(verb: str, about: str) -> ArgumentParser:
+    return _Parser(prog=f"patchloom {verb}", description=about, exit_on_error=False, allow_abbrev=False)
+
+
+def _add_signature(parser: ArgumentParser, owner: Callable, skip: set[str] = frozenset(), prefix: str = "") -> None:
+    """Add an option for every parameter, with type, default and help from signature and docstring.
+
+    Parameters without a default become positional; so do those that have one and may be given by position.
+    """
+    told = {item.arg_name: item.description for item in parse_docstring(inspect.getdoc(owner) or "").params}
+    hints = get_type_hints(owner.__init__ if inspect.isclass(owner) else owner)
+    for name, parameter in inspect.signature(owner).parameters.items():
+        if name in skip:
+            continue
+        text = (told.get(name) or "").replace("\n", " ")
+        positional = not prefix and not dataclasses.is_dataclass(owner) and parameter.kind != parameter.KEYWORD_ONLY
+        if positional and name not in ("to", "out"):
+            required = parameter.default is parameter.empty
+            extra = {} if required else {"nargs": "?", "default": parameter.default}
+            parser.add_argument(name, type=hints[name], help=text, **extra)
+        else:
+            parser.add_argument(f"--{prefix}{name}", type=hints[name], default=parameter.default, help=text)
+
+
+def _parse(parser: ArgumentParser, words: list[str]):
+    try:
+        return parser.parse_args(words)
+    except ArgumentError as problem:
+        raise PatchloomError(_sentence(str(problem), parser)) from problem
+
+
+def _sentence(problem: str, parser: ArgumentParser) -> str:
+    """jsonargparse's report as one sentence that says what to do."""
+    options = [option for action in parser._actions for option in action.option_strings]
+    unknown = re.search(r"(?:[Uu]nrecognized arguments|No action for key): *(\S+)", problem)
+    if unknown:
+        option = unknown[1].split("=")[0]
+        near = get_close_matches(option, options, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"{parser.prog} --help lists them"
+        return f"there is no option {option}; {hint}"
+    key = re.search(r'(?:Parser key |[Aa]rgument )"?([\w.]+)"?', problem)
+    value = re.search(r"Given value: (.*)", problem) or re.search(r"[Vv]alue:? [\"']?(.*?)[\"']?(?:$|\n)", problem)
+    if key and value:
+        action = next((a for a in parser._actions if key[1] in (a.dest, a.metavar)), None)
+        kind = _kind(action) if action is not None else "another kind of value"
+        name = f"--{key[1]}" if action is None or action.option_strings else key[1].upper()
+        return f"{name} cannot be {value[1]}: it takes {kind}"
+    missing = re.search(r'(?:required|are required)[^"\n]*?:? *"?([\w., ]+)"?', problem)
+    if "required" in problem and missing:
+        return f"{' '.join(problem.split())}; {parser.prog} --help tells how"
+    return " ".join(problem.split()) + f"; {parser.prog} --help lists the options"
+
+
+def _kind(action) -> str:
+    """What an option takes, in words."""
+    hint = getattr(action, "_typehint", None) or action.type
+    text = getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
+    text = re.sub(r"typing\.|pathlib\.|Literal|\[|\]|'|NoneType|Union|Optional", " ", str(text))
+    words = [word for word in re.split(r"[|,\s]+", text) if word not in ("", "None")]
+    names = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "Path": "a path"}
+    return " or ".join(dict.fromkeys(names.get(word, word) for word in words))
+
+
+def _last(words: list[str], option: str) -> str | None:
+    """The last value that ``option`` is given."""
+    found = None
+    for here, word in enumerate(words):
+        if word == option and here + 1 < len(words):
+            found = words[here + 1]
+        elif word.startswith(f"{option}="):
+            found = word.split("=", 1)[1]
+    return found
+
+
+def _with_configuration(words: list[str]) -> list[str]:
+    """Put the options of a ``--config`` file in front of the words, so that the words win."""
+    file = _last(words, "--config.file")
+    if file is None:
+        return words
+    try:
+        values = yaml.safe_load(Path(file).read_text())
+    except (OSError, UnicodeDecodeError) as problem:
+        raise PatchloomError(f"the configuration {file} cannot be read: {problem}") from problem
+    except yaml.YAMLError as problem:
+        raise PatchloomError(f"the configuration {file} is not YAML: {' '.join(str(problem).split())}") from problem
+    if not isinstance(values, Mapping):
+        raise PatchloomError(f"the configuration {file} must be a list of 'setting: value' lines")
+    values = dict(values)
+    data = values.pop("data", None)
+    options: list[str] = []
+    for name, value in values.items():
+        nested = value if isinstance(value, Mapping) else {"name": value} if name in ("task", "model") else None
+        pairs = {name: value} if nested is None else {f"{name}.{key}": inner for key, inner in nested.items()}
+        options += [f"--{key}={_word(inner)}" for key, inner in pairs.items()]
+    positional = [] if data is None or _has_positional(words) else [str(data)]
+    return [*positional, *options, *words]
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _has_positional(words: list[str]) -> bool:
+    """Whether the words name the data: one that is neither an option nor an option's value."""
+    takes_value = False
+    for word in words:
+        if word.startswith("--"):
+            takes_value = "=" not in word
+        elif takes_value:
+            takes_value = False
+        else:
+            return True
+    return False

@@ -1,0 +1,170 @@
+"""DropPos: pre-training vision transformers by reconstructing dropped positions (Wang et al., NeurIPS 2023)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.decode import Decoder, Size, decoder_sizes
+from patchloom.nets.encode import encode, patch_positions
+from patchloom.objectives.pixels import pixel_loss, pixel_targets
+from patchloom.objectives.positions import (
+    affinity,
+    blind_guess,
+    foreign_places,
+    loss_weights,
+    position_cross_entropy,
+    weighted_mean,
+)
+from patchloom.tasks.mae import pixel_decoder, recovery_sheet
+from patchloom.tasks.positions_drawn import position_sheets
+from patchloom.tasks.task import Measure, Outcome, Sheet, Task
+from patchloom.views.positions import smoothed_positions
+from patchloom.views.tokens import deal, share_of
+from patchloom.views.view import View, drop_positions, mask_patches, whole
+
+Placeholder = Literal["learned", "zeros", "foreign"]
+
+
+class DropPos(Task):
+    """Patches are removed, and the positions of most visible ones are dropped; where each was is asked.
+
+    Args:
+        encoder: the ViT to train.
+        mask_ratio: share γ of the patches that is removed.
+        position_mask_ratio: share γ_pos of the visible patches whose position embedding is dropped.
+        sigma: σ of position smoothing at the start; falls linearly to 0 over the training (Eq. 7). 0 switches it off.
+        squared_distances: smooth as the authors' program does (squared distances, columns normalised), not as Eq. 5-6.
+        temperature: τ of attentive reconstruction (Eq. 9); inf weighs all patches alike.
+        placeholder: what stands for a dropped position: a learned vector, zeros, or another patch's position.
+        shuffle: let visible patches enter in random order instead of row by row. No order changes the mathematics.
+        pixels: also ask for the pixels of the removed patches, with MAE's decoder; the two losses are added.
+        normalized_pixels: with ``pixels``, ask for pixels normalised within each patch.
+        decoder_width: width of the decoders; auto: 512, or the encoder's own below ViT-S.
+        decoder_depth: transformer blocks of the position decoder; auto: 2.
+        decoder_heads: attention heads of the decoders; auto: 16, or one for every 32 channels below ViT-S.
+        pixel_decoder_depth: transformer blocks of the pixel decoder; auto: 8, or 2 below ViT-S.
+
+    Raises:
+        PatchloomError: ratios that leave nothing to ask or to see, or an encoder without position embeddings.
+    """
+
+    def __init__(
+        self,
+        encoder: VisionTransformer,
+        mask_ratio: float = 0.75,
+        position_mask_ratio: float = 0.75,
+        sigma: float = 1.0,
+        squared_distances: bool = False,
+        temperature: float = 0.1,
+        placeholder: Placeholder = "learned",
+        shuffle: bool = False,
+        pixels: bool = False,
+        normalized_pixels: bool = True,
+        decoder_width: Size = "auto",
+        decoder_depth: Size = "auto",
+        decoder_heads: Size = "auto",
+        pixel_decoder_depth: Size = "auto",
+    ):
+        super().__init__(encoder)
+        if patch_positions(encoder) is None:
+            raise PatchloomError("droppos needs an encoder with position embeddings, and this one has none")
+        if not 0 < position_mask_ratio <= 1:
+            raise PatchloomError(f"--task.position_mask_ratio must lie in (0, 1], not at {position_mask_ratio}")
+        if temperature <= 0:
+            raise PatchloomError(f"--task.temperature must be above 0 (inf switches it off), not {temperature}")
+        self.mask_ratio, self.position_mask_ratio = mask_ratio, position_mask_ratio
+        visible = self.visible_of(mask_ratio, least=2)
+        if pixels and visible == self.patches:
+            raise PatchloomError("with --task.mask_ratio 0 no pixels are hidden: leave out --task.pixels")
+        self.sigma, self.squared_distances, self.temperature = sigma, squared_distances, temperature
+        self.placeholder, self.shuffle, self.normalized_pixels = placeholder, shuffle, normalized_pixels
+        d = encoder.embed_dim
+        self.position_token = nn.Parameter(torch.empty(d).normal_(std=0.02)) if placeholder == "learned" else None
+        sizes = decoder_sizes(d, decoder_width, decoder_depth, decoder_heads, usual_depth=2)
+        self.decoder = Decoder(d, self.patches, *sizes, self.prefix)
+        self.pixel_decoder = pixel_decoder(self, decoder_width, pixel_decoder_depth, decoder_heads) if pixels else None
+
+    def forward(self, images: Tensor, *, progress: float = 0.0, generator=None, hands=None) -> Outcome:
+        """The loss on one batch; ``hands`` fixes the draw: visible [b k], masked [b m], dropped [b j] among visible."""
+        visible, masked, dropped = hands or self.deal(len(images), generator, images.device)
+        view = self.view(images, visible, dropped)
+        tokens = self.encode(view, generator)
+        logits = self.decoder(tokens)
+        labels = smoothed_positions(self.grid, self.sigma * (1 - progress), self.squared_distances, images.device)
+        weights = loss_weights(view.dropped, visible, self.affinities(images))
+        loss = weighted_mean(position_cross_entropy(logits, labels[visible]), weights)
+        found = (logits.detach().argmax(-1) == visible)[view.dropped].float().mean()
+        metrics = {"position_accuracy": found}
+        if self.pixel_decoder is not None:
+            predicted = self.pixel_decoder(tokens, visible, masked)
+            pixels = pixel_loss(predicted, pixel_targets(images, self.p, masked, self.normalized_pixels))
+            metrics |= {"position_loss": loss.detach(), "pixel_loss": pixels.detach()}
+            loss = loss + pixels
+        return Outcome(loss, metrics)
+
+    def deal(self, b: int, generator, device, mask_ratio=None, position_mask_ratio=None) -> tuple[Tensor, ...]:
+        """Draw what is visible [b k], masked [b n-k], and dropped [b j] (places among the visible).
+
+        At least one position is dropped. By default the ratios are the task's.
+        """
+        visible = self.visible_of(self.mask_ratio if mask_ratio is None else mask_ratio)
+        ratio = self.position_mask_ratio if position_mask_ratio is None else position_mask_ratio
+        told = min(share_of(visible, 1 - ratio), visible - 1)
+        seen, masked = deal(b, self.patches, (visible, self.patches - visible), generator, device)
+        if not self.shuffle:
+            seen = seen.sort(dim=1).values
+        _, dropped = deal(b, visible, (told, visible - told), generator, device)
+        return seen, masked, dropped
+
+    def view(self, images: Tensor, visible: Tensor, dropped: Tensor) -> View:
+        """What the encoder may know: the visible patches, and only some of their positions."""
+        return drop_positions(mask_patches(whole(images, self.patches), visible), dropped)
+
+    def encode(self, view: View, generator: torch.Generator | None = None) -> Tensor:
+        """Features [b prefix+k d], with the placeholder where positions were dropped."""
+        if self.placeholder == "learned":
+            token = self.position_token
+        elif self.placeholder == "zeros":
+            token = view.images.new_zeros(())
+        else:
+            token = patch_positions(self.encoder)[foreign_places(view.visible, self.patches, generator)]
+        return encode(self.encoder, view, position_token=token)
+
+    @torch.no_grad()
+    def affinities(self, images: Tensor) -> Tensor | None:
+        """Weights [b n] of attentive reconstruction from the encoder's view of the whole image, without gradient."""
+        if self.temperature == float("inf"):
+            return None
+        features = encode(self.encoder, whole(images, self.patches)).float()
+        return affinity(features, self.prefix, self.temperature)
+
+    def place(self, images: Tensor, generator, mask_ratio: float, position_mask_ratio: float):
+        """Predict positions at any ratios, for measures and pictures.
+
+        Returns:
+            visible [b k], dropped [b k] bool, predicted positions [b k].
+        """
+        visible, _, dropped = self.deal(len(images), generator, images.device, mask_ratio, position_mask_ratio)
+        view = self.view(images, visible, dropped)
+        return visible, view.dropped, self.decoder(self.encode(view, generator)).argmax(-1)
+
+    def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
+        """Share of the dropped positions that are found, beside the exact chance level."""
+        visible, dropped, predicted = self.place(images, generator, self.mask_ratio, self.position_mask_ratio)
+        found = (predicted == visible)[dropped].float().mean().item()
+        told = visible.shape[1] - int(dropped[0].sum())
+        return Measure("position accuracy", found, {"chance": blind_guess(self.patches, told)}, higher_is_better=True)
+
+    def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
+        """The picture of the paper's Fig. 3, and the images rebuilt by putting patches where they were predicted."""
+        sheets = position_sheets(self, images, generator)
+        if self.pixel_decoder is not None:
+            visible, masked, dropped = self.deal(len(images), generator, images.device)
+            tokens = self.encode(self.view(images, visible, dropped), generator)
+            sheets.append(recovery_sheet(self, images, masked, self.pixel_decoder(tokens, visible, masked)))
+        return sheets

@@ -1,0 +1,99 @@
+"""MAE: masked autoencoders are scalable vision learners (He et al., CVPR 2022)."""
+
+from __future__ import annotations
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.decode import RefillingDecoder, Size, decoder_sizes
+from patchloom.nets.encode import encode
+from patchloom.objectives.pixels import paint_patches, pixel_loss, pixel_targets, recovered_images, trivial_errors
+from patchloom.tasks.task import WITHHELD, Measure, Outcome, Sheet, Task
+from patchloom.views.positions import sincos_2d
+from patchloom.views.tokens import deal
+from patchloom.views.view import mask_patches, whole
+
+
+class MAE(Task):
+    """Most patches are removed; their pixels are asked.
+
+    Args:
+        encoder: the ViT to train.
+        mask_ratio: share γ of the patches that is removed.
+        normalized_pixels: ask for pixels normalised within each patch instead of plain ones.
+        decoder_width: width of the decoder; auto: 512, or the encoder's own below ViT-S.
+        decoder_depth: transformer blocks of the decoder; auto: 8, or 2 below ViT-S.
+        decoder_heads: attention heads of the decoder; auto: 16, or one for every 32 channels below ViT-S.
+
+    Raises:
+        PatchloomError: the mask ratio leaves nothing visible or nothing masked.
+    """
+
+    def __init__(
+        self,
+        encoder: VisionTransformer,
+        mask_ratio: float = 0.75,
+        normalized_pixels: bool = True,
+        decoder_width: Size = "auto",
+        decoder_depth: Size = "auto",
+        decoder_heads: Size = "auto",
+    ):
+        super().__init__(encoder)
+        visible = self.visible_of(mask_ratio)
+        if visible == self.patches:
+            raise PatchloomError(f"a mask ratio of {mask_ratio} masks nothing: raise --task.mask_ratio")
+        self.hands = (visible, self.patches - visible)
+        self.normalized_pixels = normalized_pixels
+        self.decoder = pixel_decoder(self, decoder_width, decoder_depth, decoder_heads)
+
+    def forward(self, images: Tensor, *, progress: float = 0.0, generator=None, hands=None) -> Outcome:
+        """The loss on one batch; ``hands`` fixes the visible and masked patches ([b k], [b m]) instead of drawing."""
+        visible, masked = hands or deal(len(images), self.patches, self.hands, generator, images.device)
+        predicted = self.recover(images, visible, masked)
+        loss = pixel_loss(predicted, pixel_targets(images, self.p, masked, self.normalized_pixels))
+        return Outcome(loss, {})
+
+    def recover(self, images: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
+        """Predicted pixels [b m c*p*p] of the ``masked`` patches [b m] from the ``visible`` ones [b k]."""
+        view = mask_patches(whole(images, self.patches), visible)
+        return self.decoder(encode(self.encoder, view), visible, masked)
+
+    def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
+        """The reconstruction error beside those of each patch's mean colour and of a blurred copy."""
+        hands = deal(len(images), self.patches, self.hands, generator, images.device)
+        error = self(images, hands=hands).loss.item()
+        yardsticks = trivial_errors(images, self.p, *hands, self.normalized_pixels)
+        return Measure("reconstruction error", error, yardsticks, higher_is_better=False)
+
+    def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
+        """Original | what was given | what came back."""
+        visible, masked = deal(len(images), self.patches, self.hands, generator, images.device)
+        return [recovery_sheet(self, images, masked, self.recover(images, visible, masked))]
+
+
+def pixel_decoder(task: Task, width: Size, depth: Size, heads: Size) -> RefillingDecoder:
+    """A decoder that asks for the pixels of the patches that ``task``'s encoder did not see."""
+    width, depth, heads = decoder_sizes(task.encoder.embed_dim, width, depth, heads, usual_depth=8)
+    pixels = task.encoder.patch_embed.proj.in_channels * task.p**2
+    return RefillingDecoder(task.encoder.embed_dim, pixels, sincos_2d(width, task.grid), depth, heads, task.prefix)
+
+
+def recovery_sheet(task: Task, images: Tensor, masked: Tensor, predicted: Tensor) -> Sheet:
+    """The sheet original | given | recovered of a task that has ``normalized_pixels``."""
+    borrowed = (
+        " Each recovered patch has the mean and deviation of the original patch, because the network predicts pixels "
+        "normalised by them; its content is predicted."
+        if task.normalized_pixels
+        else ""
+    )
+    columns = {
+        "original": images,
+        "given": paint_patches(images, task.p, masked, WITHHELD),
+        "recovered": recovered_images(predicted, images, task.p, masked, task.normalized_pixels),
+    }
+    share = masked.shape[1] / task.patches
+    return Sheet(
+        "recovered", f"{share:.0%} of the patches are masked; visible patches are the original's.{borrowed}", columns
+    )

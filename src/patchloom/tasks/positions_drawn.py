@@ -1,0 +1,54 @@
+"""Pictures of predicted positions (DropPos Fig. 3)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from patchloom.tasks.task import WITHHELD, WRONG, Sheet, Task
+from patchloom.views.tokens import patchify, put, take, unpatchify
+
+MASK_RATIOS = (0.0, 0.25, 0.5, 0.75)
+POSITION_MASK_RATIO = 0.95
+
+
+def position_sheets(task: Task, images: Tensor, generator: torch.Generator) -> list[Sheet]:
+    """Two sheets, over the mask ratios of Fig. 3: which patches are placed rightly, and the images put together again.
+
+    ``task`` offers ``place`` as DropPos does.
+    """
+    marked, rebuilt = {"original": images}, {"original": images}
+    for ratio in MASK_RATIOS:
+        visible, dropped, predicted = task.place(images, generator, ratio, POSITION_MASK_RATIO)
+        # a position that was told needs no finding
+        placed = torch.where(dropped, predicted, visible)
+        marked[f"γ = {ratio}"] = mark_wrong(images, task.p, visible, placed)
+        rebuilt[f"γ = {ratio}"] = put_together(images, task.p, visible, placed)
+    told = f"Positions were withheld from {POSITION_MASK_RATIO:.0%} of the visible patches; γ is the share masked."
+    return [
+        Sheet("positions", f"{told} Black: masked. White: placed wrongly. The rest: placed rightly.", marked),
+        Sheet(
+            "rebuilt",
+            f"{told} Each visible patch stands where it was placed; where several landed, their mean. "
+            "Black: nothing landed.",
+            rebuilt,
+        ),
+    ]
+
+
+def mark_wrong(images: Tensor, p: int, visible: Tensor, placed: Tensor) -> Tensor:
+    """Images [b c h w] with masked patches withheld and wrongly placed ones marked, at their true places."""
+    patches = patchify(images, p)
+    shown = torch.where((placed == visible)[..., None], take(patches, visible), WRONG)
+    drawn = put(shown, visible, torch.full_like(patches, WITHHELD))
+    return unpatchify(drawn, p, (images.shape[2] // p, images.shape[3] // p))
+
+
+def put_together(images: Tensor, p: int, visible: Tensor, placed: Tensor) -> Tensor:
+    """Images [b c h w] rebuilt from the visible patches [b k] at the places [b k]; where several land, their mean."""
+    grid = (images.shape[2] // p, images.shape[3] // p)
+    patches = patchify(images, p, visible)
+    sums = patches.new_zeros(len(images), grid[0] * grid[1], patches.shape[-1])
+    sums.scatter_add_(1, placed[..., None].expand_as(patches), patches)
+    landed = torch.zeros_like(sums[..., 0]).scatter_add_(1, placed, torch.ones_like(placed, dtype=sums.dtype))
+    return unpatchify(sums / landed[..., None], p, grid)  # 0 / 0 is nan: withheld

@@ -1,0 +1,134 @@
+"""What every pretext task is: a module with an encoder, a loss, a measure of progress, and pictures."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from patchloom.data import RandomCrop
+from patchloom.errors import PatchloomError
+from patchloom.nets.encode import grid_size, patch_side
+from patchloom.views.tokens import share_of
+
+# Values that stand for colours in pictures, because pictures are drawn in normalised pixels.
+WITHHELD = float("nan")  # drawn black
+WRONG = float("inf")  # drawn white
+
+
+class Outcome(NamedTuple):
+    """What a forward pass returns, in every task and mode.
+
+    Attributes:
+        loss: scalar with gradient, float32.
+        metrics: scalars worth a column in ``metrics.csv``, without gradient.
+    """
+
+    loss: Tensor
+    metrics: dict[str, Tensor]
+
+
+class Measure(NamedTuple):
+    """How well a task is done on held-out images, beside what needs no learning.
+
+    Attributes:
+        name: what is measured, in words.
+        value: the result.
+        yardsticks: results of trivial answers by name, such as chance.
+        higher_is_better: which way is up.
+    """
+
+    name: str
+    value: float
+    yardsticks: dict[str, float]
+    higher_is_better: bool
+
+
+class Sheet(NamedTuple):
+    """One picture sheet: a row an image, a column a stage.
+
+    Attributes:
+        name: file name without suffix.
+        caption: what is shown, and what was taken from the original.
+        columns: by heading, images [b c h w] in normalised pixels; nan is drawn black, inf white.
+    """
+
+    name: str
+    caption: str
+    columns: dict[str, Tensor]
+
+
+class Task(nn.Module, ABC):
+    """A pretext task: what is withheld from an encoder, and what is asked of it.
+
+    Attributes:
+        encoder: the ViT that is being trained; `patchloom export` writes its ``state_dict`` and nothing else.
+        augment: turns one image and a random generator into the views that `forward` takes.
+    """
+
+    encoder: VisionTransformer
+    augment: Callable
+
+    def __init__(self, encoder: VisionTransformer):
+        super().__init__()
+        self.encoder = encoder
+        self.augment = RandomCrop(tuple(encoder.patch_embed.img_size))
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return grid_size(self.encoder)
+
+    @property
+    def patches(self) -> int:
+        """Patches of the grid, n."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def p(self) -> int:
+        """Side of a patch in pixels."""
+        return patch_side(self.encoder)
+
+    @property
+    def prefix(self) -> int:
+        """Class and register tokens in front of the patch tokens."""
+        return self.encoder.num_prefix_tokens
+
+    def visible_of(self, mask_ratio: float, least: int = 1) -> int:
+        """How many patches a mask ratio leaves visible.
+
+        Raises:
+            PatchloomError: fewer than ``least`` would stay, or none would be masked.
+        """
+        visible = share_of(self.patches, 1 - mask_ratio)
+        if not 0 <= mask_ratio < 1 or visible < least:
+            raise PatchloomError(
+                f"a mask ratio of {mask_ratio} leaves {max(visible, 0)} of {self.patches} patches visible, and {least} "
+                "are needed: lower --task.mask_ratio, or use smaller patches or larger images"
+            )
+        return visible
+
+    @abstractmethod
+    def forward(self, *views: Tensor, progress: float, generator: torch.Generator | None = None) -> Outcome:
+        """One step's loss.
+
+        Args:
+            views: what `augment` gave, batched and normalised, each [b c h w].
+            progress: share of the training that is done, in [0, 1]; replaces every stateful schedule.
+            generator: source of what is random, on any device; the global one if absent.
+        """
+
+    def after_step(self, progress: float) -> None:
+        """Called after each optimiser step; tasks with a moving-average teacher follow here."""
+
+    @abstractmethod
+    def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
+        """How well the task is done on held-out ``images`` [b c h w], beside trivial answers."""
+
+    @abstractmethod
+    def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
+        """Picture sheets of the task on ``images`` [b c h w]."""

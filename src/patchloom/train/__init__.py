@@ -1,0 +1,1 @@
+"""Pre-training: settings, the loop, and what a run leaves behind."""

@@ -1,0 +1,139 @@
+"""The folder of a run: what is in it, and how it is read back."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from patchloom.data import Stats
+from patchloom.errors import PatchloomError
+from patchloom.files import write_whole
+from patchloom.train.settings import Settings
+
+
+class RunFolder:
+    """The files of one run.
+
+    ``requested.yaml`` holds what the user asked for, by which the same command is recognised; ``config.yaml`` what
+    every ``auto`` became, and can be given to ``--config``.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.requested = self.path / "requested.yaml"
+        self.config = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.csv"
+        self.checkpoint = self.path / "checkpoints" / "last.safetensors"
+        self.encoder = self.path / "encoder.safetensors"
+        self.pictures = self.path / "pictures"
+        self.log = self.path / "log.txt"
+        self.unreadable = self.path / "unreadable.txt"
+
+    def holds(self, settings: Settings) -> bool:
+        """Whether a run with the same ``settings`` is there already and may be resumed.
+
+        Raises:
+            PatchloomError: it holds a run with other settings, or something that is no run.
+        """
+        if self.requested.exists():
+            before = _read_yaml(self.requested)
+            differences = _differences(before, settings.plain())
+            if differences:
+                raise PatchloomError(
+                    f"{self.path} holds a run with other settings ({'; '.join(differences)}): choose another folder "
+                    "with --out, or repeat the old settings to resume it"
+                )
+            return True
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise PatchloomError(f"{self.path} exists and holds no run of patchloom: choose another folder with --out")
+        return False
+
+    def begin(
+        self, asked: Settings, settings: Settings, reasons: dict[str, str], stats: Stats, fingerprint: str
+    ) -> None:
+        """Store what was asked for, what it was resolved to and why, and what was measured of the data."""
+        notes = "".join(f"# {name}: {why}\n" for name, why in reasons.items())
+        found = {"mean": list(stats.mean), "std": list(stats.std), "height": stats.height, "width": stats.width}
+        found |= {"sampled": stats.sampled, "fingerprint": fingerprint}
+        write_whole(self.path / "data.yaml", _yaml(found))
+        write_whole(self.config, f"# What auto became, and why:\n{notes}\n{_yaml(settings.plain())}")
+        write_whole(self.requested, _yaml(asked.plain()))  # last: from here on there is a run
+
+    def read_config(self) -> Settings:
+        """The resolved settings.
+
+        Raises:
+            PatchloomError: the folder holds no run, or its configuration cannot be read.
+        """
+        if not self.config.exists():
+            raise PatchloomError(f"{self.path} is not the folder of a run: {self.config.name} is missing")
+        values = _read_yaml(self.config)
+        try:
+            return Settings(**values | {"img_size": tuple(values["img_size"])})
+        except (TypeError, KeyError) as problem:
+            raise PatchloomError(f"{self.config} is not a configuration that patchloom wrote: {problem}") from problem
+
+    def read_data(self) -> dict[str, Any]:
+        """What was measured of the data when the run began."""
+        return _read_yaml(self.path / "data.yaml")
+
+    def note_unreadable(self, names: list[str]) -> None:
+        """Add files that could not be read to the run's list, each once."""
+        before = self.unreadable.read_text().splitlines() if self.unreadable.exists() else []
+        write_whole(self.unreadable, "".join(f"{name}\n" for name in sorted({*before, *names})))
+
+
+class MetricsFile:
+    """``metrics.csv``: a row a logged step. Columns may appear on the way; rows after a resumed step are cut."""
+
+    def __init__(self, path: Path, until_step: int):
+        self.path = path
+        self.rows: list[dict[str, str]] = []
+        if path.exists():
+            with open(path, newline="") as file:
+                self.rows = [row for row in csv.DictReader(file) if int(row["step"]) <= until_step]
+
+    def add(self, values: dict[str, float | int]) -> None:
+        """Add one row."""
+        self.rows.append(
+            {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in values.items()}
+        )
+
+    def write(self) -> None:
+        """Bring the file up to date."""
+        names = list(dict.fromkeys(name for row in self.rows for name in row))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        write_whole(self.path, text.getvalue())
+
+
+def _yaml(values: dict[str, Any]) -> str:
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as problem:
+        raise PatchloomError(f"{path} cannot be read ({type(problem).__name__}): is it whole?") from problem
+    if not isinstance(values, dict):
+        raise PatchloomError(f"{path} is not a list of settings: is it whole?")
+    return values
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    """'name: was A, now B' for every setting that differs."""
+    found = []
+    for name in sorted({*before, *now}):
+        a, b = before.get(name), now.get(name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += _differences(a, b, f"{prefix}{name}.")
+        elif a != b:
+            found.append(f"{prefix}{name}: was {a}, now {b}")
+    return found

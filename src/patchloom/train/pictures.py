@@ -1,0 +1,107 @@
+"""Pictures of a task on images: what was withheld, and what came back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from patchloom.data import Source, hold_out, normalize, open_data, plain_batches
+from patchloom.errors import PatchloomError
+from patchloom.look import draw_sheet
+from patchloom.nets.encode import EncoderSpec, build_encoder, fuse_attention
+from patchloom.tasks import build_task
+from patchloom.tasks.task import Task
+from patchloom.train.checkpoint import load_checkpoint
+from patchloom.train.folder import RunFolder
+from patchloom.train.settings import Settings
+
+
+def encoder_spec(settings: Settings) -> EncoderSpec:
+    """The encoder that resolved settings describe."""
+    sizes = {name: value for name, value in settings.model.items() if name != "name" and value is not None}
+    return EncoderSpec(
+        settings.model["name"], settings.img_size, settings.patch_size, settings.channels, settings.positions, sizes
+    )
+
+
+def prepare_task(settings: Settings) -> Task:
+    """A fresh task by resolved settings, with the attention form that suits the device."""
+    task = build_task(settings.task, build_encoder(encoder_spec(settings)))
+    fuse_attention(task, fused=not (settings.device == "cpu" and settings.precision == "bfloat16"))
+    task.augment.scale, task.augment.flip = (settings.crop_scale, 1.0), settings.flip
+    return task
+
+
+def draw_task(
+    task: Task,
+    source: Source,
+    channels: int,
+    stats: tuple,
+    folder: Path,
+    device: torch.device | str = "cpu",
+    images: int = 8,
+    seed: int = 0,
+) -> list[Path]:
+    """Draw the task's sheets on the first images of ``source``.
+
+    Args:
+        task: trained.
+        source: images that were not trained on.
+        channels: of the encoder.
+        stats: mean and standard deviation per channel.
+        folder: where the pictures go.
+        device: where the task is.
+        images: how many.
+        seed: of the draws.
+
+    Returns:
+        The files.
+    """
+    size = tuple(task.encoder.patch_embed.img_size)
+    batch = next(plain_batches(source, size, images, channels=channels))
+    given = normalize(batch.views[0].to(device), *stats)
+    was_training = task.training
+    task.eval()
+    with torch.inference_mode():
+        sheets = task.draw(given, torch.Generator().manual_seed(seed))
+    task.train(was_training)
+    return [draw_sheet(sheet, *stats, folder) for sheet in sheets]
+
+
+def look(
+    run: str | Path, data: str | None = None, *, out: str | Path | None = None, images: int = 8, seed: int = 0
+) -> list[Path]:
+    """Draw what a run's task withholds from images, and what comes back.
+
+    Args:
+        run: the folder of a run.
+        data: images of any source; its test split if it has one. The run's own held-out images, if absent.
+        out: folder for the pictures; ``RUN/pictures`` for the run's own images, else ``RUN/pictures-DATA``.
+        images: how many.
+        seed: of what is withheld.
+
+    Returns:
+        The files.
+
+    Raises:
+        PatchloomError: no run there, a damaged checkpoint, or images that do not fit.
+    """
+    if images < 1:
+        raise PatchloomError(f"--images must be 1 or more, not {images}")
+    folder = RunFolder(run)
+    settings = folder.read_config()
+    task = prepare_task(settings)
+    if not folder.checkpoint.exists():
+        raise PatchloomError(f"{folder.path} has no checkpoint yet: let the run train first")
+    load_checkpoint(folder.checkpoint, task)
+    found = folder.read_data()
+    if data is None or str(data) == settings.data:
+        source = hold_out(open_data(settings.data, seed=settings.seed).train, settings.held_out, seed=settings.seed)[1]
+        target = folder.pictures
+    else:
+        opened = open_data(data)
+        source = opened.test or opened.train
+        target = folder.path / f"pictures-{Path(data).name}"
+    stats = (tuple(found["mean"]), tuple(found["std"]))
+    return draw_task(task, source, settings.channels, stats, Path(out) if out else target, images=images, seed=seed)

@@ -1,0 +1,197 @@
+"""``pretrain``: from a folder of images to an encoder, pictures, and a sentence on what was learnt."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from patchloom.data import (
+    Data,
+    Shapes,
+    Stats,
+    channels_of,
+    hold_out,
+    measure,
+    open_data,
+)
+from patchloom.errors import PatchloomError
+from patchloom.look import draw_curves
+from patchloom.look.curves import read_metrics
+from patchloom.nets.weights import EncoderCard, save_encoder
+from patchloom.tasks import check_options
+from patchloom.train.folder import RunFolder
+from patchloom.train.loop import Loop, build_fabric
+from patchloom.train.pictures import draw_task, encoder_spec, prepare_task
+from patchloom.train.progress import Reporter
+from patchloom.train.settings import DEFAULT_TASK, Settings, resolve
+from patchloom.train.watch import Watch, verdict
+
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        folder: where everything is.
+        summary: the closing sentence.
+    """
+
+    folder: Path
+    summary: str
+
+
+def pretrain(
+    data: str | Path, task: str | dict[str, Any] = DEFAULT_TASK, *, out: str | Path | None = None, **settings
+) -> Run:
+    """Pre-train an encoder on images without labels.
+
+    Args:
+        data: a folder of images, a list file, or the name of a built-in ("shapes", "digits") or torchvision data set.
+        task: name of a pretext task, or a dict of its ``name`` and options.
+        out: folder of the run; ``runs/DATA-TASK`` if absent. A run that is there already is resumed.
+        settings: the fields of `patchloom.train.settings.Settings`, such as ``epochs=100``; ``model`` may be a name,
+            or a dict of ``name`` and sizes.
+
+    Returns:
+        The run.
+
+    Raises:
+        PatchloomError: something cannot be used; the sentence says what to do.
+    """
+    asked = request(data, task, settings)
+    check_options(asked.task)
+    asked.check()
+    name = Path(asked.data).name or "images"
+    path = Path(out) if out else Path("runs") / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{asked.task['name']}"
+    opened = open_data(asked.data, seed=asked.seed)
+    return _Pretraining(asked, opened, RunFolder(path)).run()
+
+
+def request(data: str | Path, task: str | dict[str, Any], settings: dict[str, Any]) -> Settings:
+    """The settings that a user asked for.
+
+    Raises:
+        PatchloomError: an unknown setting.
+    """
+    known = [field.name for field in fields(Settings)]
+    for name in settings:
+        if name not in known:
+            raise PatchloomError(f"pretrain has no setting called {name}: its settings are {', '.join(known)}")
+    given = dict(settings)
+    model = given.pop("model", "auto")
+    size = given.get("img_size", "auto")
+    if isinstance(size, int):
+        given["img_size"] = (size, size)
+    elif size != "auto":
+        given["img_size"] = tuple(size)
+    return Settings(
+        data=str(data),
+        task={"name": task} if isinstance(task, str) else dict(task),
+        model={"name": model} if isinstance(model, str) else {"name": "auto", **model},
+        **given,
+    )
+
+
+class _Pretraining:
+    """The steps of `pretrain`, in order."""
+
+    def __init__(self, asked: Settings, data: Data, folder: RunFolder):
+        self.asked, self.data, self.folder = asked, data, folder
+        self.training, self.held_out = hold_out(data.train, asked.held_out, seed=asked.seed)
+        self.resumed = folder.holds(asked)
+
+    def run(self) -> Run:
+        settings, reasons, stats = self._settle()
+        self.settings, self.stats = settings, stats
+        fabric = build_fabric(settings)
+        fabric.launch()
+        torch.manual_seed(settings.seed)
+        self.task = prepare_task(settings)
+        if fabric.is_global_zero and not self.resumed:
+            self.folder.begin(self.asked, settings, reasons, stats, self.data.train.fingerprint())
+        self.reporter = Reporter(self.folder.log, fabric.is_global_zero)
+        self._announce(reasons)
+        watch = Watch(self.task, self.held_out, self.training, stats[:2], settings.channels, settings.seed)
+        loop = Loop(fabric, self.task, self.training, settings, stats[:2], self.folder, self.reporter, watch)
+        if self.resumed:
+            self.reporter.say(f"Resuming after step {loop.first:,} of {loop.steps:,}.")
+        try:
+            loop.run()
+        except KeyboardInterrupt:
+            raise PatchloomError("stopped, and a checkpoint was written: the same command goes on from here") from None
+        return self._finish(fabric, loop, watch)
+
+    def _settle(self) -> tuple[Settings, dict[str, str], Stats]:
+        """Resolved settings, reasons, and statistics: measured now, or those of the run that is resumed."""
+        if self.resumed:
+            settings, found = self.folder.read_config(), self.folder.read_data()
+            if found["fingerprint"] != self.data.train.fingerprint():
+                raise PatchloomError(
+                    f"the images in {settings.data} have changed since {self.folder.path} was begun: choose a new "
+                    "folder with --out"
+                )
+            return settings, {}, Stats(*(found[name] for name in ("mean", "std", "height", "width", "sampled")), [])
+        found = channels_of(self.training)
+        channels = found if self.asked.channels == "auto" else self.asked.channels
+        stats = measure(self.training, channels)
+        if stats.unreadable:
+            self.folder.note_unreadable(stats.unreadable)
+        if self.asked.normalization == "imagenet":
+            if channels != 3:
+                raise PatchloomError(
+                    f"ImageNet's statistics are for 3 channels, not {channels}: use --normalization data"
+                )
+            stats = stats._replace(mean=_IMAGENET[0], std=_IMAGENET[1])
+        in_memory = isinstance(self.data.train, Shapes) or self.data.train.name == "digits"
+        settings, reasons = resolve(self.asked, len(self.training), channels, stats, in_memory)
+        return settings, reasons, stats
+
+    def _announce(self, reasons: dict[str, str]) -> None:
+        """Say what will be done, and what every auto became."""
+        s, say = self.settings, self.reporter.say
+        counts = f"{len(self.training):,} images to train on, {len(self.held_out):,} held out"
+        say(f"{s.task['name']} on {self.data.train.name}: {counts}")
+        for name, why in reasons.items():
+            value = getattr(s, name)
+            shown = value["name"] if name == "model" else "x".join(map(str, value)) if name == "img_size" else value
+            say(f"  {name:<14} {shown!s:<12} ({why})")
+        if self.stats.unreadable:
+            say(f"  {len(self.stats.unreadable)} of {self.stats.sampled} sampled files cannot be read and are skipped")
+        encoder = sum(weight.numel() for weight in self.task.encoder.parameters())
+        rest = sum(weight.numel() for weight in self.task.parameters()) - encoder
+        say(f"  encoder of {encoder / 1e6:.1f} M parameters, and {rest / 1e6:.1f} M that only the task needs")
+        say(f"  everything goes to {self.folder.path}")
+
+    def _finish(self, fabric, loop: Loop, watch: Watch) -> Run:
+        """Write the encoder, draw the pictures, and say what was learnt."""
+        spec, name = encoder_spec(self.settings), self.folder.path.name
+        card = EncoderCard(spec, self.stats.mean, self.stats.std, self.settings.task["name"], name)
+        if fabric.is_global_zero:
+            save_encoder(self.task.encoder, card, self.folder.encoder)
+        metrics = read_metrics(self.folder.metrics)
+        if loop.measure is None:  # a finished run was started again
+            loop.measure, _ = watch.look(fabric.device, fabric.autocast)
+        if fabric.is_global_zero:
+            draw_curves(self.folder.metrics, self.folder.pictures / "curves.png", loop.measure.name)
+            draw_task(
+                self.task, self.held_out, self.settings.channels, self.stats[:2], self.folder.pictures, fabric.device
+            )
+        knn = None
+        if "knn" in metrics:
+            last = {key: values[np.isfinite(values)][-1] for key, values in metrics.items() if key.startswith("knn")}
+            knn = {"trained": last["knn"], "untrained": last["knn:untrained"], "raw pixels": last["knn:raw pixels"]}
+        unreadable = self.folder.unreadable
+        if unreadable.exists():
+            count = len(unreadable.read_text().splitlines())
+            self.reporter.say(f"{count} files could not be read and were skipped; {unreadable} lists them.")
+        summary = verdict(loop.measure, len(self.held_out), knn)
+        self.reporter.say(summary)
+        self.reporter.say(f"Pictures: {self.folder.pictures}. Encoder: {self.folder.encoder}.")
+        return Run(self.folder.path, summary)

@@ -1,0 +1,81 @@
+"""What a run prints."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from patchloom.tasks.task import Measure
+
+
+class Reporter:
+    """Prints to the terminal and to the run's ``log.txt``. Silent where ``loud`` is false (other processes)."""
+
+    def __init__(self, log: Path, loud: bool = True):
+        self.log, self.loud = log, loud
+        self.console = Console(highlight=False, soft_wrap=True)
+        self._live = False
+
+    def say(self, text: str = "") -> None:
+        """Print a line that stays."""
+        if not self.loud:
+            return
+        self._wipe()
+        self.console.print(text, markup=False)
+        with open(self.log, "a") as file:
+            file.write(text + "\n")
+
+    def flash(self, text: str) -> None:
+        """Show a line that the next one replaces; only on a terminal."""
+        if self.loud and self.console.is_terminal:
+            self._wipe()
+            self.console.print(text[: self.console.width - 1], markup=False, end="")
+            self._live = True
+
+    def _wipe(self) -> None:
+        if self._live:
+            self.console.file.write("\r\x1b[2K")
+            self._live = False
+
+
+class Pace:
+    """Images a second, the share of time spent waiting for data, and the time left."""
+
+    def __init__(self, steps: int, step: int, images_per_step: int):
+        self.steps, self.first, self.images_per_step = steps, step, images_per_step
+        self.start, self.aside, self.waiting = time.perf_counter(), 0.0, 0.0
+
+    def describe(self, step: int) -> str:
+        """The pace after ``step`` steps; time set aside (measures, pictures) does not count."""
+        busy = max(1e-9, time.perf_counter() - self.start - self.aside)
+        done = max(1, step - self.first)
+        left = busy / done * (self.steps - step)
+        rate = done * self.images_per_step / busy
+        return f"{rate:,.0f} images/s, {self.waiting / busy:.0%} waiting for data, {duration(left)} left"
+
+    def seconds(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self.start
+
+
+def duration(seconds: float) -> str:
+    """'42 s', '3 min 20 s' or '5 h 10 min'."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def line(epoch: float, epochs: int, loss: float, measure: Measure | None, pace: str) -> str:
+    """The line of progress."""
+    told = ""
+    if measure is not None:
+        percent = measure.higher_is_better
+        show = "{:.1%}".format if percent else "{:.3f}".format
+        beside = ", ".join(f"{name} {show(value)}" for name, value in measure.yardsticks.items())
+        told = f" · {measure.name} {show(measure.value)} ({beside})"
+    return f"epoch {epoch:.1f}/{epochs} · loss {loss:.4f}{told} · {pace}"

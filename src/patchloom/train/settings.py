@@ -1,0 +1,219 @@
+"""What a pre-training run is told, and what ``auto`` becomes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+from patchloom.data import Stats
+from patchloom.errors import PatchloomError
+
+Auto = Literal["auto"]
+DEFAULT_TASK = "mae"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One pre-training run. Every ``auto`` is replaced by `resolve`; the field names are the command line's.
+
+    Attributes:
+        data: folder of images, list file, or the name of a built-in or torchvision data set.
+        task: the pretext task: ``name`` and its options.
+        model: the encoder: ``name`` and overrides of timm's sizes.
+        img_size: height and width in pixels.
+        patch_size: side of a patch in pixels.
+        positions: fixed sincos, learned or random position embeddings.
+        channels: channels of the images; greyscale and colour are converted into each other.
+        epochs: passes over the training images.
+        batch_size: images a step on each device.
+        accumulate: steps whose gradients are added up before the weights move.
+        blr: base learning rate; the peak is blr · (images an update) / 256.
+        weight_decay: AdamW's, for weights of two and more dimensions.
+        warmup_epochs: passes over which the learning rate rises from 0 to its peak.
+        clip: largest norm of the gradient; 0 switches it off.
+        crop_scale: smallest share of an image's area that a random crop shows; crops go up to the whole.
+        flip: mirror half of the images. Switch it off where left and right matter.
+        held_out: share of the images that is never trained on and serves the measures (at most 2,000 images).
+        normalization: channel statistics of the data, or ImageNet's.
+        workers: processes that read images; 0 reads in the main process.
+        device: cpu, cuda or mps.
+        devices: how many of them.
+        precision: float32, or bfloat16 where products gain from it (weights stay float32).
+        seed: of everything random.
+    """
+
+    data: str
+    task: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    img_size: tuple[int, int] | Auto = "auto"
+    patch_size: int | Auto = "auto"
+    positions: Literal["sincos", "learned", "random"] = "sincos"
+    channels: int | Auto = "auto"
+    epochs: int | Auto = "auto"
+    batch_size: int | Auto = "auto"
+    accumulate: int = 1
+    blr: float | Auto = "auto"
+    weight_decay: float = 0.05
+    warmup_epochs: float | Auto = "auto"
+    clip: float = 5.0
+    crop_scale: float = 0.2
+    flip: bool = True
+    held_out: float = 0.05
+    normalization: Literal["data", "imagenet"] = "data"
+    workers: int | Auto = "auto"
+    device: Literal["cpu", "cuda", "mps"] | Auto = "auto"
+    devices: int = 1
+    precision: Literal["float32", "bfloat16"] | Auto = "auto"
+    seed: int = 0
+
+    def check(self) -> None:
+        """Refuse what cannot be meant.
+
+        Raises:
+            PatchloomError: a number out of its range.
+        """
+        least = {"epochs": 1, "batch_size": 1, "accumulate": 1, "patch_size": 1, "channels": 1, "devices": 1}
+        least |= {"workers": 0, "weight_decay": 0, "warmup_epochs": 0, "clip": 0, "seed": 0}
+        for name, bound in least.items():
+            value = getattr(self, name)
+            if value != "auto" and value < bound:
+                raise PatchloomError(f"--{name} must be {bound} or more, not {value}")
+        if self.blr != "auto" and self.blr <= 0:
+            raise PatchloomError(f"--blr must be above 0, not {self.blr}")
+        for name in ("crop_scale", "held_out"):
+            if not 0 < getattr(self, name) < 1 and (name, getattr(self, name)) != ("crop_scale", 1):
+                raise PatchloomError(f"--{name} is a share between 0 and 1, not {getattr(self, name)}")
+        if self.img_size != "auto" and min(self.img_size) < 1:
+            raise PatchloomError(f"--img_size must be positive, not {self.img_size}")
+
+    def plain(self) -> dict[str, Any]:
+        """As plain values for YAML."""
+        values = asdict(self)
+        if self.img_size != "auto":
+            values["img_size"] = list(self.img_size)
+        return values
+
+
+# Images seen by the end of a run, if epochs is auto: minutes on a CPU, hours on a GPU.
+_SAMPLES = {"cpu": 100_000, "gpu": 20_000_000}
+_MOST_EPOCHS = 1600
+
+
+def choose_device() -> tuple[str, str]:
+    """The device that ``auto`` becomes, and why."""
+    if torch.cuda.is_available():
+        return "cuda", "a CUDA GPU is there"
+    if torch.backends.mps.is_available():
+        return "mps", "an Apple GPU is there"
+    return "cpu", "no GPU was found"
+
+
+def bfloat16_gain(size: int = 1024, repeats: int = 5) -> float:
+    """How many times faster this CPU multiplies bfloat16 matrices than float32 ones (medians, interleaved)."""
+    import statistics
+    import time
+
+    pairs = {dtype: torch.ones(size, size, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)}
+    seconds: dict[torch.dtype, list[float]] = {dtype: [] for dtype in pairs}
+    for _ in range(repeats):
+        for dtype, matrix in pairs.items():
+            start = time.perf_counter()
+            matrix @ matrix
+            seconds[dtype].append(time.perf_counter() - start)
+    return statistics.median(seconds[torch.float32]) / statistics.median(seconds[torch.bfloat16])
+
+
+def resolve(
+    settings: Settings, n: int, channels: int, stats: Stats, in_memory: bool
+) -> tuple[Settings, dict[str, str]]:
+    """Replace every ``auto``.
+
+    Args:
+        settings: as the user gave them.
+        n: training images.
+        channels: channels found in the data.
+        stats: median size and statistics of the data.
+        in_memory: reading an image costs nothing.
+
+    Returns:
+        Settings without ``auto``, and for each one that was chosen, the reason in a few words.
+    """
+    reasons: dict[str, str] = {}
+    chosen: dict[str, Any] = {}
+
+    def auto(name: str, value: Any, why: str) -> Any:
+        asked = settings.model.get("name", "auto") if name == "model" else getattr(settings, name)
+        if asked != "auto":
+            return asked
+        reasons[name] = why
+        chosen[name] = {**settings.model, "name": value} if name == "model" else value
+        return value
+
+    device = auto("device", *choose_device())
+    auto("channels", channels, "what the images have")
+    median = min(stats.height, stats.width)
+    if settings.img_size == "auto":
+        ceiling = 96 if device == "cpu" else 224
+        step = settings.patch_size if settings.patch_size != "auto" else _patch(min(median, ceiling))
+        side = max(1, round(min(median, ceiling) / step)) * step
+        bound = (
+            f"the most that is quick on a {device}" if median > ceiling else f"as the images, {median} at the median"
+        )
+        auto("img_size", (side, side), bound)
+    h, w = chosen.get("img_size", settings.img_size)
+    patch = auto("patch_size", _patch(min(h, w)), f"common for {min(h, w)} pixels")
+    auto("model", *_model(device, (h // patch) * (w // patch)))
+    batch = auto("batch_size", *_batch(device, n))
+    samples = _SAMPLES["cpu" if device == "cpu" else "gpu"]
+    epochs = min(_MOST_EPOCHS, max(10, round(samples / n)))
+    epochs = auto("epochs", epochs, f"{n * epochs:,} samples in all from {n:,} training images")
+    if epochs and settings.blr == "auto":
+        small = batch * settings.accumulate < 1024
+        why = "small batches want more than the papers' 1.5e-4, which is for 4096" if small else "the papers'"
+        auto("blr", 1e-3 if small else 1.5e-4, why)
+    auto("warmup_epochs", round(epochs * 0.1, 2), "a tenth of the epochs")
+    auto("workers", *_workers(device, in_memory))
+    auto("precision", *_precision(device))
+    return replace(settings, **chosen), reasons
+
+
+def _patch(side: int) -> int:
+    return 2 if side <= 16 else 4 if side <= 48 else 8 if side <= 112 else 16
+
+
+def _model(device: str, patches: int) -> tuple[str, str]:
+    if device == "cpu":
+        return "nano", "small enough to train on a CPU"
+    if patches <= 100:
+        return "mini", "small images"
+    return "vit_small_patch16_224", "a good start on one GPU"
+
+
+def _batch(device: str, n: int) -> tuple[int, str]:
+    usual = 128 if device == "cpu" else 256
+    if n >= 8 * usual:
+        return usual, f"usual on a {device}"
+    return max(1, min(usual, 2 ** max(3, (n // 8).bit_length() - 1), n)), f"an eighth of the {n} images or less"
+
+
+def _workers(device: str, in_memory: bool) -> tuple[int, str]:
+    if in_memory:
+        return 0, "the images are in memory"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if device == "cpu":
+        return max(1, cores // 4), "most cores are for training"
+    return min(16, max(1, cores - 1)), f"one for each of {cores} cores but one"
+
+
+def _precision(device: str) -> tuple[str, str]:
+    if device == "cuda":
+        good = torch.cuda.is_bf16_supported(including_emulation=False)
+        return ("bfloat16", "the GPU has it") if good else ("float32", "the GPU has no bfloat16")
+    if device == "mps":
+        return "float32", "the safe choice on an Apple GPU"
+    gain = bfloat16_gain()
+    why = f"bfloat16 products are ×{gain:.1f} as fast here"
+    return ("bfloat16" if gain > 1.2 else "float32"), why

@@ -1,0 +1,107 @@
+"""Patches as tokens: dealing them out, picking them, and going from pixels to patches and back.
+
+Letters: b batch, c channels, h w height width, n patches of the grid, k patches picked, p patch side.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def share_of(n: int, share: float) -> int:
+    """How many of ``n`` a ``share`` in [0, 1] is, rounded down.
+
+    The small term repairs products such as ``20 * (1 - 0.9) = 1.9999...`` that would lose a patch.
+    """
+    return int(n * share + 1e-6)
+
+
+def deal(
+    b: int,
+    n: int,
+    sizes: Sequence[int],
+    generator: torch.Generator | None = None,
+    device: torch.device | str = "cpu",
+) -> tuple[Tensor, ...]:
+    """Shuffle ``n`` patches for each of ``b`` images and deal disjoint hands of them.
+
+    MAE deals the visible and the masked, ``(49, 147)``; LUT two views, ``(49, 49)``; ExtreMA ``(39,) * 5``.
+    Noise is drawn where ``generator`` lives and the hands are moved to ``device``, so that a seed means the same on
+    every machine.
+
+    Args:
+        b: images.
+        n: patches of the grid.
+        sizes: patches in each hand; together at most ``n``.
+        generator: source of the noise; the global one if absent.
+        device: where the hands shall be.
+
+    Returns:
+        One int64 tensor [b size] a hand: indices in [0, n), in random order.
+
+    Raises:
+        ValueError: the hands need more than ``n`` patches.
+    """
+    if sum(sizes) > n:
+        raise ValueError(f"hands of {' + '.join(map(str, sizes))} patches cannot be dealt from {n}")
+    at = generator.device if generator is not None else "cpu"
+    order = torch.rand(b, n, generator=generator, device=at).argsort(dim=1)
+    return order[:, : sum(sizes)].to(device, non_blocking=True).split(list(sizes), dim=1)
+
+
+def take(tokens: Tensor, indices: Tensor) -> Tensor:
+    """The tokens [b k d] that ``indices`` [b k] name among ``tokens`` [b n d]; ``tokens`` may also be [b n]."""
+    if tokens.ndim == 2:
+        return tokens.gather(1, indices)
+    rows = torch.arange(len(indices), device=indices.device)[:, None]
+    return tokens[rows, indices]
+
+
+def put(tokens: Tensor, indices: Tensor, into: Tensor) -> Tensor:
+    """A copy of ``into`` [b n d] with ``tokens`` [b k d] at ``indices`` [b k]; undoes `take`."""
+    rows = torch.arange(len(indices), device=indices.device)[:, None]
+    return into.index_put((rows, indices), tokens.to(into.dtype))
+
+
+def _grid_of_patches(images: Tensor, p: int) -> Tensor:
+    b, c, h, w = images.shape
+    if h % p or w % p:
+        raise ValueError(f"images of {h}x{w} pixels cannot be cut into patches of {p}x{p}")
+    return images.reshape(b, c, h // p, p, w // p, p).permute(0, 2, 4, 1, 3, 5)  # [b rows columns c p p], a view
+
+
+def patchify(images: Tensor, p: int, indices: Tensor | None = None) -> Tensor:
+    """Cut images [b c h w] into flat patches [b n c*p*p], row by row, or only into those of ``indices`` [b k].
+
+    Inside a patch the order is that of a convolution's weight (channel, row, column), so that a patch projection is
+    one matrix product with the flattened weight. Patches that are not asked for are never copied.
+
+    Raises:
+        ValueError: the patch does not divide the image.
+    """
+    patches = _grid_of_patches(images, p)
+    if indices is None:
+        return patches.flatten(3).flatten(1, 2)
+    columns = patches.shape[2]
+    rows = torch.arange(len(indices), device=indices.device)[:, None]
+    return patches[rows, indices // columns, indices % columns].flatten(2)
+
+
+def unpatchify(patches: Tensor, p: int, grid: tuple[int, int]) -> Tensor:
+    """Put flat patches [b n c*p*p] of a ``grid`` (rows, columns) back into images [b c h w]; undoes `patchify`."""
+    b = len(patches)
+    rows, columns = grid
+    cut = patches.reshape(b, rows, columns, -1, p, p).permute(0, 3, 1, 4, 2, 5)
+    return cut.reshape(b, -1, rows * p, columns * p)
+
+
+def patch_statistics(patches: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation [b n 1] of each patch over all its numbers, as MAE normalises: unbiased, 1e-6 inside."""
+    return patches.mean(-1, keepdim=True), (patches.var(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def normalize_patches(patches: Tensor) -> Tensor:
+    """Each patch [b n f] with zero mean and unit deviation: MAE's normalised pixels (section 3, "per-patch")."""
+    mean, deviation = patch_statistics(patches)
+    return (patches - mean) / deviation

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+@pytest.fixture
+def draw(tmp_path: Path) -> Callable[..., Path]:
+    """Write a small random PNG under tmp_path and return its path; numbered files differ."""
+
+    def write(name: str, height: int = 8, width: int = 10, grey: bool = False) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rng = np.random.default_rng(list(name.encode()))
+        Image.fromarray(rng.integers(0, 256, (height, width) if grey else (height, width, 3), dtype=np.uint8)).save(
+            path
+        )
+        return path
+
+    return write

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from patchloom.data import Shapes, channels_of, measure, normalize, open_data
+from patchloom.errors import PatchloomError
+
+
+def test_channels(tmp_path, draw):
+    draw("a/1.png", grey=True)
+    draw("a/2.png", grey=True)
+    assert channels_of(open_data(tmp_path).train) == 1
+    draw("a/3.png")
+    assert channels_of(open_data(tmp_path).train) == 3
+    np.save(tmp_path / "five.npy", np.zeros((4, 4, 5), np.uint8))
+    with pytest.raises(PatchloomError, match=r"mixes images of 1 channels \(.*png\) and of 5 \(.*five.npy\)"):
+        channels_of(open_data(tmp_path).train)
+
+
+def test_measure_agrees_with_numpy(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = [rng.integers(0, 256, (h, w, 3), dtype=np.uint8) for h, w in ((4, 5), (6, 9), (8, 30))]
+    for i, array in enumerate(arrays):
+        np.save(tmp_path / f"{i}.npy", array if i else (array / 255).astype(np.float32))
+    (tmp_path / "broken.jpg").write_bytes(b"no")
+    stats = measure(open_data(tmp_path).train, 3)
+    pixels = np.concatenate([array.reshape(-1, 3) for array in arrays]) / 255
+    np.testing.assert_allclose(stats.mean, pixels.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(stats.std, pixels.std(0), rtol=1e-5)
+    assert (stats.height, stats.width, stats.sampled) == (6, 9, 3)
+    assert stats.unreadable == [str(tmp_path / "broken.jpg")]
+
+
+def test_a_sample_is_random_but_fixed_by_its_seed():
+    shapes = Shapes(40, size=16)
+    assert measure(shapes, 3, sample=8) == measure(shapes, 3, sample=8) != measure(shapes, 3, sample=8, seed=1)
+    assert measure(shapes, 1, sample=8).sampled == 8
+
+
+def test_flat_images_keep_a_floor_under_std(tmp_path):
+    np.save(tmp_path / "a.npy", np.full((4, 4), 100, np.uint8))
+    stats = measure(open_data(tmp_path).train, 1)
+    assert stats.std == (1e-3,)
+    assert normalize(torch.full((1, 1, 2, 2), 100, dtype=torch.uint8), stats.mean, stats.std).abs().max() < 1e-3
+
+
+def test_nothing_readable_names_the_first_problem(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"no")
+    (tmp_path / "b.jpg").write_bytes(b"no")
+    for ask in (channels_of, lambda source: measure(source, 3)):
+        with pytest.raises(PatchloomError, match=r"nothing could be read in .*: .*a\.jpg cannot be read"):
+            ask(open_data(tmp_path).train)
+
+
+def test_normalize():
+    images = torch.randint(0, 256, (4, 2, 5, 5), dtype=torch.uint8)
+    expected = (images / 255 - torch.tensor([0.2, 0.6]).view(2, 1, 1)) / torch.tensor([0.5, 0.1]).view(2, 1, 1)
+    torch.testing.assert_close(normalize(images, (0.2, 0.6), (0.5, 0.1)), expected)
+    floats = images / 255
+    kept = floats.clone()
+    torch.testing.assert_close(normalize(floats, (0.2, 0.6), (0.5, 0.1)), expected)
+    assert torch.equal(floats, kept) and normalize(floats.half(), (0.2, 0.6), (0.5, 0.1)).dtype == torch.float32

@@ -1,0 +1,164 @@
+"""Picture sheets, read back pixel by pixel."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from patchloom.errors import PatchloomError
+from patchloom.look import draw_sheet
+from patchloom.look.sheets import FRAME_GREY, MOST_BYTES, channels_shown, font, tile_size, widest_word, wrap
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+def normalised(images: Tensor) -> Tensor:
+    return (images - torch.tensor(MEAN).view(-1, 1, 1)) / torch.tensor(STD).view(-1, 1, 1)
+
+
+def draw(folder: Path, columns: dict[str, Tensor], caption: str = "", mean=None, std=None) -> np.ndarray:
+    """The page [h w 3] that is drawn of ``columns``, in normalised pixels of ImageNet unless told otherwise."""
+    path = draw_sheet(SimpleNamespace(name="sheet", caption=caption, columns=columns), mean or MEAN, std or STD, folder)
+    assert path == folder / "sheet.png"
+    assert path.stat().st_size < MOST_BYTES
+    return np.asarray(Image.open(path))
+
+
+def tiles(page: np.ndarray) -> list[list[np.ndarray]]:
+    """Rows of tiles [h w 3], found by their frames."""
+    frame = (page == FRAME_GREY).all(-1)
+    top_edges = [y for y in range(len(frame)) if frame[y].sum() > 50]
+    found = []
+    for top, bottom in zip(top_edges[::2], top_edges[1::2], strict=True):
+        left_edges = [x for x in range(page.shape[1]) if frame[top : bottom + 1, x].all()]
+        pairs = zip(left_edges[::2], left_edges[1::2], strict=True)
+        found.append([page[top + 1 : bottom, left + 1 : right] for left, right in pairs])
+    return found
+
+
+def test_colours_come_back_and_withheld_is_black_and_wrong_is_white(tmp_path):
+    colours = torch.tensor([[0.2, 0.4, 0.6], [0.9, 0.1, 0.5]]).view(2, 3, 1, 1).expand(2, 3, 8, 8).clone()
+    marked = normalised(colours)
+    marked[:, :, :4, :4] = float("nan")
+    marked[:, :, 4:, 4:] = float("inf")
+    rows = tiles(draw(tmp_path, {"original": normalised(colours), "marked": marked}))
+    assert [len(row) for row in rows] == [2, 2]
+    for (original, drawn), colour in zip(rows, ([51, 102, 153], [230, 26, 128]), strict=True):
+        assert original.shape == drawn.shape == (160, 160, 3)
+        assert np.abs(original.astype(int) - colour).max() <= 1
+        assert (drawn[:80, :80] == 0).all()
+        assert (drawn[80:, 80:] == 255).all()
+        assert np.abs(drawn[:80, 80:].astype(int) - colour).max() <= 1
+
+
+def test_values_beyond_the_colours_are_clamped(tmp_path):
+    extremes = torch.full((1, 3, 8, 8), 50.0)
+    extremes[..., 4:] = -50
+    ((tile,),) = tiles(draw(tmp_path, {"extremes": extremes}))
+    assert (tile[:, :80] == 255).all()
+    assert (tile[:, 80:] == 0).all()
+
+
+def test_every_pixel_of_a_small_image_is_a_sharp_square(tmp_path):
+    levels = torch.randint(256, (1, 3, 32, 32), generator=torch.Generator().manual_seed(0))
+    ((tile,),) = tiles(draw(tmp_path, {"original": normalised(levels / 255)}))
+    expected = levels[0].permute(1, 2, 0).numpy().repeat(5, 0).repeat(5, 1)
+    assert (tile == expected).all()
+
+
+def test_at_most_eight_rows(tmp_path):
+    rows = tiles(
+        draw(tmp_path, {"a": torch.zeros(11, 3, 8, 8), "b": torch.ones(11, 3, 8, 8), "c": torch.ones(11, 3, 8, 8)})
+    )
+    assert [len(row) for row in rows] == [3] * 8
+
+
+@pytest.mark.parametrize("channels", [1, 2, 5])
+def test_other_channels(tmp_path, channels):
+    levels = torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9])[:channels]
+    images = levels.view(1, -1, 1, 1).expand(1, channels, 16, 16)
+    ((tile,),) = tiles(draw(tmp_path, {"original": images}, mean=[0.0] * channels, std=[1.0] * channels))
+    assert (tile == ([26, 76, 128] if channels == 5 else [26, 26, 26])).all()
+
+
+def test_the_caption_says_which_channels_are_shown(tmp_path):
+    assert [channels_shown(c) for c in (1, 3)] == ["", ""]
+    assert "channel 1 of 2" in channels_shown(2)
+    assert "channels 1 to 3 of 5" in channels_shown(5)
+    bare = draw(tmp_path, {"a": torch.zeros(1, 3, 8, 8)})
+    noted = draw(tmp_path, {"a": torch.zeros(1, 5, 8, 8)}, mean=[0.0] * 5, std=[1.0] * 5)
+    assert len(noted) > len(bare)
+
+
+@pytest.mark.parametrize(
+    "size, shown",
+    [
+        ((8, 8), (160, 160)),
+        ((32, 32), (160, 160)),
+        ((64, 64), (128, 128)),
+        ((224, 224), (224, 224)),
+        ((448, 448), (224, 224)),
+        ((40, 80), (120, 240)),
+        ((128, 1024), (56, 448)),
+        ((1, 4000), (1, 448)),
+    ],
+)
+def test_tile_sizes(size, shown):
+    assert tile_size(*size, side=224) == shown
+    assert tile_size(*reversed(size), side=224) == shown[::-1]
+
+
+def test_columns_may_differ_in_size(tmp_path):
+    page = draw(tmp_path, {"wide": torch.zeros(1, 3, 112, 224), "small": torch.zeros(1, 3, 8, 8)})
+    edges = (page == FRAME_GREY).all(-1).sum(1)
+    assert (edges > 50).sum() == 4  # two tiles of different heights
+
+
+def test_large_photographs_stay_under_two_megabytes(tmp_path):
+    noise = torch.rand(8, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    rows = tiles(draw(tmp_path, {str(i): normalised(noise) for i in range(5)}))
+    assert [len(row) for row in rows] == [5] * 8
+
+
+def test_the_same_sheet_gives_the_same_bytes(tmp_path):
+    sheet = SimpleNamespace(name="γ sheet", caption="σ = 1", columns={"γ = 0.5": torch.zeros(2, 3, 8, 8)})
+    first, second = (draw_sheet(sheet, torch.tensor(MEAN), torch.tensor(STD), tmp_path / name) for name in "ab")
+    assert first.read_bytes() == second.read_bytes()
+    assert [path.name for path in first.parent.iterdir()] == ["γ sheet.png"]
+
+
+def test_half_precision_and_gradients_are_drawn(tmp_path):
+    images = torch.zeros(1, 3, 8, 8, dtype=torch.bfloat16, requires_grad=True)
+    ((tile,),) = tiles(draw(tmp_path, {"predicted": images}))
+    assert (tile == [124, 116, 104]).all()
+
+
+def test_text_is_never_cut(tmp_path):
+    caption = "Positions were withheld from 95% of the visible patches. " * 6 + "x" * 90
+    page = draw(tmp_path, {"heading of-an-unbreakable-and-long-sort": torch.zeros(1, 3, 8, 8)}, caption)
+    for border in (page[:10], page[-10:], page[:, :10], page[:, -10:]):
+        assert (border == 255).all()
+    face = font(15)
+    assert " ".join(wrap(caption, face, 400)) == caption
+    assert all(face.getlength(line) <= 400 for line in wrap(caption, face, 400)[:-1])
+    assert widest_word("", face) == 0
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {},
+        {"a": torch.zeros(0, 3, 8, 8)},
+        {"a": torch.zeros(3, 8, 8)},
+        {"a": torch.zeros(2, 1, 8, 8)},
+        {"a": torch.zeros(2, 3, 8, 8), "b": torch.zeros(1, 3, 8, 8)},
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(tmp_path, columns):
+    with pytest.raises(PatchloomError, match="sheet 'sheet' cannot be drawn"):
+        draw(tmp_path, columns)
+    assert not list(tmp_path.iterdir())
