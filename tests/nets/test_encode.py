@@ -1,0 +1,176 @@
+"""The guest: equal to timm on whole images, blind to what is withheld, refused by name where it cannot be served."""
+
+import pytest
+import timm
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.encode import EncoderSpec, build_encoder, check_servable, encode, fuse_attention, patch_positions
+from patchloom.views.positions import sincos_2d
+from patchloom.views.tokens import deal, patchify, put, unpatchify
+from patchloom.views.view import blank_patches, drop_positions, limit_context, mask_patches, whole
+
+TINY = {"embed_dim": 32, "depth": 2, "num_heads": 4}
+KINDS = {
+    "class token": {},
+    "registers": {"reg_tokens": 3},
+    "registers beside the positions": {"reg_tokens": 2, "no_embed_class": True},
+    "no class token": {"class_token": False},
+    "no class token, one register": {"class_token": False, "reg_tokens": 1},
+    "pre-norm": {"pre_norm": True},
+    "layer scale, normed queries": {"init_values": 0.1, "qk_norm": True},
+}
+
+
+def tiny(size=(24, 24), p=8, channels=3, **options):
+    torch.manual_seed(0)
+    vit = build_encoder(EncoderSpec("vit_tiny_patch16_224", size, p, channels, options={**TINY, **options}))
+    with torch.no_grad():  # zero biases and positions would hide mistakes
+        for weight in vit.parameters():
+            weight.add_(torch.randn_like(weight) * 0.05)
+    return vit.eval()
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(("size", "channels"), [((24, 24), 3), ((16, 40), 5)])
+def test_whole_images_give_timms_features(options, size, channels):
+    vit = tiny(size, channels=channels, **options)
+    images = torch.randn(2, channels, *size)
+    ours, theirs = encode(vit, whole(images, vit.patch_embed.num_patches)), vit.forward_features(images)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 5), st.floats(0.1, 0.9), st.integers(0, 2**31))
+def test_masked_pixels_change_nothing_and_order_only_order(rows, columns, share, seed):
+    p, n = 4, rows * columns
+    vit = build_encoder(EncoderSpec("vit_tiny_patch16_224", (rows * p, columns * p), p, options=TINY)).eval()
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(2, 3, rows * p, columns * p, generator=generator)
+    k = max(1, round(n * share))
+    visible, masked = deal(2, n, (k, n - k), generator)
+    features = encode(vit, mask_patches(whole(images, n), visible))
+
+    patches = patchify(images, p)
+    noise = torch.randn(2, n - k, patches.shape[-1], generator=generator)
+    changed = unpatchify(put(noise, masked, patches), p, (rows, columns))
+    torch.testing.assert_close(encode(vit, mask_patches(whole(changed, n), visible)), features, rtol=0, atol=0)
+
+    order = torch.randperm(k, generator=generator)
+    shuffled = encode(vit, mask_patches(whole(images, n), visible[:, order]))
+    torch.testing.assert_close(shuffled[:, 1:], features[:, 1:][:, order], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(shuffled[:, 0], features[:, 0], rtol=1e-4, atol=1e-5)
+
+
+def test_dropped_positions_are_unknown():
+    """Two patches that swap places cannot be told apart once their positions are dropped."""
+    vit = tiny()
+    images = torch.randn(1, 3, 24, 24)
+    patches = patchify(images, 8)
+    swapped = patches.clone()
+    swapped[:, [2, 7]] = patches[:, [7, 2]]
+    drop = torch.tensor([[2, 7]])
+    token = torch.randn(32)
+
+    def features(pixels, dropped):
+        view = whole(unpatchify(pixels, 8, (3, 3)), 9)
+        return encode(vit, drop_positions(view, drop) if dropped else view, position_token=token)[:, 1:]
+
+    known, other = features(patches, True), features(swapped, True)
+    torch.testing.assert_close(known[:, [2, 7]], other[:, [7, 2]], rtol=1e-5, atol=1e-5)
+    known, other = features(patches, False), features(swapped, False)
+    assert (known[:, [2, 7]] - other[:, [7, 2]]).abs().max() > 1e-3
+
+
+def test_blank_content_is_unknown():
+    vit = tiny()
+    images, token = torch.randn(1, 3, 24, 24), torch.randn(32)
+    other = images.clone()
+    other[:, :, 8:16, 8:16] += 1  # patch 4
+    blank = torch.tensor([[4]])
+    one, two = (encode(vit, blank_patches(whole(x, 9), blank), mask_token=token) for x in (images, other))
+    assert torch.equal(one, two)
+    assert not torch.equal(encode(vit, whole(images, 9)), encode(vit, whole(other, 9)))
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+def test_a_full_context_is_plain_attention(options):
+    vit = tiny(**options)
+    view = whole(torch.randn(2, 3, 24, 24), 9)
+    everyone = torch.arange(9).expand(2, 9)
+    torch.testing.assert_close(encode(vit, limit_context(view, everyone)), encode(vit, view), rtol=1e-5, atol=1e-5)
+
+
+def test_a_patch_outside_the_context_changes_only_itself():
+    vit = tiny()
+    images = torch.randn(1, 3, 24, 24)
+    other = images.clone()
+    other[:, :, 8:16, 8:16] += 1  # patch 4
+    context = torch.tensor([[0, 3, 8]])
+    one, two = (encode(vit, limit_context(whole(x, 9), context)) for x in (images, other))
+    changed = (one != two).any(-1)[0]
+    assert changed.nonzero().flatten().tolist() == [1 + 4]
+
+
+def test_both_forms_of_attention_agree():
+    vit = tiny()
+    view = whole(torch.randn(2, 3, 24, 24), 9)
+    features = encode(vit, view)
+    fuse_attention(vit, fused=not vit.blocks[0].attn.fused_attn)
+    torch.testing.assert_close(encode(vit, view), features, rtol=1e-5, atol=1e-5)
+
+
+def test_gradient_checkpointing_changes_nothing():
+    vit = tiny().train()
+    view = whole(torch.randn(2, 3, 24, 24), 9)
+    plain = torch.autograd.grad(encode(vit, view).square().sum(), vit.cls_token)[0]
+    vit.set_grad_checkpointing()
+    torch.testing.assert_close(torch.autograd.grad(encode(vit, view).square().sum(), vit.cls_token)[0], plain)
+
+
+@pytest.mark.parametrize("options", [{}, {"reg_tokens": 2, "no_embed_class": True}])
+def test_fixed_positions(options):
+    vit = build_encoder(EncoderSpec("nano", (16, 32), 8, options=options))
+    torch.testing.assert_close(patch_positions(vit), sincos_2d(128, (2, 4)))
+    assert not vit.pos_embed.requires_grad
+    assert vit.pos_embed.shape[1] == 8 + (0 if options else 1)
+    assert build_encoder(EncoderSpec("nano", (16, 32), 8, positions="learned")).pos_embed.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("vit_tinny_patch16_224", "did you mean vit_tiny_patch16_224"),
+        ("resnet50", "ResNet"),
+        ("eva02_tiny_patch14_224", "Eva"),
+        ("deit_tiny_distilled_patch16_224", "VisionTransformerDistilled"),
+        ("swin_tiny_patch4_window7_224", "Swin"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(model, said):
+    with pytest.raises(PatchloomError, match=said):
+        build_encoder(EncoderSpec(model, (224, 224), 16))
+
+
+def test_stock_models_with_foreign_blocks_are_refused():
+    vit = timm.create_model("vit_tiny_patch16_224", block_fn=timm.models.vision_transformer.ResPostBlock)
+    with pytest.raises(PatchloomError, match="ResPostBlock"):
+        check_servable(vit, "vit_tiny_patch16_224")
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    with pytest.raises(PatchloomError, match="patches of 16 pixels do not divide images of 100x96"):
+        build_encoder(EncoderSpec("nano", (100, 96), 16))
+    with pytest.raises(PatchloomError, match="timm cannot build"):
+        build_encoder(EncoderSpec("nano", (32, 32), 8, options={"num_heads": 7}))
+
+
+def test_the_projection_is_the_convolution():
+    vit = tiny(channels=2)
+    images = torch.randn(1, 2, 24, 24)
+    project = vit.patch_embed.proj
+    ours = F.linear(patchify(images, 8), project.weight.flatten(1), project.bias)
+    torch.testing.assert_close(ours, project(images).flatten(2).transpose(1, 2), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,137 @@
+"""One sweep over every task in TASKS, without code for any of them."""
+
+import inspect
+import math
+
+import pytest
+import timm
+import torch
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.encode import EncoderSpec, build_encoder
+from patchloom.tasks import TASKS, build_task, check_options, task_class
+from patchloom.tasks.task import Measure, Outcome
+from patchloom.train.optim import build_optimizer
+
+SIZE = (32, 24)
+ENCODERS = {
+    "class token": {},
+    "registers": {"reg_tokens": 2},
+    "no class token": {"class_token": False},
+}
+
+
+def spec_of(options):
+    return EncoderSpec("nano", SIZE, 4, options={"embed_dim": 32, "depth": 2, "num_heads": 2, **options})
+
+
+def build(name, seed=0, **options):
+    torch.manual_seed(seed)
+    return build_task({"name": name}, build_encoder(spec_of(options)))
+
+
+def views_of(task, b=8, seed=0):
+    """What the task's own augmentation makes of random images."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    images = [torch.from_numpy(rng.integers(0, 256, (3, 40, 40), dtype=np.uint8)) for _ in range(b)]
+    made = [task.augment(image, rng) for image in images]
+    return [torch.stack(views).float() / 127.5 - 1 for views in zip(*made, strict=True)]
+
+
+@pytest.fixture(params=TASKS)
+def name(request):
+    return request.param
+
+
+@pytest.mark.parametrize("options", ENCODERS.values(), ids=ENCODERS)
+def test_finite_loss_and_a_gradient_for_every_trainable_parameter(name, options):
+    task = build(name, **options)
+    outcome = task(*views_of(task), progress=0.5, generator=torch.Generator().manual_seed(0))
+    assert isinstance(outcome, Outcome)
+    assert outcome.loss.ndim == 0 and outcome.loss.dtype == torch.float32 and math.isfinite(outcome.loss.item())
+    assert all(not value.requires_grad and value.ndim == 0 for value in outcome.metrics.values())
+    outcome.loss.backward()
+    for key, weight in task.named_parameters():
+        if weight.requires_grad:
+            assert weight.grad is not None and weight.grad.abs().sum() > 0, f"{key} gets no gradient"
+        else:
+            assert weight.grad is None, f"{key} must have no gradient"
+
+
+def test_loss_falls(name):
+    task = build(name)
+    optimizer = build_optimizer(task, 0.0, "cpu")
+    for group in optimizer.param_groups:
+        group["lr"] = 3e-3
+    views, losses = views_of(task), []
+    for step in range(30):
+        # the same draw every time: it is the weights that must make the loss fall
+        outcome = task(*views, progress=0.9, generator=torch.Generator().manual_seed(0))
+        outcome.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        task.after_step((step + 1) / 30)
+        losses.append(outcome.loss.item())
+    assert losses[-1] < 0.9 * losses[0], losses
+
+
+def test_one_seed_one_result(name):
+    def losses(seed):
+        task = build(name, seed)
+        optimizer = build_optimizer(task, 0.05, "cpu")
+        optimizer.param_groups[0]["lr"] = 1e-3
+        found = []
+        for step in range(3):
+            outcome = task(*views_of(task), progress=step / 3, generator=torch.Generator().manual_seed(seed + step))
+            outcome.loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            task.after_step((step + 1) / 3)
+            found.append(outcome.loss.item())
+        return found
+
+    assert losses(0) == losses(0)
+    assert losses(0) != losses(1)
+
+
+@pytest.mark.parametrize("options", ENCODERS.values(), ids=ENCODERS)
+def test_the_encoder_goes_home_to_timm(name, options):
+    task = build(name, **options)
+    fresh = timm.create_model(**spec_of(options).timm_arguments())
+    fresh.load_state_dict(task.encoder.state_dict(), strict=True)
+
+
+def test_measure_and_pictures(name):
+    task = build(name).eval()
+    images = torch.randn(4, 3, *SIZE)
+    with torch.inference_mode():
+        one, two = (task.measure(images, torch.Generator().manual_seed(1)) for _ in range(2))
+        sheets = task.draw(images, torch.Generator().manual_seed(1))
+    assert isinstance(one, Measure) and one == two and math.isfinite(one.value)
+    assert one.yardsticks and all(math.isfinite(value) for value in one.yardsticks.values())
+    assert sheets
+    for sheet in sheets:
+        assert sheet.caption and all(column.shape == images.shape for column in sheet.columns.values())
+
+
+def test_every_option_is_documented(name):
+    cls = task_class(name)
+    for option in list(inspect.signature(cls).parameters)[1:]:
+        assert f"\n        {option}: " in cls.__doc__ or f"\n    {option}: " in inspect.getdoc(cls), option
+
+
+def test_unknown_names_are_told_the_nearest():
+    with pytest.raises(PatchloomError, match="did you mean droppos"):
+        task_class("dropos")
+    with pytest.raises(PatchloomError, match="did you mean mask_ratio"):
+        check_options({"name": "mae", "mask_rato": 0.5})
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 0.999, 1.0, 2.0])
+def test_impossible_mask_ratios_are_refused(name, ratio):
+    if "mask_ratio" not in inspect.signature(task_class(name)).parameters:
+        pytest.skip("the task has no mask ratio")
+    with pytest.raises(PatchloomError, match="mask ratio of"):
+        build_task({"name": name, "mask_ratio": ratio}, build_encoder(spec_of({})))

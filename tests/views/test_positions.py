@@ -1,0 +1,48 @@
+"""Position tables, distances and smoothing."""
+
+import math
+
+import pytest
+import torch
+
+from patchloom.views.positions import distances, sincos_1d, sincos_2d, smoothed_positions
+
+
+def test_sincos_follows_its_formula():
+    d, (rows, columns) = 16, (3, 5)
+    table = sincos_2d(d, (rows, columns))
+    assert table.shape == (15, d)
+    row, column = 2, 4
+    patch = row * columns + column
+    for i in range(d // 4):
+        angle = 10000 ** (-i / (d / 4))
+        assert table[patch, i].item() == pytest.approx(math.sin(column * angle), abs=1e-6)
+        assert table[patch, d // 4 + i].item() == pytest.approx(math.cos(column * angle), abs=1e-6)
+        assert table[patch, d // 2 + i].item() == pytest.approx(math.sin(row * angle), abs=1e-6)
+        assert table[patch, 3 * d // 4 + i].item() == pytest.approx(math.cos(row * angle), abs=1e-6)
+
+
+def test_widths_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="4 divides, not 6"):
+        sincos_2d(6, (2, 2))
+    with pytest.raises(ValueError, match="even width"):
+        sincos_1d(3, torch.arange(2))
+
+
+def test_distances():
+    apart = distances((2, 3))
+    assert apart[0, 5].item() == pytest.approx(math.sqrt(1 + 4))
+    assert torch.equal(apart, apart.T)
+    assert (apart.diagonal() == 0).all()
+
+
+def test_smoothing():
+    assert torch.equal(smoothed_positions((3, 4), 0), torch.eye(12))
+    soft = smoothed_positions((3, 4), 0.8)
+    assert torch.allclose(soft.sum(1), torch.ones(12))
+    assert (soft[0, 1] / soft[0, 0]).item() == pytest.approx(math.exp(-1 / 0.64), rel=1e-5)
+    released = smoothed_positions((3, 4), 0.8, squared=True)
+    assert torch.allclose(released.sum(0), torch.ones(12))
+    assert (released[6, 4] / released[4, 4]).item() == pytest.approx(
+        math.exp(-4 / 0.64) * 1.0, rel=1e-5
+    )  # one column, so one divisor
