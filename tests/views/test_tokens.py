@@ -50,7 +50,9 @@ def test_too_large_hands_are_refused():
         deal(1, 9, (5, 5))
 
 
-@pytest.mark.parametrize(("n", "share", "expected"), [(196, 0.25, 49), (20, 1 - 0.9, 2), (9, 0.25, 2), (10, 0, 0), (10, 1, 10)])
+@pytest.mark.parametrize(
+    ("n", "share", "expected"), [(196, 0.25, 49), (20, 1 - 0.9, 2), (9, 0.25, 2), (10, 0, 0), (10, 1, 10)]
+)
 def test_share_of(n, share, expected):
     assert share_of(n, share) == expected
 

@@ -16,6 +16,7 @@ SHAPES = ("disc", "ring", "triangle", "square", "hexagon", "star", "cross", "out
 _BLOCK = 64  # images drawn together: numpy's overhead is shared, and a block's planes still fit the cache
 _BITS, _LINES, _WAVES = 10, 4, 3
 _BIT = 0.04  # the largest half side of a bit of clutter, as a share of the image
+_NOISE = 0.12  # width of the uniform noise on every pixel
 _STREAM = 0x5A9E  # keeps these random streams apart from those that the loader draws from the same seed
 
 
@@ -219,6 +220,6 @@ def _draw(scenes: list[_Scene], size: int) -> np.ndarray:
         _paint(canvas, np.maximum(across, along), line[:, 4:])
     _sprinkle(canvas, np.stack([scene.bits for scene in scenes], 1))
     _paint(canvas, _distance(scenes, size), shape[..., 0, 0])
-    canvas += 0.12 * (np.stack([scene.noise for scene in scenes])[:, None] - 0.5)
+    canvas += _NOISE * (np.stack([scene.noise for scene in scenes])[:, None] - 0.5)
     np.clip(canvas, 0, 1, out=canvas)
     return np.ascontiguousarray((canvas * 255 + 0.5).astype(np.uint8).transpose(0, 2, 3, 1))

@@ -72,7 +72,9 @@ class EncoderSpec:
 
 def _has_class_token(model: str) -> bool:
     with torch.device("meta"):
-        return bool(getattr(_create(model_name=model), "has_class_token", False))
+        stock = _create(model_name=model)
+    check_servable(stock, model)
+    return stock.has_class_token
 
 
 def _create(**arguments: Any) -> nn.Module:

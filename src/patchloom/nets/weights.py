@@ -39,7 +39,7 @@ class EncoderCard:
 
 def save_encoder(vit: VisionTransformer, card: EncoderCard, path: Path) -> None:
     """Write the encoder's ``state_dict`` and card; the file appears whole or not at all."""
-    about = {"format": FORMAT, "card": json.dumps(asdict(card))}
+    about = {FORMAT: json.dumps(asdict(card))}  # one key: the order of several would differ from file to file
     weights = {name: value.detach().cpu().contiguous() for name, value in vit.state_dict().items()}
     write_whole(path, save(weights, metadata=about))
 
@@ -55,9 +55,9 @@ def read_card(path: Path) -> EncoderCard:
             about = file.metadata() or {}
     except (OSError, SafetensorError) as problem:
         raise PatchloomError(f"{path} cannot be read as encoder weights ({problem}): is it whole?") from problem
-    if about.get("format") != FORMAT:
+    if FORMAT not in about:
         raise PatchloomError(f"{path} has no patchloom metadata: use a file that patchloom wrote, or timm:NAME")
-    card = json.loads(about["card"])
+    card = json.loads(about[FORMAT])
     spec = card["spec"] | {"img_size": tuple(card["spec"]["img_size"])}
     return EncoderCard(EncoderSpec(**spec), tuple(card["mean"]), tuple(card["std"]), card["task"], card["name"])
 

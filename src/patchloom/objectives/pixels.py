@@ -46,6 +46,8 @@ def trivial_errors(images: Tensor, p: int, visible: Tensor, masked: Tensor, norm
     return {name: ((answer - truth) / scale).square().mean().item() for name, answer in errors.items()}
 
 
+@torch.autocast("cpu", enabled=False)
+@torch.autocast("cuda", enabled=False)
 def spread(images: Tensor, p: int, visible: Tensor) -> Tensor:
     """Images [b c h w] whose holes are filled by a Gaussian blur of the visible patches (σ of one patch side)."""
     b, c, h, w = images.shape
@@ -61,18 +63,34 @@ def spread(images: Tensor, p: int, visible: Tensor) -> Tensor:
     return seen / weight
 
 
-def recovered_images(predicted: Tensor, images: Tensor, p: int, masked: Tensor, normalized: bool) -> Tensor:
+def recovered_images(
+    predicted: Tensor, images: Tensor, p: int, masked: Tensor, statistics: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
     """Images [b c h w] with the masked patches replaced by the predictions [b m f].
 
-    Normalised predictions are put back by each patch's own mean and deviation, which come from the original: there is
-    no other source of them, and a picture's caption has to say so.
+    Args:
+        predicted: plain pixels, or normalised ones if ``statistics`` are given.
+        images: the originals.
+        p: patch side.
+        masked: [b m] which patches are predicted.
+        statistics: mean and deviation [b m 1] by which normalised predictions are put back. They are the original's
+            (`patch_statistics`) or guessed (`guessed_statistics`), and a picture's caption has to say which.
     """
     grid = (images.shape[2] // p, images.shape[3] // p)
+    predicted = predicted.float()
+    if statistics is not None:
+        mean, deviation = statistics
+        predicted = predicted * deviation + mean
+    return unpatchify(put(predicted, masked, patchify(images, p)), p, grid)
+
+
+def guessed_statistics(images: Tensor, p: int, visible: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation [b m 1] of the masked patches, guessed from the visible ones alone by spreading theirs."""
+    grid = (images.shape[2] // p, images.shape[3] // p)
     patches = patchify(images, p)
-    if normalized:
-        mean, deviation = patch_statistics(patchify(images, p, masked))
-        predicted = predicted.float() * deviation + mean
-    return unpatchify(put(predicted.float(), masked, patches), p, grid)
+    painted = (statistic.expand_as(patches) for statistic in patch_statistics(patches))
+    mean, deviation = (patchify(spread(unpatchify(x, p, grid), p, visible), p, masked) for x in painted)
+    return mean.mean(-1, keepdim=True), deviation.mean(-1, keepdim=True)
 
 
 def paint_patches(images: Tensor, p: int, which: Tensor, value: float) -> Tensor:

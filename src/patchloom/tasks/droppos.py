@@ -158,7 +158,8 @@ class DropPos(Task):
         visible, dropped, predicted = self.place(images, generator, self.mask_ratio, self.position_mask_ratio)
         found = (predicted == visible)[dropped].float().mean().item()
         told = visible.shape[1] - int(dropped[0].sum())
-        return Measure("position accuracy", found, {"chance": blind_guess(self.patches, told)}, higher_is_better=True)
+        chance = blind_guess(self.patches, told)
+        return Measure("position accuracy", found, {"chance": chance}, bar="chance", higher_is_better=True)
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """The picture of the paper's Fig. 3, and the images rebuilt by putting patches where they were predicted."""
@@ -166,5 +167,5 @@ class DropPos(Task):
         if self.pixel_decoder is not None:
             visible, masked, dropped = self.deal(len(images), generator, images.device)
             tokens = self.encode(self.view(images, visible, dropped), generator)
-            sheets.append(recovery_sheet(self, images, masked, self.pixel_decoder(tokens, visible, masked)))
+            sheets.append(recovery_sheet(self, images, visible, masked, self.pixel_decoder(tokens, visible, masked)))
         return sheets

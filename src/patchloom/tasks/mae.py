@@ -9,10 +9,17 @@ from torch import Tensor
 from patchloom.errors import PatchloomError
 from patchloom.nets.decode import RefillingDecoder, Size, decoder_sizes
 from patchloom.nets.encode import encode
-from patchloom.objectives.pixels import paint_patches, pixel_loss, pixel_targets, recovered_images, trivial_errors
+from patchloom.objectives.pixels import (
+    guessed_statistics,
+    paint_patches,
+    pixel_loss,
+    pixel_targets,
+    recovered_images,
+    trivial_errors,
+)
 from patchloom.tasks.task import WITHHELD, Measure, Outcome, Sheet, Task
 from patchloom.views.positions import sincos_2d
-from patchloom.views.tokens import deal
+from patchloom.views.tokens import deal, patch_statistics, patchify
 from patchloom.views.view import mask_patches, whole
 
 
@@ -61,16 +68,19 @@ class MAE(Task):
         return self.decoder(encode(self.encoder, view), visible, masked)
 
     def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
-        """The reconstruction error beside those of each patch's mean colour and of a blurred copy."""
+        """The reconstruction error beside those of each patch's mean colour and of a blurred copy.
+
+        The mean colour of a masked patch is nothing that the network is told, so it is the blurred copy that counts.
+        """
         hands = deal(len(images), self.patches, self.hands, generator, images.device)
         error = self(images, hands=hands).loss.item()
         yardsticks = trivial_errors(images, self.p, *hands, self.normalized_pixels)
-        return Measure("reconstruction error", error, yardsticks, higher_is_better=False)
+        return Measure("reconstruction error", error, yardsticks, bar="blurred copy", higher_is_better=False)
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """Original | what was given | what came back."""
         visible, masked = deal(len(images), self.patches, self.hands, generator, images.device)
-        return [recovery_sheet(self, images, masked, self.recover(images, visible, masked))]
+        return [recovery_sheet(self, images, visible, masked, self.recover(images, visible, masked))]
 
 
 def pixel_decoder(task: Task, width: Size, depth: Size, heads: Size) -> RefillingDecoder:
@@ -80,20 +90,19 @@ def pixel_decoder(task: Task, width: Size, depth: Size, heads: Size) -> Refillin
     return RefillingDecoder(task.encoder.embed_dim, pixels, sincos_2d(width, task.grid), depth, heads, task.prefix)
 
 
-def recovery_sheet(task: Task, images: Tensor, masked: Tensor, predicted: Tensor) -> Sheet:
+def recovery_sheet(task: Task, images: Tensor, visible: Tensor, masked: Tensor, predicted: Tensor) -> Sheet:
     """The sheet original | given | recovered of a task that has ``normalized_pixels``."""
-    borrowed = (
-        " Each recovered patch has the mean and deviation of the original patch, because the network predicts pixels "
-        "normalised by them; its content is predicted."
-        if task.normalized_pixels
-        else ""
-    )
-    columns = {
-        "original": images,
-        "given": paint_patches(images, task.p, masked, WITHHELD),
-        "recovered": recovered_images(predicted, images, task.p, masked, task.normalized_pixels),
-    }
-    share = masked.shape[1] / task.patches
-    return Sheet(
-        "recovered", f"{share:.0%} of the patches are masked; visible patches are the original's.{borrowed}", columns
-    )
+    columns = {"original": images, "given": paint_patches(images, task.p, masked, WITHHELD)}
+    caption = f"{masked.shape[1] / task.patches:.0%} of the patches are masked; visible patches are the original's."
+    if task.normalized_pixels:
+        own = patch_statistics(patchify(images, task.p, masked))
+        guessed = guessed_statistics(images, task.p, visible, masked)
+        columns["recovered, own statistics"] = recovered_images(predicted, images, task.p, masked, own)
+        columns["guessed statistics"] = recovered_images(predicted, images, task.p, masked, guessed)
+        caption += (
+            " Pixels are predicted normalised within each patch. Own statistics: each patch's mean and deviation "
+            "come from the original. Guessed: they come from the visible patches around it, so nothing masked is shown."
+        )
+    else:
+        columns["recovered"] = recovered_images(predicted, images, task.p, masked)
+    return Sheet("recovered", caption, columns)

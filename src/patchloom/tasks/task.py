@@ -39,12 +39,14 @@ class Measure(NamedTuple):
         name: what is measured, in words.
         value: the result.
         yardsticks: results of trivial answers by name, such as chance.
+        bar: the yardstick that has to be beaten before anything is learnt; others may know what the network does not.
         higher_is_better: which way is up.
     """
 
     name: str
     value: float
     yardsticks: dict[str, float]
+    bar: str
     higher_is_better: bool
 
 

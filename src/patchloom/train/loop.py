@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ _SAVE_EVERY = 60.0  # seconds between checkpoints
 
 def build_fabric(settings: Settings) -> Fabric:
     """The devices and the precision; weights are float32 always."""
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # we say ourselves what precision is used
     precision = "bf16-mixed" if settings.precision == "bfloat16" else "32-true"
     return Fabric(accelerator=settings.device, devices=settings.devices, precision=precision)
 

@@ -20,6 +20,8 @@ from patchloom.data import (
     open_data,
 )
 from patchloom.errors import PatchloomError
+from patchloom.evaluate import Parts, append_rows, compare, labelled
+from patchloom.evaluate import Settings as EvaluationSettings
 from patchloom.look import draw_curves
 from patchloom.look.curves import read_metrics
 from patchloom.nets.weights import EncoderCard, save_encoder
@@ -31,6 +33,7 @@ from patchloom.train.progress import Reporter
 from patchloom.train.settings import DEFAULT_TASK, Settings, resolve
 from patchloom.train.watch import Watch, verdict
 
+_MOST_EVALUATED = 5000  # training images of the closing evaluation; `patchloom evaluate` takes all
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -118,7 +121,9 @@ class _Pretraining:
             self.folder.begin(self.asked, settings, reasons, stats, self.data.train.fingerprint())
         self.reporter = Reporter(self.folder.log, fabric.is_global_zero)
         self._announce(reasons)
-        watch = Watch(self.task, self.held_out, self.training, stats[:2], settings.channels, settings.seed)
+        name, task = self.folder.path.name, settings.task["name"]
+        self.card = EncoderCard(encoder_spec(settings), tuple(stats.mean), tuple(stats.std), task, name)
+        watch = Watch(self.task, self.card, self.held_out, self.training, settings.seed)
         loop = Loop(fabric, self.task, self.training, settings, stats[:2], self.folder, self.reporter, watch)
         if self.resumed:
             self.reporter.say(f"Resuming after step {loop.first:,} of {loop.steps:,}.")
@@ -169,12 +174,26 @@ class _Pretraining:
         say(f"  encoder of {encoder / 1e6:.1f} M parameters, and {rest / 1e6:.1f} M that only the task needs")
         say(f"  everything goes to {self.folder.path}")
 
+    def _evaluate(self) -> None:
+        """kNN and linear probe beside their controls, on images that were never trained on."""
+        if self.data.test is not None and self.data.test.labels is not None:
+            test, story = self.data.test, "The data brings its own test images."
+        else:
+            test, story = self.held_out, "The test images are the held-out ones, which were never trained on."
+        train = self.training
+        if len(train) > _MOST_EVALUATED:
+            some = np.random.default_rng(self.settings.seed).permutation(len(train))[:_MOST_EVALUATED]
+            train, story = train.subset(np.sort(some)), f"{story} The training images are a random subset."
+        parts = Parts(labelled(train), labelled(test), story)
+        how = EvaluationSettings(seed=self.settings.seed, device=next(self.task.parameters()).device)
+        for report in compare(("knn", "linear"), self.task.encoder, self.card, parts, how):
+            append_rows(self.folder.path / "results.csv", report)
+            self.reporter.say(report.headline)
+
     def _finish(self, fabric, loop: Loop, watch: Watch) -> Run:
         """Write the encoder, draw the pictures, and say what was learnt."""
-        spec, name = encoder_spec(self.settings), self.folder.path.name
-        card = EncoderCard(spec, self.stats.mean, self.stats.std, self.settings.task["name"], name)
         if fabric.is_global_zero:
-            save_encoder(self.task.encoder, card, self.folder.encoder)
+            save_encoder(self.task.encoder, self.card, self.folder.encoder)
         metrics = read_metrics(self.folder.metrics)
         if loop.measure is None:  # a finished run was started again
             loop.measure, _ = watch.look(fabric.device, fabric.autocast)
@@ -193,5 +212,7 @@ class _Pretraining:
             self.reporter.say(f"{count} files could not be read and were skipped; {unreadable} lists them.")
         summary = verdict(loop.measure, len(self.held_out), knn)
         self.reporter.say(summary)
+        if knn is not None:
+            self._evaluate()
         self.reporter.say(f"Pictures: {self.folder.pictures}. Encoder: {self.folder.encoder}.")
         return Run(self.folder.path, summary)

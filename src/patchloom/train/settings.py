@@ -153,6 +153,8 @@ def resolve(
         return value
 
     device = auto("device", *choose_device())
+    if device != "cpu" and not getattr(torch, device).is_available():
+        raise PatchloomError(f"there is no {device} device here: use --device cpu, or auto")
     auto("channels", channels, "what the images have")
     median = min(stats.height, stats.width)
     if settings.img_size == "auto":

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from patchloom.data import Source, normalize, plain_batches
-from patchloom.evaluate import knn_accuracies, raw_pixels
-from patchloom.evaluate.features import pool
-from patchloom.nets.encode import encode
+from patchloom.evaluate import Features, extract, knn_accuracies, pixel_features
+from patchloom.nets.weights import EncoderCard
 from patchloom.tasks.task import Measure, Task
-from patchloom.views.view import whole
 
-K = 20
+_K = 20
 _GALLERY = 2000
+_BATCH = 250
 
 
 class Watch:
@@ -24,25 +22,26 @@ class Watch:
 
     Args:
         task: the task.
+        card: mean, std and sizes with which images become its input.
         held_out: images that are never trained on; with labels, they also ask the kNN.
         training: the training images, of which at most 2,000 answer the kNN.
-        stats: mean and standard deviation per channel.
         seed: of the draws, which are the same at every point of the training.
     """
 
-    def __init__(self, task: Task, held_out: Source, training: Source, stats: tuple, channels: int, seed: int):
-        self.task, self.held_out, self.stats, self.channels, self.seed = task, held_out, stats, channels, seed
+    def __init__(self, task: Task, card: EncoderCard, held_out: Source, training: Source, seed: int):
+        self.task, self.card, self.held_out, self.seed = task, card, held_out, seed
+        self.size = tuple(task.encoder.patch_embed.img_size)
         self.gallery = None
         if training.labels is not None and held_out.labels is not None:
             some = np.random.default_rng(seed).permutation(len(training))[:_GALLERY]
             self.gallery = training.subset(some)
 
-    def look(self, device: torch.device, context) -> tuple[Measure, dict[str, float]]:
+    def look(self, device: torch.device, context: Callable) -> tuple[Measure, dict[str, float]]:
         """Measure now.
 
         Args:
             device: where the task is.
-            context: a function that gives the context (precision) to run in.
+            context: gives the context (precision) for the task's own measure.
 
         Returns:
             The task's measure, and columns for ``metrics.csv``.
@@ -50,11 +49,9 @@ class Watch:
         self.task.eval()
         with torch.inference_mode(), context():
             measure = self._measure(device)
-            row = {"held_out": measure.value} | {
-                f"yardstick:{name}": value for name, value in measure.yardsticks.items()
-            }
-            if self.gallery is not None:
-                row["knn"] = self._knn(device)
+        row = {"held_out": measure.value} | {f"yardstick:{name}": value for name, value in measure.yardsticks.items()}
+        if self.gallery is not None:
+            row["knn"] = self._knn(lambda source: extract(self.task.encoder, self.card, source, device=device), "mean")
         self.task.train()
         return measure, row
 
@@ -62,45 +59,28 @@ class Watch:
         """kNN accuracy of raw pixels on the same images; None without labels."""
         if self.gallery is None:
             return None
-        size = tuple(self.task.encoder.patch_embed.img_size)
-        gallery, queries = (raw_pixels(source, size, self.channels) for source in (self.gallery, self.held_out))
-        return self._nearest(gallery, queries)
-
-    def _batches(self, source: Source, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        size = tuple(self.task.encoder.patch_embed.img_size)
-        for batch in plain_batches(source, size, 250, channels=self.channels):
-            yield normalize(batch.views[0].to(device), *self.stats), batch.indices
+        return self._knn(lambda source: pixel_features(source, self.size, self.card.mean, self.card.std), "pixels")
 
     def _measure(self, device: torch.device) -> Measure:
         """The task's measure, averaged over the held-out images."""
         generator = torch.Generator().manual_seed(self.seed)
         found, sizes = [], []
-        for images, _ in self._batches(self.held_out, device):
+        for batch in plain_batches(self.held_out, self.size, _BATCH, channels=self.card.spec.channels):
+            images = normalize(batch.views[0].to(device), self.card.mean, self.card.std)
             found.append(self.task.measure(images, generator))
             sizes.append(len(images))
-        total = sum(sizes)
-        value = sum(m.value * size for m, size in zip(found, sizes, strict=True)) / total
-        yardsticks = {
-            name: sum(m.yardsticks[name] * size for m, size in zip(found, sizes, strict=True)) / total
-            for name in found[0].yardsticks
-        }
-        return found[0]._replace(value=value, yardsticks=yardsticks)
 
-    def _knn(self, device: torch.device) -> float:
-        return self._nearest(*(self._features(source, device) for source in (self.gallery, self.held_out)))
+        def mean(values: list[float]) -> float:
+            return sum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
 
-    def _features(self, source: Source, device: torch.device) -> tuple[Tensor, Tensor]:
-        features, indices = [], []
-        for images, where in self._batches(source, device):
-            tokens = encode(self.task.encoder, whole(images, self.task.patches))
-            features.append(pool(self.task.encoder, tokens, "mean").float().cpu())
-            indices.append(where)
-        return torch.cat(features), torch.from_numpy(source.labels)[torch.cat(indices)]
+        yardsticks = {name: mean([m.yardsticks[name] for m in found]) for name in found[0].yardsticks}
+        return found[0]._replace(value=mean([m.value for m in found]), yardsticks=yardsticks)
 
-    @staticmethod
-    def _nearest(gallery: tuple[Tensor, Tensor], queries: tuple[Tensor, Tensor]) -> float:
-        k = min(K, len(gallery[0]))
-        return knn_accuracies(*gallery, *queries, ks=(k,))[k]
+    def _knn(self, features_of: Callable[[Source], Features], pooling: str) -> float:
+        gallery, queries = features_of(self.gallery), features_of(self.held_out)
+        k = min(_K, len(gallery.labels))
+        pooled = gallery.pooled(pooling), gallery.labels, queries.pooled(pooling), queries.labels
+        return knn_accuracies(*pooled, ks=(k,))[k]
 
 
 def verdict(measure: Measure, images: int, knn: dict[str, float] | None) -> str:
@@ -111,11 +91,10 @@ def verdict(measure: Measure, images: int, knn: dict[str, float] | None) -> str:
         images: how many held-out images it was taken on.
         knn: kNN accuracies by encoder ("trained", "untrained", "raw pixels"), or None without labels.
     """
-    sign = 1 if measure.higher_is_better else -1
-    hardest, bar = max(measure.yardsticks.items(), key=lambda item: sign * item[1])
-    better = sign * (measure.value - bar) > 0.05 * bar
+    bar = measure.yardsticks[measure.bar]
+    better = (measure.value - bar if measure.higher_is_better else bar - measure.value) > 0.05 * bar
     others = ", ".join(f"{name} {_number(measure, value)}" for name, value in measure.yardsticks.items())
-    head = "The task is being learnt" if better else f"The task is not learnt yet (compare {hardest})"
+    head = "The task is being learnt" if better else f"The task is not learnt yet (it must beat: {measure.bar})"
     text = f"{head}: {measure.name} {_number(measure, measure.value)} on {images:,} held-out images, against {others}"
     if knn is None:
         return text + "; the images have no labels, so what the features are good for was not measured."

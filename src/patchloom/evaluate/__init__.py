@@ -1,0 +1,29 @@
+"""Honest measurements of an encoder: every one beside its controls, and with what was done."""
+
+from patchloom.evaluate.features import Features, Pooling, extract, labelled, pixel_features
+from patchloom.evaluate.knn import knn_accuracies
+from patchloom.evaluate.linear import Choice, Probe, choose_strength, linear_probe
+from patchloom.evaluate.protocols import Parts, Protocol, Settings, compare, evaluate
+from patchloom.evaluate.report import Report, Row, append_rows, wilson
+
+__all__ = [
+    "Choice",
+    "Features",
+    "Parts",
+    "Pooling",
+    "Probe",
+    "Protocol",
+    "Report",
+    "Row",
+    "Settings",
+    "append_rows",
+    "choose_strength",
+    "compare",
+    "evaluate",
+    "extract",
+    "knn_accuracies",
+    "labelled",
+    "linear_probe",
+    "pixel_features",
+    "wilson",
+]

@@ -1,0 +1,169 @@
+"""Frozen features: one pass over the data gives every pooling. Letters: n images, d width, c channels, h w size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from patchloom.data import Source, normalize, plain_batches
+from patchloom.errors import PatchloomError
+from patchloom.nets.encode import encode
+from patchloom.nets.weights import EncoderCard
+from patchloom.views.view import whole
+
+Pooling = Literal["class", "mean", "both"]
+Precision = Literal["auto", "float32"]
+
+PIXELS_SIDE = 32
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features of labelled images, on the CPU.
+
+    Attributes:
+        tokens: [n d] float32 by name: "class" (if the encoder has that token) and "mean", or "pixels".
+        labels: [n] int64.
+        indices: [n] int64, where in the source the images are.
+        unreadable: names of the images that could not be read.
+    """
+
+    tokens: dict[str, Tensor]
+    labels: Tensor
+    indices: Tensor
+    unreadable: list[str]
+
+    def poolings(self) -> tuple[str, ...]:
+        """What `pooled` can give."""
+        return (*self.tokens, "both") if {"class", "mean"} <= self.tokens.keys() else tuple(self.tokens)
+
+    def pooled(self, pooling: str) -> Tensor:
+        """[n d], or [n 2d] for "both": class token and mean, one after the other as they are.
+
+        Raises:
+            PatchloomError: the encoder has no class token.
+        """
+        if pooling not in self.poolings():
+            raise PatchloomError(f"this encoder has no class token to give {pooling} features: use --pooling mean")
+        if pooling == "both":
+            return torch.cat([self.tokens["class"], self.tokens["mean"]], dim=1)
+        return self.tokens[pooling]
+
+
+def labelled(source: Source) -> Source:
+    """The images of a source that have a label.
+
+    Raises:
+        PatchloomError: none has.
+    """
+    if source.labels is None or not (source.labels >= 0).any():
+        raise PatchloomError(f"{source.name} has no labels: put each class's images in a sub-folder of its own")
+    return source if (source.labels >= 0).all() else source.subset(np.flatnonzero(source.labels >= 0))
+
+
+def pool(vit: VisionTransformer, tokens: Tensor, pooling: Pooling) -> Tensor:
+    """One feature [b d] (of "both" [b 2d]) from the tokens [b prefix+n d] of `patchloom.nets.encode.encode`.
+
+    A norm that the encoder applies after pooling (timm's ``fc_norm``) is applied here too.
+    """
+    if pooling == "both":
+        return torch.cat([pool(vit, tokens, "class"), pool(vit, tokens, "mean")], dim=1)
+    return vit.fc_norm(tokens[:, 0] if pooling == "class" else tokens[:, vit.num_prefix_tokens :].mean(1))
+
+
+def extract(
+    vit: VisionTransformer,
+    card: EncoderCard,
+    source: Source,
+    *,
+    device: torch.device | str,
+    batch_size: int = 256,
+    workers: int = 0,
+    precision: Precision = "auto",
+) -> Features:
+    """Class token and mean of the patch tokens, after the encoder's last norm, of every labelled image.
+
+    Args:
+        vit: the encoder; it is moved to ``device`` and comes back in the mode in which it came.
+        card: its mean and std normalise the images.
+        source: images; those without a label are left out.
+        device: where the encoder runs.
+        batch_size: images at once.
+        workers: processes that read images.
+        precision: "auto" is bfloat16 autocast on CUDA and float32 elsewhere.
+
+    Raises:
+        PatchloomError: no labels, no readable image, channels that the encoder does not take, or features that are not
+            finite.
+    """
+    source, device = labelled(source), torch.device(device)
+    patches = vit.patch_embed.num_patches
+    channels, size = vit.patch_embed.proj.in_channels, tuple(vit.patch_embed.img_size)
+    half = precision == "auto" and device.type == "cuda"
+    found: dict[str, list[Tensor]] = {"class": [], "mean": []} if vit.has_class_token else {"mean": []}
+    indices, unreadable = [], []
+    training = vit.training
+    vit.to(device).eval()
+    try:
+        with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=half):
+            for batch in plain_batches(source, size, batch_size, workers, channels):
+                images = normalize(batch.views[0].to(device, non_blocking=True), card.mean, card.std)
+                tokens = encode(vit, whole(images, patches)).float()
+                pools = {"class": tokens[:, 0], "mean": tokens[:, vit.num_prefix_tokens :].mean(1)}
+                for name, kept in found.items():
+                    kept.append(vit.fc_norm(pools[name]).float().cpu())
+                indices.append(batch.indices)
+                unreadable += batch.unreadable
+    finally:
+        vit.train(training)
+    tokens = {name: torch.cat(kept) for name, kept in found.items()}
+    if not all(values.isfinite().all() for values in tokens.values()):
+        raise PatchloomError(f"{card.name} gives features that are not finite numbers: its training has diverged")
+    return _features(tokens, source, indices, unreadable)
+
+
+def pixel_features(
+    source: Source,
+    size: tuple[int, int],
+    mean: Sequence[float],
+    std: Sequence[float],
+    batch_size: int = 256,
+    workers: int = 0,
+) -> Features:
+    """The images themselves as features "pixels" [n c*h*w]: the control that has learnt nothing and forgotten little.
+
+    Args:
+        source: images; those without a label are left out.
+        size: height and width that the encoder sees; shrunk to at most 32 pixels a side, in proportion.
+        mean, std: in [0, 1] units; the images are normalised by them and get as many channels.
+        batch_size: images at once.
+        workers: processes that read images.
+
+    Raises:
+        PatchloomError: as `extract`.
+    """
+    source = labelled(source)
+    pixels, indices, unreadable = [], [], []
+    for batch in plain_batches(source, pixels_size(size), batch_size, workers, len(mean)):
+        pixels.append(normalize(batch.views[0], mean, std).flatten(1))
+        indices.append(batch.indices)
+        unreadable += batch.unreadable
+    return _features({"pixels": torch.cat(pixels)}, source, indices, unreadable)
+
+
+def pixels_size(size: tuple[int, int]) -> tuple[int, int]:
+    """Height and width at which `pixel_features` looks at images of ``size``."""
+    h, w = size
+    shrink = min(1.0, PIXELS_SIDE / max(h, w))
+    return max(1, round(h * shrink)), max(1, round(w * shrink))
+
+
+def _features(tokens: dict[str, Tensor], source: Source, indices: list[Tensor], unreadable: list[str]) -> Features:
+    places = torch.cat(indices)
+    return Features(tokens, torch.from_numpy(source.labels[places.numpy()]), places, unreadable)

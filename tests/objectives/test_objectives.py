@@ -1,0 +1,75 @@
+"""Yardsticks and weights of the questions."""
+
+import pytest
+import torch
+
+from patchloom.objectives.pixels import guessed_statistics, recovered_images, spread, trivial_errors
+from patchloom.objectives.positions import affinity, blind_guess, foreign_places, loss_weights, weighted_mean
+from patchloom.views.tokens import deal, normalize_patches, patch_statistics, patchify
+
+
+def test_trivial_answers_are_what_they_say():
+    images = torch.randn(3, 3, 16, 24)
+    visible, masked = deal(3, 24, (6, 18))
+    plain = trivial_errors(images, 4, visible, masked, normalized=False)
+    truth = patchify(images, 4, masked).unflatten(-1, (3, 16))
+    assert plain["mean colour"] == pytest.approx(truth.var(-1, correction=0).mean().item(), rel=1e-5)
+    flat = torch.ones(2, 3, 16, 24) * torch.tensor([1.0, -2.0, 0.5]).view(3, 1, 1)
+    assert max(trivial_errors(flat, 4, visible[:2], masked[:2], normalized=False).values()) < 1e-8
+    normalized = trivial_errors(images, 4, visible, masked, normalized=True)
+    assert 0.9 < normalized["mean colour"] < 1.0  # a patch of noise has unit deviation, less its channels' means
+
+
+def test_the_blur_never_looks_at_masked_patches():
+    images = torch.randn(2, 1, 16, 16)
+    visible, masked = deal(2, 16, (4, 12))
+    other = recovered_images(torch.randn(2, 12, 16), images, 4, masked)
+    assert not torch.equal(other, images)
+    torch.testing.assert_close(spread(images, 4, visible), spread(other, 4, visible))
+    for one, two in zip(*(guessed_statistics(x, 4, visible, masked) for x in (images, other)), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_right_predictions_recover_the_image():
+    images = torch.randn(2, 3, 16, 16)
+    _, masked = deal(2, 16, (4, 12))
+    truth = patchify(images, 4, masked)
+    torch.testing.assert_close(recovered_images(truth, images, 4, masked), images)
+    back = recovered_images(normalize_patches(truth), images, 4, masked, patch_statistics(truth))
+    torch.testing.assert_close(back, images, rtol=1e-4, atol=1e-4)
+
+
+def test_affinity_prefers_what_resembles_the_class_token():
+    features = torch.randn(2, 1 + 5, 8)
+    features[:, 3] = features[:, 0] * 2
+    weights = affinity(features, prefix=1, temperature=0.1)
+    assert torch.allclose(weights.sum(1), torch.ones(2))
+    assert (weights.argmax(1) == 2).all()
+    assert affinity(features[:, 1:], prefix=0, temperature=0.1).shape == (2, 5)
+
+
+def test_only_dropped_positions_count():
+    visible = torch.tensor([[3, 1, 0]])
+    dropped = torch.tensor([[True, False, True]])
+    affinities = torch.tensor([[0.4, 0.1, 0.3, 0.2]])
+    weights = loss_weights(dropped, visible, affinities)
+    torch.testing.assert_close(weights, torch.tensor([[0.2, 0.0, 0.4]]) / 0.7)
+    assert weighted_mean(torch.tensor([[1.0, 100.0, 4.0]]), weights).item() == pytest.approx((0.2 + 1.6) / 0.6)
+    assert loss_weights(dropped, visible).tolist() == [[1.0, 0.0, 1.0]]
+
+
+def test_blind_guess_is_the_chance_of_a_guesser_who_knows_what_is_taken():
+    n, told, trials = 9, 3, 40_000
+    generator = torch.Generator().manual_seed(0)
+    (taken,) = deal(trials, n, (n,), generator)
+    true, free = taken[:, told], taken[:, told:]  # a random guess among the positions that are not taken
+    guess = free.gather(1, torch.randint(0, n - told, (trials, 1), generator=generator))[:, 0]
+    assert (guess == true).float().mean().item() == pytest.approx(blind_guess(n, told), abs=0.01)
+
+
+def test_foreign_places_are_never_ones_own():
+    visible = torch.arange(7).expand(1000, 7)
+    foreign = foreign_places(visible, 7, torch.Generator().manual_seed(0))
+    assert not (foreign == visible).any() and foreign.min() == 0 and foreign.max() == 6
+    counts = torch.bincount(foreign[:, 0], minlength=7)
+    assert counts[0] == 0 and (counts[1:] - 1000 / 6).abs().max() < 60

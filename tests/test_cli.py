@@ -1,0 +1,210 @@
+"""The command line as a new user meets it: the main job on small data, and everything that can be typed wrongly."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import patchloom
+from patchloom.cli import main
+from patchloom.options import parse_pretrain
+
+QUICK = ["--epochs", "1", "--model", "nano", "--model.embed_dim", "32", "--model.depth", "1", "--batch_size", "16"]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A labelled folder of 24 small images, and one that is truncated."""
+    root = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for label, tone in (("dark", 40), ("light", 200)):
+        (root / label).mkdir()
+        for i in range(12):
+            pixels = np.clip(rng.normal(tone, 30, (20, 26, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / label / f"{i}.jpg")
+    whole = (root / "dark" / "0.jpg").read_bytes()
+    (root / "light" / "broken.jpg").write_bytes(whole[: len(whole) // 2])
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(photos, tmp_path_factory):
+    """A finished run on it."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    assert main(["pretrain", str(photos), "--out", str(out), *QUICK]) == 0
+    return out
+
+
+def failed(capsys, *words) -> str:
+    """The one sentence that a command ends with, if it ends with exit code 2 and without a traceback."""
+    capsys.readouterr()
+    assert main([str(word) for word in words]) == 2
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err
+    assert err.startswith("patchloom: ") and err.count("\n") == 1, err
+    return err
+
+
+def test_a_run_is_one_folder(run):
+    for name in ("config.yaml", "metrics.csv", "log.txt", "encoder.safetensors", "checkpoints/last.safetensors"):
+        assert (run / name).stat().st_size > 0
+    assert {path.name for path in (run / "pictures").iterdir()} == {"curves.png", "recovered.png"}
+    log = (run / "log.txt").read_text()
+    assert "patch_size" in log and "reconstruction error" in log and "kNN finds the class of" in log
+
+
+def test_a_broken_file_is_skipped_and_listed(run):
+    assert "broken.jpg" in (run / "unreadable.txt").read_text()
+    assert "could not be read and were skipped" in (run / "log.txt").read_text()
+
+
+def test_the_same_command_again_loses_nothing(run, photos):
+    before = {path: path.read_bytes() for path in run.rglob("*.safetensors")}
+    assert main(["pretrain", str(photos), "--out", str(run), *QUICK]) == 0
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_other_settings_are_refused(run, photos, capsys):
+    before = (run / "encoder.safetensors").read_bytes()
+    said = failed(capsys, "pretrain", photos, "--out", run, *QUICK, "--epochs", "2")
+    assert "epochs: was 1, now 2" in said and "--out" in said
+    assert (run / "encoder.safetensors").read_bytes() == before
+
+
+def test_the_configuration_repeats_the_run(run, tmp_path):
+    out = tmp_path / "again"
+    assert main(["pretrain", "--config", str(run / "config.yaml"), "--out", str(out)]) == 0
+    assert (out / "encoder.safetensors").read_bytes()[-1000:] == (run / "encoder.safetensors").read_bytes()[-1000:]
+
+
+def test_evaluate_look_and_export(run, photos, capsys):
+    for protocol in ("knn", "linear"):
+        assert main(["evaluate", protocol, str(run), str(photos)]) == 0
+        printed = capsys.readouterr().out
+        assert "untrained" in printed and "raw pixels" in printed and "majority class" in printed
+    assert main(["look", str(run), str(photos)]) == 0
+    assert Path(capsys.readouterr().out.strip()).exists()
+    assert main(["export", str(run), "--to", "timm"]) == 0
+    printed = capsys.readouterr().out
+    snippet = printed[printed.index("import timm") :]
+    names = {}
+    exec(snippet, names)
+    encoder, _ = patchloom.load_encoder(run)
+    images = torch.randn(2, 3, *encoder.patch_embed.img_size)
+    with torch.inference_mode():
+        torch.testing.assert_close(names["encoder"].forward_features(images), encoder.forward_features(images))
+
+
+def test_the_same_from_python(photos, tmp_path):
+    model = {"name": "nano", "embed_dim": 32, "depth": 1}
+    done = patchloom.pretrain(photos, task="droppos", out=tmp_path / "run", epochs=1, model=model, batch_size=8)
+    assert done.folder == tmp_path / "run" and "position accuracy" in done.summary
+    encoder, card = patchloom.load_encoder(done.folder)
+    assert card.task == "droppos" and encoder.embed_dim == 32
+    with pytest.raises(patchloom.PatchloomError, match="no setting called epoch"):
+        patchloom.pretrain(photos, epoch=1)
+
+
+def test_a_checkpoint_cut_in_half(run, photos, capsys, tmp_path):
+    import shutil
+
+    broken = tmp_path / "run"
+    shutil.copytree(run, broken)
+    checkpoint = broken / "checkpoints" / "last.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[: checkpoint.stat().st_size // 2])
+    assert "is damaged" in failed(capsys, "look", broken, photos)
+    assert "is damaged" in failed(capsys, "pretrain", photos, "--out", broken, *QUICK)
+    encoder = broken / "encoder.safetensors"
+    encoder.write_bytes(encoder.read_bytes()[:500])
+    assert "cannot be read as encoder weights" in failed(capsys, "evaluate", "knn", broken, photos)
+
+
+def test_folders_without_images(capsys, tmp_path):
+    assert "nowhere" in failed(capsys, "pretrain", tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    assert "empty" in failed(capsys, "pretrain", tmp_path / "empty")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("no image")
+    assert ".txt" in failed(capsys, "pretrain", tmp_path / "texts")
+    (tmp_path / "broken").mkdir()
+    for name in "abc":
+        (tmp_path / "broken" / f"{name}.png").write_bytes(b"not an image")
+    assert "could be read" in failed(capsys, "pretrain", tmp_path / "broken", "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["pretrian", "shapes"], "did you mean pretrain"),
+        (["pretrain", "shaps"], "shapes"),
+        (["pretrain", "shapes", "--epoch", "3"], "did you mean --epochs"),
+        (["pretrain", "shapes", "--epochs", "many"], "--epochs cannot be many: it takes a whole number or auto"),
+        (["pretrain", "shapes", "--epochs", "0"], "--epochs must be 1 or more"),
+        (["pretrain", "shapes", "--task", "dropos"], "did you mean droppos"),
+        (["pretrain", "shapes", "--task.mask_rato", "0.5"], "did you mean --task.mask_ratio"),
+        (["pretrain", "shapes", "--task.mask_ratio", "1.5"], "mask ratio of 1.5"),
+        (["pretrain", "shapes:50", "--model", "vit_tinny_patch16_224"], "did you mean vit_tiny_patch16_224"),
+        (["pretrain", "shapes:50", "--model", "resnet18"], "patchloom serves timm's plain VisionTransformer only"),
+        (["pretrain", "shapes:50", "--img_size", "60", "--patch_size", "8"], "do not divide images of 60x60"),
+        (["pretrain", "shapes:50", "--img_size", "huge"], "--img_size cannot be huge"),
+        (["pretrain", "shapes:50", "--model.num_heads", "7"], "timm cannot build"),
+        (["pretrain", "shapes:50", "--device", "cuda"], "cuda"),
+        (["pretrain"], "data"),
+        (["pretrain", "shapes", "--config", "nowhere.yaml"], "nowhere.yaml cannot be read"),
+        (["evaluate", "nearest", "run", "shapes"], "knn"),
+        (["evaluate", "knn", "nowhere", "shapes"], "there is no encoder at nowhere"),
+        (["look", "nowhere", "shapes"], "is not the folder of a run"),
+        (["export", "nowhere"], "there is no encoder at nowhere"),
+        (["export", "nowhere", "--to", "keras"], "patchloom exports to timm"),
+        (["tasks", "mae"], "takes no arguments"),
+    ],
+)
+def test_whatever_is_typed_wrongly_gets_one_sentence(words, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert said in failed(capsys, *words)
+    assert not any(tmp_path.iterdir()), "nothing may be left behind"
+
+
+def test_configuration_files(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({"data": "shapes", "task": {"name": "droppos", "sigma": 0.5}, "img_size": [32, 64]}))
+    given, _ = parse_pretrain(["--config", str(file), "--epochs", "3"])
+    assert (given["data"], given["task"]["name"], given["task"]["sigma"]) == ("shapes", "droppos", 0.5)
+    assert (given["img_size"], given["epochs"]) == ((32, 64), 3)
+    given, _ = parse_pretrain(["digits", "--config", str(file), "--task.sigma", "0.25"])
+    assert (given["data"], given["task"]["sigma"]) == ("digits", 0.25)
+
+
+words_of_a_user = st.one_of(
+    st.sampled_from(
+        ["--task", "--epochs", "--task.mask_ratio", "--img_size", "--model", "--model.depth", "--flip", "-h"]
+    ),
+    st.sampled_from(
+        ["--config", "--out", "--blr=", "--seed", "--debug_", "shapes", "mae", "auto", "true", "[1,2]", "{}"]
+    ),
+    st.text(max_size=6),
+    st.floats().map(str),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(words_of_a_user, max_size=6))
+def test_no_words_give_a_traceback(words):
+    try:
+        parse_pretrain(words)
+    except (patchloom.PatchloomError, SystemExit):
+        pass
+
+
+def test_help_does_not_wait_for_torch():
+    script = "import sys; from patchloom.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "pretrain" in done.stdout

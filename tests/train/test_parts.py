@@ -1,0 +1,105 @@
+"""The parts of training that are plain functions: schedules, parameter groups, settings."""
+
+import pytest
+import torch
+
+from patchloom.data import Stats
+from patchloom.errors import PatchloomError
+from patchloom.nets.encode import EncoderSpec, build_encoder
+from patchloom.tasks import build_task
+from patchloom.train.optim import parameter_groups
+from patchloom.train.schedule import learning_rate, points
+from patchloom.train.settings import Settings, resolve
+
+
+def test_learning_rate_rises_then_falls_as_a_cosine():
+    rates = [learning_rate(step, 100, 10, 2.0) for step in range(100)]
+    assert rates[0] == pytest.approx(0.2) and rates[9] == pytest.approx(2.0) and rates[10] == pytest.approx(2.0)
+    assert rates[55] == pytest.approx(1.0)  # halfway down the cosine
+    assert all(a > b for a, b in zip(rates[10:], rates[11:], strict=False))
+    assert 0 < rates[-1] < 0.01
+    assert learning_rate(0, 5, 0, 1.0) == 1.0
+
+
+def test_points():
+    assert points(100, 0.25) == {25, 50, 75, 100}
+    assert max(points(7, 0.25)) == 7 and max(points(1, 0.25)) == 1
+
+
+def test_no_decay_on_biases_norms_tokens_and_positions():
+    options = {"reg_tokens": 2}
+    encoder = build_encoder(EncoderSpec("nano", (16, 16), 4, positions="learned", options=options))
+    task = build_task({"name": "mae"}, encoder)
+    decayed, free = parameter_groups(task, 0.05)
+    names = {weight: name for name, weight in task.named_parameters()}
+    assert decayed["weight_decay"] == 0.05 and free["weight_decay"] == 0
+    assert all(names[w].endswith("weight") and w.ndim > 1 for w in decayed["params"])
+    kept_free = {names[w] for w in free["params"]}
+    assert {"encoder.cls_token", "encoder.reg_token", "encoder.pos_embed", "decoder.mask_token"} <= kept_free
+    assert "encoder.blocks.0.attn.qkv.bias" in kept_free and "encoder.norm.weight" in kept_free
+    assert len(decayed["params"]) + len(free["params"]) == len([w for w in task.parameters() if w.requires_grad])
+
+
+STATS = Stats((0.5,) * 3, (0.2,) * 3, 480, 640, 100, [])
+
+
+def test_resolve_replaces_every_auto_and_says_why():
+    settings, reasons = resolve(Settings("photos/", {"name": "mae"}, {"name": "auto"}), 900, 3, STATS, False)
+    assert "auto" not in [value for value in settings.plain().values() if isinstance(value, str)]
+    assert settings.model["name"] != "auto"
+    assert settings.img_size[0] % settings.patch_size == 0
+    assert set(reasons) >= {"device", "img_size", "patch_size", "model", "batch_size", "epochs", "blr", "precision"}
+    assert all(reasons.values())
+
+
+def test_resolve_leaves_alone_what_was_asked():
+    asked = Settings(
+        "x", {"name": "mae"}, {"name": "micro", "depth": 3}, img_size=(64, 32), patch_size=4, epochs=7, blr=0.5
+    )
+    settings, reasons = resolve(asked, 900, 3, STATS, False)
+    assert (settings.img_size, settings.patch_size, settings.epochs, settings.blr) == ((64, 32), 4, 7, 0.5)
+    assert settings.model == {"name": "micro", "depth": 3}
+    assert not {"img_size", "patch_size", "epochs", "model", "blr"} & set(reasons)
+
+
+def test_small_data_gets_more_epochs_and_smaller_batches():
+    small, _ = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}), 100, 3, STATS, False)
+    large, _ = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}), 100_000, 3, STATS, False)
+    assert small.epochs > large.epochs and small.batch_size < large.batch_size
+    one, _ = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}), 1, 3, STATS, False)
+    assert one.batch_size == 1
+
+
+@pytest.mark.parametrize("side", [8, 28, 32, 64, 96, 100, 224, 1000])
+def test_auto_sizes_always_fit(side):
+    stats = STATS._replace(height=side, width=side + 5)
+    settings, _ = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}, device="cpu"), 900, 3, stats, False)
+    assert settings.img_size[0] % settings.patch_size == 0 and settings.img_size[0] >= 2 * settings.patch_size
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"epochs": 0}, "--epochs must be 1 or more"),
+        ({"blr": -1.0}, "--blr must be above 0"),
+        ({"held_out": 1.5}, "--held_out is a share between 0 and 1"),
+        ({"crop_scale": 0.0}, "--crop_scale is a share"),
+        ({"img_size": (0, 32)}, "--img_size must be positive"),
+        ({"seed": -1}, "--seed must be 0 or more"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(wrong, said):
+    with pytest.raises(PatchloomError, match=said):
+        Settings("x", **wrong).check()
+
+
+def test_seeded_steps_repeat():
+    from patchloom.train.loop import seed_step
+
+    generator = torch.Generator()
+    drawn = []
+    for step, rank in ((3, 0), (3, 0), (4, 0), (3, 1)):
+        seed_step(0, step, rank, generator)
+        drawn.append((torch.rand(1, generator=generator).item(), torch.rand(1).item()))
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn)) == 3
