@@ -14,20 +14,14 @@ from patchloom.errors import PatchloomError
 from patchloom.tasks import TASKS
 
 if TYPE_CHECKING:
-    from patchloom.evaluate import evaluate
-    from patchloom.export import export
     from patchloom.nets.weights import load_encoder
-    from patchloom.train.pictures import look
     from patchloom.train.pretrain import pretrain
 
 __version__ = "0.1.0"
-__all__ = ["TASKS", "PatchloomError", "evaluate", "export", "load_encoder", "look", "pretrain"]
+__all__ = ["TASKS", "PatchloomError", "load_encoder", "pretrain"]
 
 _HOMES = {
     "pretrain": "patchloom.train.pretrain",
-    "look": "patchloom.train.pictures",
-    "evaluate": "patchloom.evaluate",
-    "export": "patchloom.export",
     "load_encoder": "patchloom.nets.weights",
 }
 

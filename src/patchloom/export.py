@@ -7,10 +7,11 @@ from pathlib import Path
 
 import timm
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from patchloom.data import normalize, open_data, plain_batches
 from patchloom.errors import PatchloomError
+from patchloom.files import write_whole
 from patchloom.nets.encode import encode
 from patchloom.nets.weights import load_encoder
 from patchloom.views.view import whole
@@ -35,7 +36,7 @@ class Export:
     snippet: str
 
 
-def export(run: str | Path, to: str = "timm", data: str | None = None, out: str | Path | None = None) -> Export:
+def export(run: str | Path, *, to: str = "timm", data: str | None = None, out: str | Path | None = None) -> Export:
     """Write an encoder for use without patchloom, load it back into a fresh model, and compare on real images.
 
     Args:
@@ -53,7 +54,7 @@ def export(run: str | Path, to: str = "timm", data: str | None = None, out: str 
     if card.spec is None:
         raise PatchloomError(f"{card.name} comes from timm already: load it there")
     path = Path(out) if out else (Path(run) if Path(run).is_dir() else Path(run).parent) / "timm.safetensors"
-    save_file(vit.state_dict(), path)
+    write_whole(path, save(vit.state_dict()))
 
     arguments = card.spec.timm_arguments()
     fresh = timm.create_model(**arguments).eval()

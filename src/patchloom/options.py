@@ -118,7 +118,7 @@ def _add_signature(parser: ArgumentParser, owner: Callable, skip: set[str] = fro
             continue
         text = (told.get(name) or "").replace("\n", " ")
         positional = not prefix and not dataclasses.is_dataclass(owner) and parameter.kind != parameter.KEYWORD_ONLY
-        if positional and name not in ("to", "out"):
+        if positional:
             required = parameter.default is parameter.empty
             extra = {} if required else {"nargs": "?", "default": parameter.default}
             parser.add_argument(name, type=hints[name], help=text, **extra)
@@ -127,6 +127,9 @@ def _add_signature(parser: ArgumentParser, owner: Callable, skip: set[str] = fro
 
 
 def _parse(parser: ArgumentParser, words: list[str]):
+    # YAML, in which values are read, spells infinity .inf and wants brackets around 5,20
+    words = [re.sub(r"^(--[^=]+=)?([-+]?)inf(inity)?$", r"\1\2.inf", word, flags=re.IGNORECASE) for word in words]
+    words = [re.sub(r"^(--[^=]+=)?(\d+(?:,\d+)+)$", r"\1[\2]", word) for word in words]
     try:
         return parser.parse_args(words)
     except ArgumentError as problem:
@@ -160,6 +163,11 @@ def _kind(action) -> str:
     hint = getattr(action, "_typehint", None) or action.type
     text = getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
     text = re.sub(r"typing\.|pathlib\.|Literal|\[|\]|'|NoneType|Union|Optional", " ", str(text))
+    text = re.sub(
+        r"collections.abc.Sequence int|tuple int, \.\.\.", "whole numbers such as 5,20", " ".join(text.split())
+    )
+    if "such as" in text:
+        return text
     words = [word for word in re.split(r"[|,\s]+", text) if word not in ("", "None")]
     names = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "Path": "a path"}
     return " or ".join(dict.fromkeys(names.get(word, word) for word in words))

@@ -120,7 +120,7 @@ def test_wilson_interval() -> None:
 def test_rows_are_appended_under_one_header(tmp_path: Path) -> None:
     path = tmp_path / "new" / "results.csv"
     row = Row.of("a,b", "mean", "knn", {"k": 20}, 0.5, 10)
-    report = Report([row], "", "", "some data", "f" * 16, 0, 10)
+    report = Report([row], "", "", (row, row, row), "some data", "f" * 16, 0, 10)
     append_rows(path, report)
     path.write_bytes(path.read_bytes()[:-1])
     append_rows(path, report)

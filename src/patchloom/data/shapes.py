@@ -17,6 +17,7 @@ _BLOCK = 64  # images drawn together: numpy's overhead is shared, and a block's 
 _BITS, _LINES, _WAVES = 10, 4, 3
 _BIT = 0.04  # the largest half side of a bit of clutter, as a share of the image
 _NOISE = 0.12  # width of the uniform noise on every pixel
+_RADIUS = (1 / 6, 1 / 3)  # of a shape, as a share of the image
 _STREAM = 0x5A9E  # keeps these random streams apart from those that the loader draws from the same seed
 
 
@@ -91,7 +92,7 @@ def _rng(seed: int, kind: int, number: int) -> np.random.Generator:
 
 
 def _imagine(rng: np.random.Generator, label: int, size: int) -> _Scene:
-    radius = size * rng.uniform(1 / 6, 1 / 3)
+    radius = size * rng.uniform(*_RADIUS)
     x, y = rng.uniform(radius + 1, size - radius - 1, 2)
     ground = rng.random(3)
     second = np.clip(ground + rng.uniform(-0.3, 0.3, 3), 0, 1)

@@ -56,13 +56,18 @@ class Features:
         return self.tokens[pooling]
 
 
+def has_labels(source: Source | None) -> bool:
+    """Whether at least one image of a source has a label (-1 means none)."""
+    return source is not None and source.labels is not None and bool((source.labels >= 0).any())
+
+
 def labelled(source: Source) -> Source:
     """The images of a source that have a label.
 
     Raises:
         PatchloomError: none has.
     """
-    if source.labels is None or not (source.labels >= 0).any():
+    if not has_labels(source):
         raise PatchloomError(f"{source.name} has no labels: put each class's images in a sub-folder of its own")
     return source if (source.labels >= 0).all() else source.subset(np.flatnonzero(source.labels >= 0))
 

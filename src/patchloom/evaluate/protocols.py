@@ -129,11 +129,13 @@ def compare(
             rows[protocol].append(found)
     n_test = len(test.labels)
     majority = (test.labels == train.labels.bincount().argmax()).double().mean().item()
+    quoted = {protocol: tuple(_to_quote(protocol, some) for some in rows[protocol]) for protocol in protocols}
     return [
         Report(
             rows=[*sum(rows[protocol], []), Row.of(CHANCE, "-", protocol, {}, majority, n_test)],
             protocol=_sentences(protocol, parts, train, test, pixels_size(size)),
-            headline=_headline(protocol, *(_to_quote(protocol, some) for some in rows[protocol]), n_test),
+            headline=_headline(protocol, *quoted[protocol], n_test),
+            quoted=quoted[protocol],
             data=parts.test.name,
             fingerprint=parts.test.fingerprint(),
             seed=s.seed,

@@ -67,7 +67,8 @@ class Report:
     Attributes:
         rows: the encoder's, then its controls'.
         protocol: sentences that say what was done.
-        headline: one sentence with the number to quote.
+        headline: one sentence with the numbers to quote.
+        quoted: these numbers: the encoder's, the untrained one's, that of raw pixels.
         data, fingerprint: the name of the test images and 16 hex digits of their content.
         seed: of every split and of the untrained encoder.
         n_test: test images that could be read.
@@ -77,6 +78,7 @@ class Report:
     rows: list[Row]
     protocol: str
     headline: str
+    quoted: tuple[Row, Row, Row]
     data: str
     fingerprint: str
     seed: int
@@ -136,7 +138,7 @@ def _by_k(rows: list[Row]) -> Table:
         lines.setdefault((row.encoder, row.pooling), {}).update(found)
     for (encoder, pooling), cells in lines.items():
         last = [pooled for name, pooled in lines if name == encoder][-1] == pooling
-        table.add_row(encoder, pooling, *(cells.get(k, "").replace(" %", "") for k in ks), end_section=last)
+        table.add_row(encoder, pooling, *(cells.get(k, "").replace(" % ", "\n") for k in ks), end_section=last)
     return table
 
 

@@ -26,7 +26,7 @@ def trivial_errors(images: Tensor, p: int, visible: Tensor, masked: Tensor, norm
 
     ``mean colour``: every masked patch is painted in its true mean colour (per channel).
     ``blurred copy``: a Gaussian blur of the visible patches, as wide as a patch, spreads into the holes. With
-    normalised targets it is also given each patch's true mean and deviation, as the network's answer is.
+    normalised targets it is given each patch's true mean, and its deviation is held down to the true one.
 
     Args:
         images: [b c h w] normalised pixels.
@@ -41,7 +41,8 @@ def trivial_errors(images: Tensor, p: int, visible: Tensor, masked: Tensor, norm
     colour = by_channel.mean(-1, keepdim=True).expand_as(by_channel).flatten(2)
     blurred = patchify(spread(images, p, visible), p, masked)
     if normalized:
-        blurred = blurred - blurred.mean(-1, keepdim=True) + mean
+        own_mean, own_deviation = patch_statistics(blurred)
+        blurred = (blurred - own_mean) * (deviation / own_deviation).clamp_max(1) + mean
     errors = {"mean colour": colour, "blurred copy": blurred}
     return {name: ((answer - truth) / scale).square().mean().item() for name, answer in errors.items()}
 

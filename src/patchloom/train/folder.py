@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ class RunFolder:
         self.pictures = self.path / "pictures"
         self.log = self.path / "log.txt"
         self.unreadable = self.path / "unreadable.txt"
+        self.summary = self.path / "summary.txt"  # written last: the run is finished
 
     def holds(self, settings: Settings) -> bool:
         """Whether a run with the same ``settings`` is there already and may be resumed.
@@ -111,6 +113,11 @@ class MetricsFile:
         writer.writeheader()
         writer.writerows(self.rows)
         write_whole(self.path, text.getvalue())
+
+
+def plain_name(data: str | Path) -> str:
+    """What data is called in file names."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(data).name) or "images"
 
 
 def _yaml(values: dict[str, Any]) -> str:

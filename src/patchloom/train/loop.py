@@ -15,6 +15,7 @@ from torch import Tensor
 
 from patchloom.data import Batch, Source, normalize, steps_per_epoch, training_batches
 from patchloom.errors import PatchloomError
+from patchloom.nets.weights import EncoderCard
 from patchloom.tasks.task import Measure, Task
 from patchloom.train.checkpoint import load_checkpoint, save_checkpoint
 from patchloom.train.folder import MetricsFile, RunFolder
@@ -22,6 +23,7 @@ from patchloom.train.optim import build_optimizer
 from patchloom.train.progress import Pace, Reporter, line
 from patchloom.train.schedule import learning_rate, points
 from patchloom.train.settings import Settings
+from patchloom.train.stop import Stop
 from patchloom.train.watch import Watch
 
 _LOGGED = 200  # rows of metrics.csv in a run
@@ -47,7 +49,7 @@ class Loop:
         task: what is trained.
         source: the training images.
         settings: resolved.
-        stats: mean and standard deviation per channel.
+        card: its mean and std normalise the images.
         folder: where the run lives.
         reporter: what prints.
         watch: the held-out measures.
@@ -59,13 +61,13 @@ class Loop:
         task: Task,
         source: Source,
         settings: Settings,
-        stats: tuple,
+        card: EncoderCard,
         folder: RunFolder,
         reporter: Reporter,
         watch: Watch,
     ):
         self.fabric, self.task, self.source, self.settings = fabric, task, source, settings
-        self.stats, self.folder, self.reporter, self.watch = stats, folder, reporter, watch
+        self.card, self.folder, self.reporter, self.watch = card, folder, reporter, watch
         per_epoch = steps_per_epoch(len(source), settings.batch_size, fabric.world_size)
         self.per_epoch, self.steps = per_epoch, settings.epochs * per_epoch
         self.warmup = round(settings.warmup_epochs * per_epoch)
@@ -84,13 +86,25 @@ class Loop:
             return 0
         return load_checkpoint(self.folder.checkpoint, self.task, self.optimizer.optimizer)["step"]
 
-    def run(self) -> None:
-        """Train to the end, or from where the run was stopped.
+    def run(self) -> bool:
+        """Train to the end, or until somebody stops it (Ctrl-C, SIGTERM), which writes a checkpoint.
+
+        Returns:
+            Whether the end was reached.
 
         Raises:
-            PatchloomError: the loss is no longer a number, or the data cannot be read.
-            KeyboardInterrupt: after a checkpoint was written.
+            PatchloomError: the loss is no longer a number, the data cannot be read, or memory ran out.
         """
+        try:
+            with Stop() as stop:
+                return self._run(stop)
+        except torch.OutOfMemoryError as problem:
+            raise PatchloomError(
+                f"the device has too little memory for {self.settings.batch_size} images at once: halve --batch_size "
+                "and double --accumulate, which keeps the size of an update"
+            ) from problem
+
+    def _run(self, stop: Stop) -> bool:
         generator = torch.Generator()
         self.task.train()
         pace = Pace(self.steps, self.first, self.global_batch)
@@ -98,22 +112,23 @@ class Loop:
         if self.first == 0:
             self._look(0, pace, {})
             self._save(0)
-        saved, recent, step = time.perf_counter(), [], self.first
-        try:
-            for step, batch in enumerate(self._batches(pace), start=self.first):
-                seed_step(self.settings.seed, step, self.fabric.global_rank, generator)
-                recent.append(self._step(step, batch, generator))
-                done = step + 1
-                if done in logged or done in measured:
-                    row = self._log(done, recent, pace)
-                    recent = []
-                    self._look(done, pace, row) if done in measured else self.metrics.add(row)
-                if time.perf_counter() - saved > _SAVE_EVERY or done == self.steps:
-                    self._save(done)
-                    saved = time.perf_counter()
-        except KeyboardInterrupt:
-            self._save(step)
-            raise
+        saved, recent = time.perf_counter(), []
+        for step, batch in enumerate(self._batches(pace), start=self.first):
+            seed_step(self.settings.seed, step, self.fabric.global_rank, generator)
+            recent.append(self._step(step, batch, generator))
+            done = step + 1
+            if done in logged or done in measured:
+                row = self._log(done, recent, pace)
+                recent = []
+                self._look(done, pace, row) if done in measured else self.metrics.add(row)
+            # gradients that wait for their update are in no checkpoint
+            settled = done % self.settings.accumulate == 0 or done == self.steps
+            if settled and (stop.asked or time.perf_counter() - saved > _SAVE_EVERY or done == self.steps):
+                self._save(done)
+                saved = time.perf_counter()
+                if stop.asked and done < self.steps:
+                    return False
+        return True
 
     def _batches(self, pace: Pace) -> Iterator[Batch]:
         source = training_batches(
@@ -141,7 +156,7 @@ class Loop:
 
     def _step(self, step: int, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
         """One step; the loss and metrics as tensors, so that nothing waits for the device."""
-        views = [normalize(view.to(self.fabric.device, non_blocking=True), *self.stats) for view in batch.views]
+        views = [self._normalized(view) for view in batch.views]
         last = (step + 1) % self.settings.accumulate == 0 or step + 1 == self.steps
         with nullcontext() if last else self.fabric.no_backward_sync(self.module):
             outcome = self.module(*views, progress=step / self.steps, generator=generator)
@@ -157,6 +172,9 @@ class Loop:
             self.optimizer.zero_grad(set_to_none=True)
             self.task.after_step((step + 1) / self.steps)
         return {"loss": outcome.loss.detach(), **outcome.metrics}
+
+    def _normalized(self, view: Tensor) -> Tensor:
+        return normalize(view.to(self.fabric.device, non_blocking=True), self.card.mean, self.card.std)
 
     def _log(self, done: int, recent: list[dict[str, Tensor]], pace: Pace) -> dict[str, Any]:
         """A row of ``metrics.csv``: means since the last one."""

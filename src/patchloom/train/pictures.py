@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -10,10 +11,11 @@ from patchloom.data import Source, hold_out, normalize, open_data, plain_batches
 from patchloom.errors import PatchloomError
 from patchloom.look import draw_sheet
 from patchloom.nets.encode import EncoderSpec, build_encoder, fuse_attention
+from patchloom.nets.weights import EncoderCard
 from patchloom.tasks import build_task
 from patchloom.tasks.task import Task
 from patchloom.train.checkpoint import load_checkpoint
-from patchloom.train.folder import RunFolder
+from patchloom.train.folder import RunFolder, plain_name
 from patchloom.train.settings import Settings
 
 
@@ -23,6 +25,11 @@ def encoder_spec(settings: Settings) -> EncoderSpec:
     return EncoderSpec(
         settings.model["name"], settings.img_size, settings.patch_size, settings.channels, settings.positions, sizes
     )
+
+
+def run_card(settings: Settings, mean: Sequence[float], std: Sequence[float], name: str) -> EncoderCard:
+    """What belongs to the encoder of a run."""
+    return EncoderCard(encoder_spec(settings), tuple(mean), tuple(std), settings.task["name"], name)
 
 
 def prepare_task(settings: Settings) -> Task:
@@ -36,8 +43,7 @@ def prepare_task(settings: Settings) -> Task:
 def draw_task(
     task: Task,
     source: Source,
-    channels: int,
-    stats: tuple,
+    card: EncoderCard,
     folder: Path,
     device: torch.device | str = "cpu",
     images: int = 8,
@@ -48,8 +54,7 @@ def draw_task(
     Args:
         task: trained.
         source: images that were not trained on.
-        channels: of the encoder.
-        stats: mean and standard deviation per channel.
+        card: sizes, mean and std with which images become its input.
         folder: where the pictures go.
         device: where the task is.
         images: how many.
@@ -58,15 +63,14 @@ def draw_task(
     Returns:
         The files.
     """
-    size = tuple(task.encoder.patch_embed.img_size)
-    batch = next(plain_batches(source, size, images, channels=channels))
-    given = normalize(batch.views[0].to(device), *stats)
+    batch = next(plain_batches(source, card.spec.img_size, images, channels=card.spec.channels))
+    given = normalize(batch.views[0].to(device), card.mean, card.std)
     was_training = task.training
     task.eval()
     with torch.inference_mode():
         sheets = task.draw(given, torch.Generator().manual_seed(seed))
     task.train(was_training)
-    return [draw_sheet(sheet, *stats, folder) for sheet in sheets]
+    return [draw_sheet(sheet, card.mean, card.std, folder) for sheet in sheets]
 
 
 def look(
@@ -102,6 +106,6 @@ def look(
     else:
         opened = open_data(data)
         source = opened.test or opened.train
-        target = folder.path / f"pictures-{Path(data).name}"
-    stats = (tuple(found["mean"]), tuple(found["std"]))
-    return draw_task(task, source, settings.channels, stats, Path(out) if out else target, images=images, seed=seed)
+        target = folder.path / f"pictures-{plain_name(data)}"
+    card = run_card(settings, found["mean"], found["std"], folder.path.name)
+    return draw_task(task, source, card, Path(out) if out else target, images=images, seed=seed)

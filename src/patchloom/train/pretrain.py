@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,15 @@ from patchloom.data import (
     open_data,
 )
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import Parts, append_rows, compare, labelled
+from patchloom.evaluate import Parts, Report, append_rows, compare, has_labels, labelled
 from patchloom.evaluate import Settings as EvaluationSettings
+from patchloom.files import write_whole
 from patchloom.look import draw_curves
-from patchloom.look.curves import read_metrics
-from patchloom.nets.weights import EncoderCard, save_encoder
+from patchloom.nets.weights import save_encoder
 from patchloom.tasks import check_options
-from patchloom.train.folder import RunFolder
+from patchloom.train.folder import RunFolder, plain_name
 from patchloom.train.loop import Loop, build_fabric
-from patchloom.train.pictures import draw_task, encoder_spec, prepare_task
+from patchloom.train.pictures import draw_task, prepare_task, run_card
 from patchloom.train.progress import Reporter
 from patchloom.train.settings import DEFAULT_TASK, Settings, resolve
 from patchloom.train.watch import Watch, verdict
@@ -71,8 +70,7 @@ def pretrain(
     asked = request(data, task, settings)
     check_options(asked.task)
     asked.check()
-    name = Path(asked.data).name or "images"
-    path = Path(out) if out else Path("runs") / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{asked.task['name']}"
+    path = Path(out) if out else Path("runs") / f"{plain_name(asked.data)}-{asked.task['name']}"
     opened = open_data(asked.data, seed=asked.seed)
     return _Pretraining(asked, opened, RunFolder(path)).run()
 
@@ -111,6 +109,10 @@ class _Pretraining:
         self.resumed = folder.holds(asked)
 
     def run(self) -> Run:
+        if self.folder.summary.exists():
+            summary = self.folder.summary.read_text().strip()
+            print(f"{self.folder.path} is finished. {summary}")
+            return Run(self.folder.path, summary)
         settings, reasons, stats = self._settle()
         self.settings, self.stats = settings, stats
         fabric = build_fabric(settings)
@@ -121,17 +123,16 @@ class _Pretraining:
             self.folder.begin(self.asked, settings, reasons, stats, self.data.train.fingerprint())
         self.reporter = Reporter(self.folder.log, fabric.is_global_zero)
         self._announce(reasons)
-        name, task = self.folder.path.name, settings.task["name"]
-        self.card = EncoderCard(encoder_spec(settings), tuple(stats.mean), tuple(stats.std), task, name)
+        self.card = run_card(settings, stats.mean, stats.std, self.folder.path.name)
         watch = Watch(self.task, self.card, self.held_out, self.training, settings.seed)
-        loop = Loop(fabric, self.task, self.training, settings, stats[:2], self.folder, self.reporter, watch)
+        loop = Loop(fabric, self.task, self.training, settings, self.card, self.folder, self.reporter, watch)
         if self.resumed:
             self.reporter.say(f"Resuming after step {loop.first:,} of {loop.steps:,}.")
-        try:
-            loop.run()
-        except KeyboardInterrupt:
-            raise PatchloomError("stopped, and a checkpoint was written: the same command goes on from here") from None
-        return self._finish(fabric, loop, watch)
+        if not loop.run():
+            raise PatchloomError("stopped, and a checkpoint was written: the same command goes on from there")
+        summary = self._finish(loop, watch) if fabric.is_global_zero else ""
+        fabric.barrier()
+        return Run(self.folder.path, summary)
 
     def _settle(self) -> tuple[Settings, dict[str, str], Stats]:
         """Resolved settings, reasons, and statistics: measured now, or those of the run that is resumed."""
@@ -174,9 +175,9 @@ class _Pretraining:
         say(f"  encoder of {encoder / 1e6:.1f} M parameters, and {rest / 1e6:.1f} M that only the task needs")
         say(f"  everything goes to {self.folder.path}")
 
-    def _evaluate(self) -> None:
-        """kNN and linear probe beside their controls, on images that were never trained on."""
-        if self.data.test is not None and self.data.test.labels is not None:
+    def _evaluate(self) -> Report:
+        """kNN (which is returned) and linear probe beside their controls, on images that were never trained on."""
+        if has_labels(self.data.test):
             test, story = self.data.test, "The data brings its own test images."
         else:
             test, story = self.held_out, "The test images are the held-out ones, which were never trained on."
@@ -186,33 +187,25 @@ class _Pretraining:
             train, story = train.subset(np.sort(some)), f"{story} The training images are a random subset."
         parts = Parts(labelled(train), labelled(test), story)
         how = EvaluationSettings(seed=self.settings.seed, device=next(self.task.parameters()).device)
-        for report in compare(("knn", "linear"), self.task.encoder, self.card, parts, how):
+        knn, linear = compare(("knn", "linear"), self.task.encoder, self.card, parts, how)
+        for report in (knn, linear):
             append_rows(self.folder.path / "results.csv", report)
             self.reporter.say(report.headline)
+        return knn
 
-    def _finish(self, fabric, loop: Loop, watch: Watch) -> Run:
+    def _finish(self, loop: Loop, watch: Watch) -> str:
         """Write the encoder, draw the pictures, and say what was learnt."""
-        if fabric.is_global_zero:
-            save_encoder(self.task.encoder, self.card, self.folder.encoder)
-        metrics = read_metrics(self.folder.metrics)
-        if loop.measure is None:  # a finished run was started again
-            loop.measure, _ = watch.look(fabric.device, fabric.autocast)
-        if fabric.is_global_zero:
-            draw_curves(self.folder.metrics, self.folder.pictures / "curves.png", loop.measure.name)
-            draw_task(
-                self.task, self.held_out, self.settings.channels, self.stats[:2], self.folder.pictures, fabric.device
-            )
-        knn = None
-        if "knn" in metrics:
-            last = {key: values[np.isfinite(values)][-1] for key, values in metrics.items() if key.startswith("knn")}
-            knn = {"trained": last["knn"], "untrained": last["knn:untrained"], "raw pixels": last["knn:raw pixels"]}
-        unreadable = self.folder.unreadable
-        if unreadable.exists():
-            count = len(unreadable.read_text().splitlines())
-            self.reporter.say(f"{count} files could not be read and were skipped; {unreadable} lists them.")
-        summary = verdict(loop.measure, len(self.held_out), knn)
+        save_encoder(self.task.encoder, self.card, self.folder.encoder)
+        fabric = loop.fabric
+        result = loop.measure or watch.look(fabric.device, fabric.autocast)[0]  # none: stopped after the last step
+        draw_curves(self.folder.metrics, self.folder.pictures / "curves.png", result.name)
+        draw_task(self.task, self.held_out, self.card, self.folder.pictures, fabric.device)
+        if self.folder.unreadable.exists():
+            count = len(self.folder.unreadable.read_text().splitlines())
+            self.reporter.say(f"{count} files could not be read and were skipped; {self.folder.unreadable} lists them.")
+        knn = self._evaluate() if watch.gallery is not None else None
+        summary = verdict(result, len(self.held_out), knn)
         self.reporter.say(summary)
-        if knn is not None:
-            self._evaluate()
         self.reporter.say(f"Pictures: {self.folder.pictures}. Encoder: {self.folder.encoder}.")
-        return Run(self.folder.path, summary)
+        write_whole(self.folder.summary, summary + "\n")
+        return summary

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from patchloom.data import Source, normalize, plain_batches
-from patchloom.evaluate import Features, extract, knn_accuracies, pixel_features
+from patchloom.evaluate import Features, Report, extract, has_labels, knn_accuracies, pixel_features
 from patchloom.nets.weights import EncoderCard
 from patchloom.tasks.task import Measure, Task
 
@@ -32,9 +32,9 @@ class Watch:
         self.task, self.card, self.held_out, self.seed = task, card, held_out, seed
         self.size = tuple(task.encoder.patch_embed.img_size)
         self.gallery = None
-        if training.labels is not None and held_out.labels is not None:
-            some = np.random.default_rng(seed).permutation(len(training))[:_GALLERY]
-            self.gallery = training.subset(some)
+        if has_labels(training) and has_labels(held_out):
+            with_label = np.flatnonzero(training.labels >= 0)
+            self.gallery = training.subset(np.random.default_rng(seed).permutation(with_label)[:_GALLERY])
 
     def look(self, device: torch.device, context: Callable) -> tuple[Measure, dict[str, float]]:
         """Measure now.
@@ -83,13 +83,13 @@ class Watch:
         return knn_accuracies(*pooled, ks=(k,))[k]
 
 
-def verdict(measure: Measure, images: int, knn: dict[str, float] | None) -> str:
+def verdict(measure: Measure, images: int, knn: Report | None) -> str:
     """One sentence on what the numbers mean.
 
     Args:
         measure: the task's measure at the end.
         images: how many held-out images it was taken on.
-        knn: kNN accuracies by encoder ("trained", "untrained", "raw pixels"), or None without labels.
+        knn: the closing evaluation, or None without labels.
     """
     bar = measure.yardsticks[measure.bar]
     better = (measure.value - bar if measure.higher_is_better else bar - measure.value) > 0.05 * bar
@@ -98,14 +98,15 @@ def verdict(measure: Measure, images: int, knn: dict[str, float] | None) -> str:
     text = f"{head}: {measure.name} {_number(measure, measure.value)} on {images:,} held-out images, against {others}"
     if knn is None:
         return text + "; the images have no labels, so what the features are good for was not measured."
-    controls = {name: value for name, value in knn.items() if name != "trained"}
-    best = max(controls.values())
-    # half the width of a 95 % interval of the difference of two accuracies on so many images
-    noise = 1.96 * (2 * best * (1 - best) / images) ** 0.5
-    gain = knn["trained"] - best
-    meaning = "clearly better" if gain > noise else "no clear gain" if gain > -noise else "worse"
-    beside = ", ".join(f"{name} {value:.1%}" for name, value in controls.items())
-    return f"{text}; and kNN finds the class of {knn['trained']:.1%}, against {beside}: {meaning}."
+    trained, *controls = knn.quoted
+    best = max(controls, key=lambda row: row.value)
+    if trained.low > best.high:
+        meaning = f"its features tell classes clearly better than {best.encoder}"
+    elif trained.high < best.low:
+        meaning = f"its features tell classes worse than {best.encoder}"
+    else:
+        meaning = f"in telling classes, its features show no clear gain over {best.encoder}"
+    return f"{text}; and by kNN {meaning} ({trained.value:.1%}, {best.value:.1%})."
 
 
 def _number(measure: Measure, value: float) -> str:

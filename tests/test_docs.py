@@ -1,0 +1,151 @@
+"""The documentation is true: marked blocks run, every command parses, no option is made up, and none is left out."""
+
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from patchloom.cli import VERBS
+from patchloom.evaluate import evaluate
+from patchloom.export import export
+from patchloom.options import MODEL_OPTIONS, parse_call, parse_pretrain
+from patchloom.tasks import TASKS, task_class
+from patchloom.train.pictures import look
+from patchloom.train.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ROW = re.compile(r"^\| `--([\w.]+)` \| ([^|]+) \|", re.MULTILINE)
+CALLS = {"evaluate": evaluate, "look": look, "export": export}
+
+
+class Block(NamedTuple):
+    """A fenced block: words after the fence, content, and line of the fence."""
+
+    info: list[str]
+    text: str
+    line: int
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text()
+    return [Block(m[1].split(), m[2], text.count("\n", 0, m.start()) + 1) for m in FENCE.finditer(text)]
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """The words of each ``patchloom`` command of a shell block."""
+    lines = (shlex.split(line, comments=True) for line in text.replace("\\\n", " ").splitlines())
+    return [words[1:] for words in lines if words[:1] == ["patchloom"]]
+
+
+def parse(words: list[str]) -> None:
+    """Refuse what the command line would refuse."""
+    assert words, "patchloom without a verb"
+    if words[0] == "pretrain":
+        parse_pretrain(words[1:])
+    elif words[0] in CALLS:
+        parse_call(words[0], CALLS[words[0]], words[1:])
+    else:
+        assert words[0] in VERBS or words[0].startswith("-"), f"no verb {words[0]}"
+
+
+def spoken(page: Path) -> list[list[str]]:
+    """Commands in the text itself, as `patchloom verb ...`, that are complete."""
+    prose = FENCE.sub("", page.read_text())
+    found = re.findall(r"`patchloom ([^`\n]+)`", prose)
+    return [shlex.split(text) for text in found if "..." not in text and "NAME" not in text and "--help" not in text]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name if page.parent == ROOT else f"docs/{page.name}")
+def test_blocks(page, tmp_path, monkeypatch):
+    """In order, in one folder: ``file NAME`` is written, ``run`` is run, and every other command is parsed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    names: dict = {"__name__": "docs"}
+    tasks = dict(TASKS)
+    try:
+        for info, text, line in blocks_of(page):
+            language, *marks = info or ["text"]
+            if language == "bash":
+                for words in commands_of(text):
+                    parse(words)
+            elif language == "python":
+                code = compile("\n" * line + text, str(page), "exec")  # blank lines: tracebacks name the page's line
+            if marks[:1] == ["file"]:
+                Path(marks[1]).write_text(text)
+            elif marks == ["run"] and language == "python":
+                exec(code, names)
+            elif marks == ["run"]:
+                assert language == "bash", f"{page.name}:{line} cannot be run"
+                done = subprocess.run(["bash", "-euo", "pipefail", "-c", text], capture_output=True, text=True)
+                assert done.returncode == 0, f"{page.name}:{line}\n{done.stdout}\n{done.stderr}"
+            else:
+                assert not marks, f"{page.name}:{line} has an unknown mark {' '.join(marks)}"
+        for words in spoken(page):
+            parse(words)
+    finally:
+        TASKS.clear()
+        TASKS.update(tasks)
+
+
+def options_of_pretrain() -> dict[str, str]:
+    """Default by option, as the tables write it."""
+    found = {}
+    for field in fields(Settings):
+        if field.name not in ("data", "task", "model"):
+            assert field.default is not MISSING
+            found[field.name] = _written(field.default)
+    return found
+
+
+def options_of_task(name: str) -> dict[str, str]:
+    parameters = list(inspect.signature(task_class(name)).parameters.values())[1:]
+    return {f"task.{parameter.name}": _written(parameter.default) for parameter in parameters}
+
+
+def _written(default) -> str:
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def test_every_setting_is_explained_with_its_default():
+    table = dict(ROW.findall((ROOT / "docs" / "pretrain.md").read_text()))
+    wanted = options_of_pretrain()
+    assert {name: table.get(name, "missing").strip() for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_option_of_a_task_is_explained_with_its_default(name):
+    sections = re.split(r"^## ", (ROOT / "docs" / "tasks.md").read_text(), flags=re.MULTILINE)
+    section = next((text for text in sections if text.startswith(f"Options of {name}\n")), "")
+    assert {option: default.strip() for option, default in ROW.findall(section)} == options_of_task(name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name if page.parent == ROOT else f"docs/{page.name}")
+def test_options_links_and_lines(page):
+    text = page.read_text()
+    known = {"debug", "help", "version", "config", "out", "task", "model", *options_of_pretrain()}
+    known |= {f"model.{option}" for option in MODEL_OPTIONS} | {"task.NAME"}
+    known |= {option for name in TASKS for option in options_of_task(name)}
+    known |= {option for call in CALLS.values() for option in inspect.signature(call).parameters}
+    example = {"task.share"} if page.name == "extend.md" else set()
+    unknown = set(re.findall(r"`[^`\n]*?--([A-Za-z][\w.]*)", FENCE.sub("", text))) - known - example
+    assert not unknown, f"options that do not exist: {unknown}"
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (page.parent / target).exists(), f"a link to nowhere: {target}"
+    long = [number for number, line in enumerate(text.splitlines(), 1) if len(line) > 120]
+    assert not long, f"lines of more than 120 characters: {long}"
+
+
+def test_the_index_names_every_page():
+    index = (ROOT / "docs" / "README.md").read_text()
+    assert all(f"({page.name})" in index for page in PAGES[1:] if page.name != "README.md")
