@@ -19,7 +19,7 @@ from patchloom.errors import PatchloomError
 
 COLUMNS = (
     *("date", "protocol", "encoder", "pooling", "settings", "data", "data_fingerprint", "seed"),
-    *("value", "low", "high", "n_test"),
+    *("value", "low", "high", "n_test", "quoted"),
 )
 
 
@@ -116,7 +116,7 @@ def append_rows(path: Path, report: Report) -> None:
         for row in report.rows:
             about = (report.date, row.protocol, row.encoder, row.pooling, json.dumps(row.settings, sort_keys=True))
             source = (report.data, report.fingerprint, report.seed)
-            writer.writerow((*about, *source, row.value, row.low, row.high, report.n_test))
+            writer.writerow((*about, *source, row.value, row.low, row.high, report.n_test, row in report.quoted))
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(handle, text.getvalue().encode())

@@ -10,6 +10,7 @@ import torch
 
 from patchloom.data import Stats
 from patchloom.errors import PatchloomError
+from patchloom.nets.encode import PRESETS
 
 Auto = Literal["auto"]
 DEFAULT_TASK = "mae"
@@ -172,10 +173,7 @@ def resolve(
     samples = _SAMPLES["cpu" if device == "cpu" else "gpu"]
     epochs = min(_MOST_EPOCHS, max(10, round(samples / n)))
     epochs = auto("epochs", epochs, f"{n * epochs:,} samples in all from {n:,} training images")
-    if epochs and settings.blr == "auto":
-        small = batch * settings.accumulate < 1024
-        why = "small batches want more than the papers' 1.5e-4, which is for 4096" if small else "the papers'"
-        auto("blr", 1e-3 if small else 1.5e-4, why)
+    auto("blr", *_blr(chosen.get("model", settings.model)["name"], batch * settings.accumulate))
     auto("warmup_epochs", round(epochs * 0.1, 2), "a tenth of the epochs")
     auto("workers", *_workers(device, in_memory))
     auto("precision", *_precision(device))
@@ -199,6 +197,14 @@ def _batch(device: str, n: int) -> tuple[int, str]:
     if n >= 8 * usual:
         return usual, f"usual on a {device}"
     return max(1, min(usual, 2 ** max(3, (n // 8).bit_length() - 1), n)), f"an eighth of the {n} images or less"
+
+
+def _blr(model: str, batch: int) -> tuple[float, str]:
+    if model in PRESETS:
+        return 4e-3, "narrow encoders in small batches want more than the papers' 1.5e-4"
+    if batch < 1024:
+        return 1e-3, "small batches want more than the papers' 1.5e-4, which is for 4096"
+    return 1.5e-4, "the papers'"
 
 
 def _workers(device: str, in_memory: bool) -> tuple[int, str]:
