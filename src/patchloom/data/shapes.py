@@ -14,10 +14,10 @@ from patchloom.errors import PatchloomError
 SHAPES = ("disc", "ring", "triangle", "square", "hexagon", "star", "cross", "outlined triangle", "half disc", "arc")
 
 _BLOCK = 64  # images drawn together: numpy's overhead is shared, and a block's planes still fit the cache
-_BITS, _LINES, _WAVES = 10, 4, 3
+_BITS, _LINES, _WAVES = 4, 1, 3
 _BIT = 0.04  # the largest half side of a bit of clutter, as a share of the image
-_NOISE = 0.12  # width of the uniform noise on every pixel
-_RADIUS = (1 / 6, 1 / 3)  # of a shape, as a share of the image
+_NOISE = 0.05  # width of the uniform noise on every pixel
+_RADIUS = (1 / 6, 1 / 3)  # of a shape, as shares of the image
 _STREAM = 0x5A9E  # keeps these random streams apart from those that the loader draws from the same seed
 
 
@@ -69,7 +69,7 @@ class Shapes(Source):
         return Annotation(scene.label, (int(xs[0]), int(ys[0]), int(xs[-1]) + 1, int(ys[-1]) + 1), mask)
 
     def fingerprint(self) -> str:
-        return digest(["shapes 1", *map(str, (self.count, self.seed, self.size, self.first))])
+        return digest(["shapes 2", *map(str, (self.count, self.seed, self.size, self.first))])
 
     def _scene(self, i: int) -> _Scene:
         return _imagine(_rng(self.seed, 0, self.first + i), int(self.labels[i]), self.size)

@@ -27,6 +27,8 @@ from patchloom.views.positions import smoothed_positions
 from patchloom.views.tokens import deal, share_of
 from patchloom.views.view import View, drop_positions, mask_patches, whole
 
+_ENOUGH = 16  # visible patches below which there is too little context to tell positions
+
 Placeholder = Literal["learned", "zeros", "foreign"]
 
 
@@ -35,11 +37,12 @@ class DropPos(Task):
 
     Args:
         encoder: the ViT to train.
-        mask_ratio: share γ of the patches that is removed.
+        mask_ratio: share γ of the patches that is removed; auto: the paper's 0.75, lowered until 16 patches stay.
         position_mask_ratio: share γ_pos of the visible patches whose position embedding is dropped.
         sigma: σ of position smoothing at the start; falls linearly to 0 over the training (Eq. 7). 0 switches it off.
         squared_distances: smooth as the authors' program does (squared distances, columns normalised), not as Eq. 5-6.
-        temperature: τ of attentive reconstruction (Eq. 9); inf weighs all patches alike.
+        temperature: τ of attentive reconstruction (Eq. 9); inf weighs all patches alike. auto: the paper's 0.1, but
+            inf where nothing is masked, since its look at the whole image would add a third to the step.
         placeholder: what stands for a dropped position: a learned vector, zeros, or another patch's position.
         shuffle: let visible patches enter in random order instead of row by row. No order changes the mathematics.
         pixels: also ask for the pixels of the removed patches, with MAE's decoder; the two losses are added.
@@ -56,11 +59,11 @@ class DropPos(Task):
     def __init__(
         self,
         encoder: VisionTransformer,
-        mask_ratio: float = 0.75,
+        mask_ratio: float | Literal["auto"] = "auto",
         position_mask_ratio: float = 0.75,
         sigma: float = 1.0,
         squared_distances: bool = False,
-        temperature: float = 0.1,
+        temperature: float | Literal["auto"] = "auto",
         placeholder: Placeholder = "learned",
         shuffle: bool = False,
         pixels: bool = False,
@@ -75,6 +78,10 @@ class DropPos(Task):
             raise PatchloomError("droppos needs an encoder with position embeddings, and this one has none")
         if not 0 < position_mask_ratio <= 1:
             raise PatchloomError(f"--task.position_mask_ratio must lie in (0, 1], not at {position_mask_ratio}")
+        if mask_ratio == "auto":
+            mask_ratio = max(0.0, min(0.75, 1 - _ENOUGH / self.patches))
+        if temperature == "auto":
+            temperature = 0.1 if mask_ratio > 0 else float("inf")
         if temperature <= 0:
             raise PatchloomError(f"--task.temperature must be above 0 (inf switches it off), not {temperature}")
         self.mask_ratio, self.position_mask_ratio = mask_ratio, position_mask_ratio

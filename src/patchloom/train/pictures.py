@@ -101,7 +101,7 @@ def look(
     load_checkpoint(folder.checkpoint, task)
     found = folder.read_data()
     if data is None or str(data) == settings.data:
-        source = hold_out(open_data(settings.data, seed=settings.seed).train, settings.held_out, seed=settings.seed)[1]
+        source = hold_out(open_data(settings.data).train, settings.held_out, seed=settings.seed)[1]
         target = folder.pictures
     else:
         opened = open_data(data)

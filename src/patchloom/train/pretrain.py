@@ -71,7 +71,7 @@ def pretrain(
     check_options(asked.task)
     asked.check()
     path = Path(out) if out else Path("runs") / f"{plain_name(asked.data)}-{asked.task['name']}"
-    opened = open_data(asked.data, seed=asked.seed)
+    opened = open_data(asked.data)
     return _Pretraining(asked, opened, RunFolder(path)).run()
 
 

@@ -24,6 +24,7 @@ class Reporter:
             return
         self._wipe()
         self.console.print(text, markup=False)
+        self.console.file.flush()  # a pipe or a job's log file shall show lines as they come
         with open(self.log, "a") as file:
             file.write(text + "\n")
 

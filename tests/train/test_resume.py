@@ -1,0 +1,65 @@
+"""A run that was stopped and resumed ends with the very weights of one that never was."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+COMMAND = ["--task", "droppos", "--epochs", "16", "--batch_size", "16", "--accumulate", "2", "--img_size", "32"]
+SIZES = ["--model", "nano", "--model.embed_dim", "32", "--model.depth", "1", "--model.drop_path_rate", "0.1"]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """Without labels, so that no time goes into evaluation."""
+    folder = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    for i in range(120):
+        Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    return folder
+
+
+def start(images: Path, out: Path) -> subprocess.Popen:
+    words = [sys.executable, "-m", "patchloom", "pretrain", str(images), *COMMAND, *SIZES, "--out", str(out)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # several threads may add up in another order
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.fixture(scope="module")
+def plain(images, tmp_path_factory):
+    out = tmp_path_factory.mktemp("plain")
+    process = start(images, out)
+    process.communicate()
+    assert process.returncode == 0
+    return out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_and_resumed_is_never_stopped(images, plain, tmp_path, number):
+    other = start(images, tmp_path / "stopped")
+    for line in other.stdout:
+        if line.startswith("epoch 4.0/16"):
+            other.send_signal(number)
+            break
+    _, told = other.communicate()
+    assert other.returncode == 2 and told.startswith("patchloom: stopped, and a checkpoint was written"), told
+    assert not (tmp_path / "stopped" / "encoder.safetensors").exists()
+    again = start(images, tmp_path / "stopped")
+    out, _ = again.communicate()
+    assert again.returncode == 0 and "Resuming after step" in out and "Resuming after step 0 " not in out
+    assert weights(plain) == weights(tmp_path / "stopped")
+    rows = [(folder / "metrics.csv").read_text().splitlines() for folder in (plain, tmp_path / "stopped")]
+    without_time = [[",".join(row.split(",")[:3]) for row in file] for file in rows]
+    assert without_time[0] == without_time[1]
+
+
+def weights(run: Path) -> dict[str, bytes]:
+    from safetensors.torch import load_file
+
+    tensors = load_file(run / "checkpoints" / "last.safetensors")
+    return {name: value.numpy().tobytes() for name, value in tensors.items()}
