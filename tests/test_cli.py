@@ -16,7 +16,20 @@ import patchloom
 from patchloom.cli import main
 from patchloom.options import parse_pretrain
 
-QUICK = ["--epochs", "1", "--model", "nano", "--model.embed_dim", "32", "--model.depth", "1", "--batch_size", "16"]
+QUICK = [
+    "--task",
+    "mae",
+    "--epochs",
+    "1",
+    "--model",
+    "nano",
+    "--model.embed_dim",
+    "32",
+    "--model.depth",
+    "1",
+    "--batch_size",
+    "16",
+]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +75,7 @@ def test_a_run_is_one_folder(run):
 
 def test_a_broken_file_is_skipped_and_listed(run):
     assert "broken.jpg" in (run / "unreadable.txt").read_text()
-    assert "could not be read and were skipped" in (run / "log.txt").read_text()
+    assert "1 file could not be read" in (run / "log.txt").read_text()
 
 
 def test_the_same_command_again_loses_nothing(run, photos):

@@ -92,7 +92,7 @@ def test_smoothing_ends_one_hot_and_no_dropped_position_is_free():
         ({"temperature": 0.0}, "temperature must be above 0"),
         ({"mask_ratio": 0.0, "pixels": True}, "no pixels are hidden"),
         ({"mask_ratio": 0.98}, "2 are needed"),
-        ({"decoder_width": 30, "decoder_heads": 4}, "decoder cannot be 30 wide with 4 heads"),
+        ({"decoder_width": 30, "decoder_heads": 4}, "decoder cannot be 30 wide and 2 blocks deep with 4 heads"),
     ],
 )
 def test_impossible_options_are_refused(options, said):

@@ -9,7 +9,7 @@ import torch
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.encode import EncoderSpec, build_encoder
-from patchloom.tasks import TASKS, build_task, check_options, task_class
+from patchloom.tasks import TASKS, build_task, task_class, with_defaults
 from patchloom.tasks.task import Measure, Outcome
 from patchloom.train.optim import build_optimizer
 
@@ -109,8 +109,9 @@ def test_measure_and_pictures(name):
     with torch.inference_mode():
         one, two = (task.measure(images, torch.Generator().manual_seed(1)) for _ in range(2))
         sheets = task.draw(images, torch.Generator().manual_seed(1))
-    assert isinstance(one, Measure) and one == two and math.isfinite(one.value)
-    assert one.yardsticks and all(math.isfinite(value) for value in one.yardsticks.values())
+    assert isinstance(one, Measure) and one.bar in one.yardsticks
+    assert torch.equal(one.values, two.values) and one.values.shape == (4,) and math.isfinite(one.value)
+    assert all(values.shape == (4,) and values.isfinite().all() for values in one.yardsticks.values())
     assert sheets
     for sheet in sheets:
         assert sheet.caption and all(column.shape == images.shape for column in sheet.columns.values())
@@ -126,7 +127,12 @@ def test_unknown_names_are_told_the_nearest():
     with pytest.raises(PatchloomError, match="did you mean droppos"):
         task_class("dropos")
     with pytest.raises(PatchloomError, match="did you mean mask_ratio"):
-        check_options({"name": "mae", "mask_rato": 0.5})
+        with_defaults({"name": "mae", "mask_rato": 0.5})
+    for wrong in ({"mask_ratio": "half"}, {"mask_ratio": float("nan")}, {"normalized_pixels": 1}):
+        with pytest.raises(PatchloomError, match="cannot be"):
+            with_defaults({"name": "mae", **wrong})
+    with pytest.raises(PatchloomError, match="the task has no name"):
+        with_defaults({"mask_ratio": 0.5})
 
 
 @pytest.mark.parametrize("ratio", [-0.1, 0.999, 1.0, 2.0])

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, Stopped
 
 # Verbs are imported when they are called: --help must not wait for torch.
 VERBS: dict[str, str] = {
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         print(f"patchloom: {error}", file=sys.stderr)
-        return 2
+        return 130 if isinstance(error, Stopped) else 2
     except KeyboardInterrupt:
         print("patchloom: stopped.", file=sys.stderr)
         return 130

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import timm
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 
 from patchloom.data import normalize, open_data, plain_batches
 from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
 from patchloom.nets.encode import encode
 from patchloom.nets.weights import load_encoder
+from patchloom.train.folder import RunFolder
 from patchloom.views.view import whole
 
 _IMAGES = 16
@@ -54,12 +55,12 @@ def export(run: str | Path, *, to: str = "timm", data: str | None = None, out: s
     if card.spec is None:
         raise PatchloomError(f"{card.name} comes from timm already: load it there")
     path = Path(out) if out else (Path(run) if Path(run).is_dir() else Path(run).parent) / "timm.safetensors"
-    write_whole(path, save(vit.state_dict()))
+    images = _real_images(run, data, card)
+    weights = save(vit.state_dict())
 
     arguments = card.spec.timm_arguments()
     fresh = timm.create_model(**arguments).eval()
-    fresh.load_state_dict(load_file(path), strict=True)
-    images = _real_images(run, data, card)
+    fresh.load_state_dict(load(weights), strict=True)
     with torch.inference_mode():
         ours = encode(vit, whole(images, vit.patch_embed.num_patches))
         difference = (fresh.forward_features(images) - ours).abs().max().item()
@@ -67,17 +68,15 @@ def export(run: str | Path, *, to: str = "timm", data: str | None = None, out: s
         raise PatchloomError(
             f"features after loading into timm differ by {difference:.2e}: this is a bug, please report it"
         )
+    write_whole(path, weights)
     return Export(path, difference, len(images), _snippet(arguments, path, card.mean, card.std))
 
 
 def _real_images(run: str | Path, data: str | None, card) -> torch.Tensor:
     if data is None:
-        config = Path(run) / "config.yaml"
-        if not config.exists():
+        if not Path(run).is_dir():
             raise PatchloomError(f"{run} does not tell which images to compare on: name them with --data")
-        import yaml
-
-        data = yaml.safe_load(config.read_text())["data"]
+        data = RunFolder(run).read_config().data
     source = open_data(data).train
     batch = next(plain_batches(source, card.spec.img_size, _IMAGES, channels=card.spec.channels))
     return normalize(batch.views[0], card.mean, card.std)

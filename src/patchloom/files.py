@@ -1,5 +1,6 @@
 """Writing files so that a crash leaves the old one or the new one, never half of one."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -12,7 +13,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
     Raises:
         PatchloomError: the folder cannot be written, or the disc is full.
     """
-    data = content.encode() if isinstance(content, str) else content
+    data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -22,7 +23,8 @@ def write_whole(path: Path, content: bytes | str) -> None:
             os.fsync(file.fileno())
         os.replace(beside, path)
     except OSError as problem:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink()
         raise PatchloomError(
-            f"{path} could not be written ({problem.strerror}): free space or choose another folder"
+            f"{path} could not be written ({problem.strerror}): choose another folder, or free space"
         ) from problem

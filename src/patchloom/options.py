@@ -16,6 +16,7 @@ from docstring_parser import parse as parse_docstring
 from jsonargparse import ArgumentError, ArgumentParser
 
 from patchloom.errors import PatchloomError
+from patchloom.hints import in_words
 
 # timm's keyword arguments that change an encoder's shape, as --model.NAME; Python takes any that timm knows.
 MODEL_OPTIONS: dict[str, tuple[type, str]] = {
@@ -127,9 +128,10 @@ def _add_signature(parser: ArgumentParser, owner: Callable, skip: set[str] = fro
 
 
 def _parse(parser: ArgumentParser, words: list[str]):
+    words = _joined(words)
     # YAML, in which values are read, spells infinity .inf and wants brackets around 5,20
-    words = [re.sub(r"^(--[^=]+=)?([-+]?)inf(inity)?$", r"\1\2.inf", word, flags=re.IGNORECASE) for word in words]
-    words = [re.sub(r"^(--[^=]+=)?(\d+(?:,\d+)+)$", r"\1[\2]", word) for word in words]
+    words = [re.sub(r"^(--[^=]+=)([-+]?)inf(inity)?$", r"\1\2.inf", word, flags=re.IGNORECASE) for word in words]
+    words = [re.sub(r"^(--ks=)(\d+(?:,\d+)*)$", r"\1[\2]", word) for word in words]
     try:
         return parser.parse_args(words)
     except ArgumentError as problem:
@@ -142,14 +144,14 @@ def _sentence(problem: str, parser: ArgumentParser) -> str:
     unknown = re.search(r"(?:[Uu]nrecognized arguments|No action for key): *(\S+)", problem)
     if unknown:
         option = unknown[1].split("=")[0]
-        near = get_close_matches(option, options, n=1)
+        near = get_close_matches(option, options, n=1, cutoff=0.75)
         hint = f"did you mean {near[0]}?" if near else f"{parser.prog} --help lists them"
         return f"there is no option {option}; {hint}"
     key = re.search(r'(?:Parser key |[Aa]rgument )"?([\w.]+)"?', problem)
     value = re.search(r"Given value: (.*)", problem) or re.search(r"[Vv]alue:? [\"']?(.*?)[\"']?(?:$|\n)", problem)
     if key and value:
         action = next((a for a in parser._actions if key[1] in (a.dest, a.metavar)), None)
-        kind = _kind(action) if action is not None else "another kind of value"
+        kind = in_words(getattr(action, "_typehint", None) or action.type) if action else "another kind of value"
         name = f"--{key[1]}" if action is None or action.option_strings else key[1].upper()
         return f"{name} cannot be {value[1]}: it takes {kind}"
     missing = re.search(r'(?:required|are required)[^"\n]*?:? *"?([\w., ]+)"?', problem)
@@ -158,19 +160,16 @@ def _sentence(problem: str, parser: ArgumentParser) -> str:
     return " ".join(problem.split()) + f"; {parser.prog} --help lists the options"
 
 
-def _kind(action) -> str:
-    """What an option takes, in words."""
-    hint = getattr(action, "_typehint", None) or action.type
-    text = getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
-    text = re.sub(r"typing\.|pathlib\.|Literal|\[|\]|'|NoneType|Union|Optional", " ", str(text))
-    text = re.sub(
-        r"collections.abc.Sequence int|tuple int, \.\.\.", "whole numbers such as 5,20", " ".join(text.split())
-    )
-    if "such as" in text:
-        return text
-    words = [word for word in re.split(r"[|,\s]+", text) if word not in ("", "None")]
-    names = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "Path": "a path"}
-    return " or ".join(dict.fromkeys(names.get(word, word) for word in words))
+def _joined(words: list[str]) -> list[str]:
+    """Every option in one word with its value: ``--epochs 5`` as ``--epochs=5``."""
+    joined: list[str] = []
+    for word in words:
+        before = joined[-1] if joined else ""
+        if before.startswith("--") and "=" not in before and before not in ("--help",) and not word.startswith("--"):
+            joined[-1] = f"{before}={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _last(words: list[str], option: str) -> str | None:

@@ -67,3 +67,12 @@ def test_centre_crop_is_resize_then_crop():
     assert (view - F.center_crop(resized, [32, 32])).abs().max() < 0.02
     (wide,) = CentreCrop((16, 48))(image)
     assert (wide - F.center_crop(resized, [16, 48])).abs().max() < 0.02
+
+
+def test_wide_targets_show_wide_parts_instead_of_stretched_ones() -> None:
+    crop, rng = RandomCrop((64, 128), scale=(0.2, 0.5)), np.random.default_rng(0)
+    stretches = []
+    for _ in range(300):
+        _, _, h, w = crop._part(64, 128, rng)
+        stretches.append((128 / w) / (64 / h))
+    assert 0.95 < np.median(stretches) < 1.05 and 3 / 4 - 0.05 < min(stretches) and max(stretches) < 4 / 3 + 0.05

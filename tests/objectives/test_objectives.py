@@ -13,11 +13,14 @@ def test_trivial_answers_are_what_they_say():
     visible, masked = deal(3, 24, (6, 18))
     plain = trivial_errors(images, 4, visible, masked, normalized=False)
     truth = patchify(images, 4, masked).unflatten(-1, (3, 16))
-    assert plain["mean colour"] == pytest.approx(truth.var(-1, correction=0).mean().item(), rel=1e-5)
+    torch.testing.assert_close(plain["mean colour"], truth.var(-1, correction=0).mean((1, 2)))
     flat = torch.ones(2, 3, 16, 24) * torch.tensor([1.0, -2.0, 0.5]).view(3, 1, 1)
-    assert max(trivial_errors(flat, 4, visible[:2], masked[:2], normalized=False).values()) < 1e-8
+    for error in trivial_errors(flat, 4, visible[:2], masked[:2], normalized=False).values():
+        assert error.max() < 1e-8
     normalized = trivial_errors(images, 4, visible, masked, normalized=True)
-    assert 0.9 < normalized["mean colour"] < 1.0  # a patch of noise has unit deviation, less its channels' means
+    assert (
+        0.85 < normalized["mean colour"].mean() < 1.0
+    )  # a patch of noise has unit deviation, less its channels' means
 
 
 def test_the_blur_never_looks_at_masked_patches():
@@ -45,7 +48,10 @@ def test_affinity_prefers_what_resembles_the_class_token():
     weights = affinity(features, prefix=1, temperature=0.1)
     assert torch.allclose(weights.sum(1), torch.ones(2))
     assert (weights.argmax(1) == 2).all()
-    assert affinity(features[:, 1:], prefix=0, temperature=0.1).shape == (2, 5)
+    alone = affinity(features[:, 1:], prefix=0, temperature=0.1, has_class_token=False)
+    registers = affinity(features, prefix=1, temperature=0.1, has_class_token=False)
+    torch.testing.assert_close(alone, registers)
+    assert not torch.allclose(alone, weights)
 
 
 def test_only_dropped_positions_count():

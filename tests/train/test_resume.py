@@ -47,7 +47,7 @@ def test_stopped_and_resumed_is_never_stopped(images, plain, tmp_path, number):
             other.send_signal(number)
             break
     _, told = other.communicate()
-    assert other.returncode == 2 and told.startswith("patchloom: stopped, and a checkpoint was written"), told
+    assert other.returncode == 130 and told.startswith("patchloom: stopped, and a checkpoint was written"), told
     assert not (tmp_path / "stopped" / "encoder.safetensors").exists()
     again = start(images, tmp_path / "stopped")
     out, _ = again.communicate()

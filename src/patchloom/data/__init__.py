@@ -1,6 +1,7 @@
 """Images: where they come from, what they are like, and how they arrive in batches."""
 
 from patchloom.data.augment import CentreCrop, RandomCrop
+from patchloom.data.builtin import is_builtin
 from patchloom.data.load import Batch, plain_batches, steps_per_epoch, training_batches
 from patchloom.data.read import IMAGE_SUFFIXES, Unreadable, read_image, to_channels
 from patchloom.data.shapes import Annotation, Shapes
@@ -21,6 +22,7 @@ __all__ = [
     "Unreadable",
     "channels_of",
     "hold_out",
+    "is_builtin",
     "measure",
     "normalize",
     "open_data",

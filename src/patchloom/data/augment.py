@@ -14,7 +14,8 @@ from torchvision.transforms.v2 import functional as F
 class RandomCrop:
     """A random part of the image, resized to `size` (h, w), mirrored half of the time.
 
-    scale: range of the part's share of the image's area. ratio: range of its width over its height. flip: may mirror.
+    scale: range of the part's share of the image's area. ratio: range of its width over its height, as a multiple of
+    that of `size`. flip: may mirror.
     """
 
     def __init__(
@@ -24,7 +25,10 @@ class RandomCrop:
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
         flip: bool = True,
     ) -> None:
-        self.size, self.scale, self.ratio, self.flip = size, scale, ratio, flip
+        # ratios are relative to the target's, so that a wide target shows wide parts instead of stretched ones
+        aspect = size[1] / size[0]
+        self.size, self.scale, self.flip = size, scale, flip
+        self.ratio = (ratio[0] * aspect, ratio[1] * aspect)
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor]:
         """[c h w] -> one view [c *size], of the same dtype."""

@@ -92,6 +92,11 @@ class Torchvision(Source):
         return digest([type(self.dataset).__name__, self.split, str(len(self))])
 
 
+def is_builtin(data: str) -> bool:
+    """Whether `data` is the name of a built-in or torchvision data set."""
+    return data == "digits" or data.partition(":")[0] == "shapes" or data.partition("@")[0] in _TORCHVISION
+
+
 def open_builtin(data: str, seed: int = 0) -> Data | None:
     """Built-in data by name (`shapes`, `shapes:N`, `digits`, `cifar10`, `cifar10@ROOT`...), or None if there is none.
 

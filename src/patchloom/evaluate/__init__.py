@@ -1,6 +1,6 @@
 """Honest measurements of an encoder: every one beside its controls, and with what was done."""
 
-from patchloom.evaluate.features import Features, Pooling, extract, has_labels, labelled, pixel_features
+from patchloom.evaluate.features import Features, Pooling, classes_of, extract, has_labels, labelled, pixel_features
 from patchloom.evaluate.knn import knn_accuracies
 from patchloom.evaluate.linear import Choice, Probe, choose_strength, linear_probe
 from patchloom.evaluate.protocols import Parts, Protocol, Settings, compare, evaluate
@@ -18,6 +18,7 @@ __all__ = [
     "Settings",
     "append_rows",
     "choose_strength",
+    "classes_of",
     "compare",
     "evaluate",
     "extract",

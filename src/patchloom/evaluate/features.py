@@ -61,6 +61,11 @@ def has_labels(source: Source | None) -> bool:
     return source is not None and source.labels is not None and bool((source.labels >= 0).any())
 
 
+def classes_of(source: Source) -> int:
+    """How many classes the labelled images of a source are of."""
+    return len(np.unique(source.labels[source.labels >= 0])) if has_labels(source) else 0
+
+
 def labelled(source: Source) -> Source:
     """The images of a source that have a label.
 
@@ -70,16 +75,6 @@ def labelled(source: Source) -> Source:
     if not has_labels(source):
         raise PatchloomError(f"{source.name} has no labels: put each class's images in a sub-folder of its own")
     return source if (source.labels >= 0).all() else source.subset(np.flatnonzero(source.labels >= 0))
-
-
-def pool(vit: VisionTransformer, tokens: Tensor, pooling: Pooling) -> Tensor:
-    """One feature [b d] (of "both" [b 2d]) from the tokens [b prefix+n d] of `patchloom.nets.encode.encode`.
-
-    A norm that the encoder applies after pooling (timm's ``fc_norm``) is applied here too.
-    """
-    if pooling == "both":
-        return torch.cat([pool(vit, tokens, "class"), pool(vit, tokens, "mean")], dim=1)
-    return vit.fc_norm(tokens[:, 0] if pooling == "class" else tokens[:, vit.num_prefix_tokens :].mean(1))
 
 
 def extract(
@@ -110,7 +105,7 @@ def extract(
     source, device = labelled(source), torch.device(device)
     patches = vit.patch_embed.num_patches
     channels, size = vit.patch_embed.proj.in_channels, tuple(vit.patch_embed.img_size)
-    half = precision == "auto" and device.type == "cuda"
+    half = precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     found: dict[str, list[Tensor]] = {"class": [], "mean": []} if vit.has_class_token else {"mean": []}
     indices, unreadable = [], []
     training = vit.training

@@ -15,7 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 from patchloom.data import Source, open_data, split_for_test
 from patchloom.data.source import pick
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.features import Features, Pooling, extract, labelled, pixel_features, pixels_size
+from patchloom.evaluate.features import Features, Pooling, extract, has_labels, labelled, pixel_features, pixels_size
 from patchloom.evaluate.knn import TEMPERATURE, knn_accuracies
 from patchloom.evaluate.linear import HELD_OUT_SHARE, STRENGTHS, linear_probe
 from patchloom.evaluate.report import Report, Row, append_rows
@@ -88,6 +88,11 @@ def evaluate(
     """
     if protocol not in _PROTOCOLS:
         raise PatchloomError(f"there is no protocol {protocol}: choose {' or '.join(_PROTOCOLS)}")
+    for name, value, least in (("batch_size", batch_size, 1), ("workers", workers, 0), ("seed", seed, 0)):
+        if value < least:
+            raise PatchloomError(f"--{name} must be {least} or more, not {value}")
+    if any(k < 1 for k in ks):
+        raise PatchloomError(f"--ks must be 1 or more, not {min(ks)}")
     at = _device(device)
     vit, card = load_encoder(run)
     parts = _parts(data, seed, most)
@@ -157,13 +162,13 @@ def _device(name: str) -> torch.device:
 
 def _parts(data: str | Path, seed: int, most: int | None) -> Parts:
     opened = open_data(data)
-    if opened.test is not None:
+    if has_labels(opened.test):
         train, test = labelled(opened.train), labelled(opened.test)
         story = "The data brings its own test images."
     else:
         train, test = split_for_test(labelled(opened.train), seed=seed)
         story = (
-            f"The data brings no test images, so a stratified fifth was split off for the test (seed {seed}): "
+            f"The data brings no labelled test images, so a stratified fifth was split off for the test (seed {seed}): "
             "pre-training may have seen those images, without their labels."
         )
     n = len(train)

@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from patchloom.errors import PatchloomError
 from patchloom.nets.encode import initialize
-
-Size = int | Literal["auto"]
-
-
-def decoder_sizes(encoder_width: int, width: Size, depth: Size, heads: Size, usual_depth: int) -> tuple[int, int, int]:
-    """Width, depth and heads of a decoder; ``auto`` is the papers' 512 wide, 16 heads and ``usual_depth`` blocks.
-
-    For an encoder narrower than ViT-S (384), which the papers do not train, auto is the encoder's own width, at most
-    two blocks, and heads 32 wide: a decoder should cost less than its encoder.
-    """
-    small = encoder_width < 384
-    width = (encoder_width if small else 512) if width == "auto" else width
-    depth = (min(2, usual_depth) if small else usual_depth) if depth == "auto" else depth
-    heads = (max(1, width // 32) if small else 16) if heads == "auto" else heads
-    if width % heads or width % 4:
-        raise PatchloomError(
-            f"a decoder cannot be {width} wide with {heads} heads: choose a multiple of both 4 and the heads"
-        )
-    return width, depth, heads
 
 
 class Decoder(nn.Module):

@@ -34,6 +34,18 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+# what the other fields say, and what would add weights that no pretext task trains
+_NOT_OPTIONS = (
+    "img_size",
+    "patch_size",
+    "in_chans",
+    "num_classes",
+    "global_pool",
+    "dynamic_img_size",
+    "patch_drop_rate",
+)
+
+
 @dataclass(frozen=True)
 class EncoderSpec:
     """Everything needed to build an encoder again, here or with timm alone.
@@ -95,6 +107,12 @@ def build_encoder(spec: EncoderSpec) -> VisionTransformer:
     Raises:
         PatchloomError: an unknown name, sizes that do not fit, or a model that `encode` cannot serve.
     """
+    given = [name for name in spec.options if name in _NOT_OPTIONS]
+    if given:
+        raise PatchloomError(f"the option {given[0]} of the model is not free: patchloom sets it itself")
+    for name, bounds in {"depth": (1, 1000), "drop_path_rate": (0, 0.99)}.items():
+        if not bounds[0] <= spec.options.get(name, bounds[0]) <= bounds[1]:
+            raise PatchloomError(f"--model.{name} must be {bounds[0]} to {bounds[1]}, not {spec.options[name]}")
     h, w = spec.img_size
     if h % spec.patch_size or w % spec.patch_size:
         raise PatchloomError(
@@ -146,6 +164,7 @@ def check_servable(vit: nn.Module, name: str) -> None:
     unknown += [
         type(block.attn).__name__ for block in vit.blocks if type(getattr(block, "attn", None)) is not Attention
     ]
+    unknown += ["gated attention" for block in vit.blocks if getattr(getattr(block, "attn", None), "gate", None)]
     if type(vit.patch_embed) is not PatchEmbed:
         unknown.append(type(vit.patch_embed).__name__)
     if not isinstance(vit.patch_drop, nn.Identity):
@@ -237,15 +256,14 @@ def _context_block(block: Block, tokens: Tensor, serving: Tensor) -> Tensor:
 def _context_attention(attn: Attention, asking: Tensor, serving: Tensor) -> Tensor:
     """timm's attention with queries from ``asking`` [b t d], keys and values from ``serving`` [b m d]."""
     heads, side = attn.num_heads, attn.head_dim
-    weights = attn.qkv.weight.split([attn.attn_dim, 2 * attn.attn_dim])
-    biases = (None, None) if attn.qkv.bias is None else attn.qkv.bias.split([attn.attn_dim, 2 * attn.attn_dim])
+    parts = [heads * side, 2 * heads * side]
+    weights = attn.qkv.weight.split(parts)
+    biases = (None, None) if attn.qkv.bias is None else attn.qkv.bias.split(parts)
     q = F.linear(asking, weights[0], biases[0]).unflatten(-1, (heads, side)).transpose(1, 2)
     k, v = F.linear(serving, weights[1], biases[1]).unflatten(-1, (2, heads, side)).permute(2, 0, 3, 1, 4)
     dropout = attn.attn_drop.p if attn.training else 0.0
     mixed = F.scaled_dot_product_attention(attn.q_norm(q), attn.k_norm(k), v, dropout_p=dropout)
     mixed = attn.norm(mixed.transpose(1, 2).flatten(2))
-    if getattr(attn, "gate", None) is not None:
-        mixed = mixed * attn.gate(asking).sigmoid()
     return attn.proj_drop(attn.proj(mixed))
 
 

@@ -21,8 +21,13 @@ def pixel_loss(predicted: Tensor, target: Tensor) -> Tensor:
     return F.mse_loss(predicted.float(), target.float())
 
 
-def trivial_errors(images: Tensor, p: int, visible: Tensor, masked: Tensor, normalized: bool) -> dict[str, float]:
-    """Errors of two answers that need no learning, on the scale of `pixel_loss`.
+def pixel_errors(predicted: Tensor, target: Tensor) -> Tensor:
+    """`pixel_loss` of each image [b]."""
+    return (predicted.float() - target.float()).square().mean((1, 2))
+
+
+def trivial_errors(images: Tensor, p: int, visible: Tensor, masked: Tensor, normalized: bool) -> dict[str, Tensor]:
+    """Errors [b] of two answers that need no learning, on the scale of `pixel_errors`.
 
     ``mean colour``: every masked patch is painted in its true mean colour (per channel).
     ``blurred copy``: a Gaussian blur of the visible patches, as wide as a patch, spreads into the holes. With
@@ -44,7 +49,7 @@ def trivial_errors(images: Tensor, p: int, visible: Tensor, masked: Tensor, norm
         own_mean, own_deviation = patch_statistics(blurred)
         blurred = (blurred - own_mean) * (deviation / own_deviation).clamp_max(1) + mean
     errors = {"mean colour": colour, "blurred copy": blurred}
-    return {name: ((answer - truth) / scale).square().mean().item() for name, answer in errors.items()}
+    return {name: pixel_errors(answer / scale, truth / scale) for name, answer in errors.items()}
 
 
 @torch.autocast("cpu", enabled=False)

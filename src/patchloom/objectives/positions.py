@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from patchloom.views.tokens import take
 
 
-def affinity(features: Tensor, prefix: int, temperature: float) -> Tensor:
+def affinity(features: Tensor, prefix: int, temperature: float, has_class_token: bool = True) -> Tensor:
     """How much each patch matters to the image's whole: attentive reconstruction's weights [b n] (DropPos Eq. 8-9).
 
     Softmax over all patches of cos(class token, patch) / τ. An encoder without a class token is asked with the mean of
@@ -17,9 +17,10 @@ def affinity(features: Tensor, prefix: int, temperature: float) -> Tensor:
         features: [b prefix+n d] of the full image with all positions.
         prefix: class and register tokens in front.
         temperature: τ > 0.
+        has_class_token: whether the first of them is one.
     """
     patches = features[:, prefix:]
-    query = features[:, :1] if prefix else patches.mean(1, keepdim=True)
+    query = features[:, :1] if has_class_token else patches.mean(1, keepdim=True)
     return (F.cosine_similarity(query, patches, dim=-1) / temperature).softmax(dim=-1)
 
 

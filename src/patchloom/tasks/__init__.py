@@ -2,10 +2,12 @@
 
 import importlib
 import inspect
+from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_type_hints
 
 from patchloom.errors import PatchloomError
+from patchloom.hints import check
 
 # class paths, not classes: listing the tasks must not import torch
 TASKS = {
@@ -28,27 +30,33 @@ def task_class(name: str) -> type:
     return getattr(importlib.import_module(module), attribute)
 
 
-def check_options(task: dict[str, Any]) -> type:
-    """The class of ``task`` (its ``name`` and options), if it has all these options.
+def with_defaults(task: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of ``task`` (its ``name`` and some of them), checked against the signature of its class.
 
     Raises:
-        PatchloomError: no such task, or one that has no such option.
+        PatchloomError: no such task or option, or a value of another type.
     """
+    if "name" not in task:
+        raise PatchloomError(f"the task has no name: give name, one of {', '.join(TASKS)}, beside its options")
     cls = task_class(task["name"])
-    known = [name for name in inspect.signature(cls).parameters if name != "encoder"]
-    for option in task:
-        if option != "name" and option not in known:
-            near = get_close_matches(option, known, n=1)
+    parameters = {name: one for name, one in inspect.signature(cls).parameters.items() if name != "encoder"}
+    hints = get_type_hints(cls.__init__)
+    for option, value in task.items():
+        if option == "name":
+            continue
+        if option not in parameters:
+            near = get_close_matches(option, parameters, n=1)
             hint = f"; did you mean {near[0]}?" if near else "."
-            raise PatchloomError(f"{task['name']} has no option {option}{hint} Its options: {', '.join(known)}.")
-    return cls
+            raise PatchloomError(f"{task['name']} has no option {option}{hint} Its options: {', '.join(parameters)}.")
+        check(f"task.{option}", value, hints[option])
+    return {"name": task["name"]} | {name: task.get(name, one.default) for name, one in parameters.items()}
 
 
-def build_task(task: dict[str, Any], encoder):
+def build_task(task: Mapping[str, Any], encoder):
     """The pretext task with ``name`` and options as in ``task``, around ``encoder``.
 
     Raises:
         PatchloomError: no such task or option, or values that the task refuses.
     """
-    options = {name: value for name, value in task.items() if name != "name"}
-    return check_options(task)(encoder, **options)
+    options = with_defaults(task)
+    return task_class(options.pop("name"))(encoder, **options)

@@ -9,7 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.decode import Decoder, Size, decoder_sizes
+from patchloom.nets.decode import Decoder
 from patchloom.nets.encode import encode, patch_positions
 from patchloom.objectives.pixels import pixel_loss, pixel_targets
 from patchloom.objectives.positions import (
@@ -22,7 +22,7 @@ from patchloom.objectives.positions import (
 )
 from patchloom.tasks.mae import pixel_decoder, recovery_sheet
 from patchloom.tasks.positions_drawn import position_sheets
-from patchloom.tasks.task import Measure, Outcome, Sheet, Task
+from patchloom.tasks.task import Measure, Outcome, Sheet, Size, Task
 from patchloom.views.positions import smoothed_positions
 from patchloom.views.tokens import deal, share_of
 from patchloom.views.view import View, drop_positions, mask_patches, whole
@@ -78,12 +78,17 @@ class DropPos(Task):
             raise PatchloomError("droppos needs an encoder with position embeddings, and this one has none")
         if not 0 < position_mask_ratio <= 1:
             raise PatchloomError(f"--task.position_mask_ratio must lie in (0, 1], not at {position_mask_ratio}")
-        if mask_ratio == "auto":
-            mask_ratio = max(0.0, min(0.75, 1 - _ENOUGH / self.patches))
-        if temperature == "auto":
-            temperature = 0.1 if mask_ratio > 0 else float("inf")
+        usual = max(0.0, min(0.75, 1 - _ENOUGH / self.patches))
+        why = "the paper's" if usual == 0.75 else f"lets {min(_ENOUGH, self.patches)} patches stay visible"
+        mask_ratio = self.choose("mask_ratio", mask_ratio, usual, why)
+        usual, why = (
+            (0.1, "the paper's") if mask_ratio > 0 else (float("inf"), "nothing is masked, so no guide is needed")
+        )
+        temperature = self.choose("temperature", temperature, usual, why)
         if temperature <= 0:
             raise PatchloomError(f"--task.temperature must be above 0 (inf switches it off), not {temperature}")
+        if sigma < 0:
+            raise PatchloomError(f"--task.sigma must be 0 or more, not {sigma}")
         self.mask_ratio, self.position_mask_ratio = mask_ratio, position_mask_ratio
         visible = self.visible_of(mask_ratio, least=2)
         if pixels and visible == self.patches:
@@ -92,9 +97,12 @@ class DropPos(Task):
         self.placeholder, self.shuffle, self.normalized_pixels = placeholder, shuffle, normalized_pixels
         d = encoder.embed_dim
         self.position_token = nn.Parameter(torch.empty(d).normal_(std=0.02)) if placeholder == "learned" else None
-        sizes = decoder_sizes(d, decoder_width, decoder_depth, decoder_heads, usual_depth=2)
+        sizes = self.decoder_sizes(decoder_width, decoder_depth, decoder_heads, usual_depth=2)
         self.decoder = Decoder(d, self.patches, *sizes, self.prefix)
-        self.pixel_decoder = pixel_decoder(self, decoder_width, pixel_decoder_depth, decoder_heads) if pixels else None
+        self.pixel_decoder = None
+        if pixels:
+            depth_option = "pixel_decoder_depth"
+            self.pixel_decoder = pixel_decoder(self, decoder_width, pixel_decoder_depth, decoder_heads, depth_option)
 
     def forward(self, images: Tensor, *, progress: float = 0.0, generator=None, hands=None) -> Outcome:
         """The loss on one batch; ``hands`` fixes the draw: visible [b k], masked [b m], dropped [b j] among visible."""
@@ -138,7 +146,7 @@ class DropPos(Task):
             token = self.position_token
         elif self.placeholder == "zeros":
             token = view.images.new_zeros(())
-        else:
+        elif self.placeholder == "foreign":
             token = patch_positions(self.encoder)[foreign_places(view.visible, self.patches, generator)]
         return encode(self.encoder, view, position_token=token)
 
@@ -147,8 +155,11 @@ class DropPos(Task):
         """Weights [b n] of attentive reconstruction from the encoder's view of the whole image, without gradient."""
         if self.temperature == float("inf"):
             return None
+        training = self.encoder.training
+        self.encoder.eval()  # drop path would make noise of the weights
         features = encode(self.encoder, whole(images, self.patches)).float()
-        return affinity(features, self.prefix, self.temperature)
+        self.encoder.train(training)
+        return affinity(features, self.prefix, self.temperature, self.encoder.has_class_token)
 
     def place(self, images: Tensor, generator, mask_ratio: float, position_mask_ratio: float):
         """Predict positions at any ratios, for measures and pictures.
@@ -163,9 +174,10 @@ class DropPos(Task):
     def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
         """Share of the dropped positions that are found, beside the exact chance level."""
         visible, dropped, predicted = self.place(images, generator, self.mask_ratio, self.position_mask_ratio)
-        found = (predicted == visible)[dropped].float().mean().item()
-        told = visible.shape[1] - int(dropped[0].sum())
-        chance = blind_guess(self.patches, told)
+        asked = dropped.sum(1)
+        found = ((predicted == visible) & dropped).sum(1) / asked
+        told = visible.shape[1] - int(asked[0])
+        chance = torch.full_like(found, blind_guess(self.patches, told))
         return Measure("position accuracy", found, {"chance": chance}, bar="chance", higher_is_better=True)
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:

@@ -7,17 +7,18 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.decode import RefillingDecoder, Size, decoder_sizes
+from patchloom.nets.decode import RefillingDecoder
 from patchloom.nets.encode import encode
 from patchloom.objectives.pixels import (
     guessed_statistics,
     paint_patches,
+    pixel_errors,
     pixel_loss,
     pixel_targets,
     recovered_images,
     trivial_errors,
 )
-from patchloom.tasks.task import WITHHELD, Measure, Outcome, Sheet, Task
+from patchloom.tasks.task import WITHHELD, Measure, Outcome, Sheet, Size, Task
 from patchloom.views.positions import sincos_2d
 from patchloom.views.tokens import deal, patch_statistics, patchify
 from patchloom.views.view import mask_patches, whole
@@ -73,9 +74,10 @@ class MAE(Task):
         The mean colour of a masked patch is nothing that the network is told, so it is the blurred copy that counts.
         """
         hands = deal(len(images), self.patches, self.hands, generator, images.device)
-        error = self(images, hands=hands).loss.item()
+        target = pixel_targets(images, self.p, hands[1], self.normalized_pixels)
+        errors = pixel_errors(self.recover(images, *hands), target)
         yardsticks = trivial_errors(images, self.p, *hands, self.normalized_pixels)
-        return Measure("reconstruction error", error, yardsticks, bar="blurred copy", higher_is_better=False)
+        return Measure("reconstruction error", errors, yardsticks, bar="blurred copy", higher_is_better=False)
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """Original | what was given | what came back."""
@@ -83,9 +85,11 @@ class MAE(Task):
         return [recovery_sheet(self, images, visible, masked, self.recover(images, visible, masked))]
 
 
-def pixel_decoder(task: Task, width: Size, depth: Size, heads: Size) -> RefillingDecoder:
+def pixel_decoder(
+    task: Task, width: Size, depth: Size, heads: Size, depth_option: str = "decoder_depth"
+) -> RefillingDecoder:
     """A decoder that asks for the pixels of the patches that ``task``'s encoder did not see."""
-    width, depth, heads = decoder_sizes(task.encoder.embed_dim, width, depth, heads, usual_depth=8)
+    width, depth, heads = task.decoder_sizes(width, depth, heads, 8, depth_option)
     pixels = task.encoder.patch_embed.proj.in_channels * task.p**2
     return RefillingDecoder(task.encoder.embed_dim, pixels, sincos_2d(width, task.grid), depth, heads, task.prefix)
 

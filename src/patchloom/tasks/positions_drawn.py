@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from patchloom.tasks.task import WITHHELD, WRONG, Sheet, Task
-from patchloom.views.tokens import patchify, put, take, unpatchify
+from patchloom.views.tokens import patchify, put, share_of, take, unpatchify
 
 MASK_RATIOS = (0.0, 0.25, 0.5, 0.75)
 POSITION_MASK_RATIO = 0.95
@@ -19,6 +19,8 @@ def position_sheets(task: Task, images: Tensor, generator: torch.Generator) -> l
     """
     marked, rebuilt = {"original": images}, {"original": images}
     for ratio in MASK_RATIOS:
+        if share_of(task.patches, 1 - ratio) < 2:  # nothing to compare with
+            continue
         visible, dropped, predicted = task.place(images, generator, ratio, POSITION_MASK_RATIO)
         # a position that was told needs no finding
         placed = torch.where(dropped, predicted, visible)

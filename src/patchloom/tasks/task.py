@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -18,6 +18,9 @@ from patchloom.views.tokens import share_of
 # Values that stand for colours in pictures, because pictures are drawn in normalised pixels.
 WITHHELD = float("nan")  # drawn black
 WRONG = float("inf")  # drawn white
+
+
+Size = int | Literal["auto"]
 
 
 class Outcome(NamedTuple):
@@ -37,17 +40,37 @@ class Measure(NamedTuple):
 
     Attributes:
         name: what is measured, in words.
-        value: the result.
-        yardsticks: results of trivial answers by name, such as chance.
+        values: [b] the result on each image.
+        yardsticks: [b] each, results of trivial answers by name, such as chance.
         bar: the yardstick that has to be beaten before anything is learnt; others may know what the network does not.
         higher_is_better: which way is up.
     """
 
     name: str
-    value: float
-    yardsticks: dict[str, float]
+    values: Tensor
+    yardsticks: dict[str, Tensor]
     bar: str
     higher_is_better: bool
+
+    @property
+    def value(self) -> float:
+        """The mean result."""
+        return self.values.mean().item()
+
+    def means(self) -> dict[str, float]:
+        """The mean of each yardstick."""
+        return {name: values.mean().item() for name, values in self.yardsticks.items()}
+
+    def gain(self) -> tuple[float, float]:
+        """By how much the bar is beaten (negative: missed), and half the width of that mean's 95 % interval.
+
+        The difference is taken image by image, since some images are easier than others for both.
+        """
+        better = self.values - self.yardsticks[self.bar]
+        better = better if self.higher_is_better else -better
+        if len(better) < 2:
+            return better.mean().item(), float("inf")
+        return better.mean().item(), 1.96 * better.std().item() / len(better) ** 0.5
 
 
 class Sheet(NamedTuple):
@@ -70,6 +93,7 @@ class Task(nn.Module, ABC):
     Attributes:
         encoder: the ViT that is being trained; `patchloom export` writes its ``state_dict`` and nothing else.
         augment: turns one image and a random generator into the views that `forward` takes.
+        chosen: by option, what each ``auto`` became, and why.
     """
 
     encoder: VisionTransformer
@@ -78,6 +102,7 @@ class Task(nn.Module, ABC):
     def __init__(self, encoder: VisionTransformer):
         super().__init__()
         self.encoder = encoder
+        self.chosen: dict[str, tuple[Any, str]] = {}
         self.augment = RandomCrop(tuple(encoder.patch_embed.img_size))
 
     @property
@@ -100,6 +125,37 @@ class Task(nn.Module, ABC):
         """Class and register tokens in front of the patch tokens."""
         return self.encoder.num_prefix_tokens
 
+    def choose(self, option: str, asked: Any, value: Any, why: str) -> Any:
+        """``value`` if ``asked`` is auto, which is noted with its reason; else what was asked."""
+        if asked != "auto":
+            return asked
+        self.chosen[option] = (value, why)
+        return value
+
+    def decoder_sizes(
+        self, width: Size, depth: Size, heads: Size, usual_depth: int, depth_option: str = "decoder_depth"
+    ) -> tuple[int, int, int]:
+        """Width, depth and heads of a decoder; ``auto`` is the papers' 512, ``usual_depth`` and 16.
+
+        For an encoder narrower than ViT-S (384), which the papers do not train, auto is the encoder's own width, at
+        most two blocks, and heads 32 wide, since a decoder should cost less than its encoder.
+
+        Raises:
+            PatchloomError: sizes that do not go together.
+        """
+        d = self.encoder.embed_dim
+        small = d < 384
+        why = "as narrow as an encoder below ViT-S" if small else "the papers'"
+        width = self.choose("decoder_width", width, d if small else 512, why)
+        depth = self.choose(depth_option, depth, min(2, usual_depth) if small else usual_depth, why)
+        heads = self.choose("decoder_heads", heads, max(1, width // 32) if small else 16, why)
+        if min(width, heads) < 1 or depth < 0 or width % heads or width % 4:
+            raise PatchloomError(
+                f"a decoder cannot be {width} wide and {depth} blocks deep with {heads} heads: choose a width that "
+                "is a multiple of 4 and of the heads"
+            )
+        return width, depth, heads
+
     def visible_of(self, mask_ratio: float, least: int = 1) -> int:
         """How many patches a mask ratio leaves visible.
 
@@ -108,6 +164,11 @@ class Task(nn.Module, ABC):
         """
         visible = share_of(self.patches, 1 - mask_ratio)
         if not 0 <= mask_ratio < 1 or visible < least:
+            if self.patches < least:
+                raise PatchloomError(
+                    f"images of {self.patches} patch{'es'[: 2 * (self.patches > 1)]} leave nothing to ask: use smaller "
+                    "patches or larger images"
+                )
             raise PatchloomError(
                 f"a mask ratio of {mask_ratio} leaves {max(visible, 0)} of {self.patches} patches visible, and {least} "
                 "are needed: lower --task.mask_ratio, or use smaller patches or larger images"

@@ -49,7 +49,7 @@ class RunFolder:
                     f"{self.path} holds a run with other settings ({'; '.join(differences)}): choose another folder "
                     "with --out, or repeat the old settings to resume it"
                 )
-            return True
+            return self.config.exists()  # else it was stopped before it had begun
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise PatchloomError(f"{self.path} exists and holds no run of patchloom: choose another folder with --out")
         return False
@@ -61,9 +61,9 @@ class RunFolder:
         notes = "".join(f"# {name}: {why}\n" for name, why in reasons.items())
         found = {"mean": list(stats.mean), "std": list(stats.std), "height": stats.height, "width": stats.width}
         found |= {"sampled": stats.sampled, "fingerprint": fingerprint}
+        write_whole(self.requested, _yaml(asked.plain()))  # first: it marks the folder as ours
         write_whole(self.path / "data.yaml", _yaml(found))
         write_whole(self.config, f"# What auto became, and why:\n{notes}\n{_yaml(settings.plain())}")
-        write_whole(self.requested, _yaml(asked.plain()))  # last: from here on there is a run
 
     def read_config(self) -> Settings:
         """The resolved settings.
@@ -75,7 +75,10 @@ class RunFolder:
             raise PatchloomError(f"{self.path} is not the folder of a run: {self.config.name} is missing")
         values = _read_yaml(self.config)
         try:
-            return Settings(**values | {"img_size": tuple(values["img_size"])})
+            settings = Settings(**values | {"img_size": tuple(values["img_size"])})
+            if not {"name"} <= settings.task.keys() & settings.model.keys():
+                raise KeyError("name")
+            return settings
         except (TypeError, KeyError) as problem:
             raise PatchloomError(f"{self.config} is not a configuration that patchloom wrote: {problem}") from problem
 
@@ -85,7 +88,9 @@ class RunFolder:
 
     def note_unreadable(self, names: list[str]) -> None:
         """Add files that could not be read to the run's list, each once."""
-        before = self.unreadable.read_text().splitlines() if self.unreadable.exists() else []
+        if not names:
+            return
+        before = self.unreadable.read_text("utf-8", "surrogateescape").splitlines() if self.unreadable.exists() else []
         write_whole(self.unreadable, "".join(f"{name}\n" for name in sorted({*before, *names})))
 
 
@@ -96,7 +101,7 @@ class MetricsFile:
         self.path = path
         self.rows: list[dict[str, str]] = []
         if path.exists():
-            with open(path, newline="") as file:
+            with open(path, newline="", encoding="utf-8") as file:
                 self.rows = [row for row in csv.DictReader(file) if int(row["step"]) <= until_step]
 
     def add(self, values: dict[str, float | int]) -> None:
@@ -117,7 +122,8 @@ class MetricsFile:
 
 def plain_name(data: str | Path) -> str:
     """What data is called in file names."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(data).name) or "images"
+    name = str(data).partition("@")[0]  # cifar10@ROOT is cifar10
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).name) or "images"
 
 
 def _yaml(values: dict[str, Any]) -> str:
@@ -126,7 +132,7 @@ def _yaml(values: dict[str, Any]) -> str:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text())
+        values = yaml.safe_load(path.read_text("utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as problem:
         raise PatchloomError(f"{path} cannot be read ({type(problem).__name__}): is it whole?") from problem
     if not isinstance(values, dict):

@@ -32,10 +32,10 @@ _SAVE_EVERY = 60.0  # seconds between checkpoints
 
 
 def build_fabric(settings: Settings) -> Fabric:
-    """The devices and the precision; weights are float32 always."""
+    """The device and the precision; weights are float32 always."""
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # we say ourselves what precision is used
     precision = "bf16-mixed" if settings.precision == "bfloat16" else "32-true"
-    return Fabric(accelerator=settings.device, devices=settings.devices, precision=precision)
+    return Fabric(accelerator=settings.device, devices=1, precision=precision)
 
 
 class Loop:
@@ -45,7 +45,7 @@ class Loop:
     seed, so that going on after a stop is the same as never having stopped.
 
     Args:
-        fabric: devices and precision, launched.
+        fabric: device and precision, launched.
         task: what is trained.
         source: the training images.
         settings: resolved.
@@ -93,16 +93,10 @@ class Loop:
             Whether the end was reached.
 
         Raises:
-            PatchloomError: the loss is no longer a number, the data cannot be read, or memory ran out.
+            PatchloomError: the loss is no longer a number, or the data cannot be read.
         """
-        try:
-            with Stop() as stop:
-                return self._run(stop)
-        except torch.OutOfMemoryError as problem:
-            raise PatchloomError(
-                f"the device has too little memory for {self.settings.batch_size} images at once: halve --batch_size "
-                "and double --accumulate, which keeps the size of an update"
-            ) from problem
+        with Stop() as stop:
+            return self._run(stop)
 
     def _run(self, stop: Stop) -> bool:
         generator = torch.Generator()
@@ -180,14 +174,17 @@ class Loop:
         """A row of ``metrics.csv``: means since the last one."""
         means = {name: torch.stack([values[name] for values in recent]).mean().item() for name in recent[0]}
         if not math.isfinite(means["loss"]):
-            raise PatchloomError(
-                f"the loss is {means['loss']} after {done} steps: lower --blr (now {self.settings.blr}) or use "
-                f"--precision float32; the last checkpoint in {self.folder.path} is from before"
-            )
+            raise PatchloomError(self._diverged(done))
         self.reporter.flash(self._line(done, means["loss"], pace))
         row = {"step": done, "epoch": round(done / self.per_epoch, 4), "images": done * self.global_batch}
-        row |= means | {"lr": self.optimizer.param_groups[0]["lr"], "seconds": pace.seconds()}
+        row |= means | {"lr": learning_rate(done - 1, self.steps, self.warmup, self.peak), "seconds": pace.seconds()}
         return row
+
+    def _diverged(self, done: int) -> str:
+        return (
+            f"loss or weights are no longer numbers after {done} steps: begin again with another --out and a lower "
+            f"--blr (now {self.settings.blr:g}), or with --precision float32"
+        )
 
     def _line(self, done: int, loss: float, pace: Pace) -> str:
         return line(done / self.per_epoch, self.settings.epochs, loss, self.measure, pace.describe(done))
@@ -207,6 +204,8 @@ class Loop:
             self.reporter.say(self._line(done, row["loss"], pace))
 
     def _save(self, done: int) -> None:
+        if not all(weight.isfinite().all() for weight in self.task.parameters()):
+            raise PatchloomError(self._diverged(done))  # and what is on the disc stays
         if self.fabric.is_global_zero:
             save_checkpoint(self.folder.checkpoint, self.task, self.optimizer.optimizer, {"step": done})
             self.metrics.write()

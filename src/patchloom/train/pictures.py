@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from patchloom.data import Source, hold_out, normalize, open_data, plain_batches
@@ -49,7 +50,7 @@ def draw_task(
     images: int = 8,
     seed: int = 0,
 ) -> list[Path]:
-    """Draw the task's sheets on the first images of ``source``.
+    """Draw the task's sheets on some images, spread evenly over ``source``: its files may lie class by class.
 
     Args:
         task: trained.
@@ -63,7 +64,8 @@ def draw_task(
     Returns:
         The files.
     """
-    batch = next(plain_batches(source, card.spec.img_size, images, channels=card.spec.channels))
+    spread = np.unique(np.linspace(0, len(source) - 1, images).round().astype(int))
+    batch = next(plain_batches(source.subset(spread), card.spec.img_size, images, channels=card.spec.channels))
     given = normalize(batch.views[0].to(device), card.mean, card.std)
     was_training = task.training
     task.eval()
@@ -100,7 +102,7 @@ def look(
         raise PatchloomError(f"{folder.path} has no checkpoint yet: let the run train first")
     load_checkpoint(folder.checkpoint, task)
     found = folder.read_data()
-    if data is None or str(data) == settings.data:
+    if data is None or str(data) == settings.data or str(Path(data).absolute()) == settings.data:
         source = hold_out(open_data(settings.data).train, settings.held_out, seed=settings.seed)[1]
         target = folder.pictures
     else:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
@@ -15,16 +15,18 @@ from patchloom.data import (
     Stats,
     channels_of,
     hold_out,
+    is_builtin,
     measure,
     open_data,
 )
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate import Parts, Report, append_rows, compare, has_labels, labelled
 from patchloom.evaluate import Settings as EvaluationSettings
 from patchloom.files import write_whole
+from patchloom.hints import check
 from patchloom.look import draw_curves
 from patchloom.nets.weights import save_encoder
-from patchloom.tasks import check_options
+from patchloom.tasks import with_defaults
 from patchloom.train.folder import RunFolder, plain_name
 from patchloom.train.loop import Loop, build_fabric
 from patchloom.train.pictures import draw_task, prepare_task, run_card
@@ -68,8 +70,6 @@ def pretrain(
         PatchloomError: something cannot be used; the sentence says what to do.
     """
     asked = request(data, task, settings)
-    check_options(asked.task)
-    asked.check()
     path = Path(out) if out else Path("runs") / f"{plain_name(asked.data)}-{asked.task['name']}"
     opened = open_data(asked.data)
     return _Pretraining(asked, opened, RunFolder(path)).run()
@@ -90,14 +90,28 @@ def request(data: str | Path, task: str | dict[str, Any], settings: dict[str, An
     size = given.get("img_size", "auto")
     if isinstance(size, int):
         given["img_size"] = (size, size)
-    elif size != "auto":
+    elif isinstance(size, list):
         given["img_size"] = tuple(size)
-    return Settings(
-        data=str(data),
-        task={"name": task} if isinstance(task, str) else dict(task),
+    asked = Settings(
+        data=_lasting(data),
+        task=with_defaults({"name": task} if isinstance(task, str) else task),
         model={"name": model} if isinstance(model, str) else {"name": "auto", **model},
         **given,
     )
+    hints = get_type_hints(Settings)
+    for name in known:
+        check(name, getattr(asked, name), hints[name])
+    asked.check()
+    return asked
+
+
+def _lasting(data: str | Path) -> str:
+    """What data is called from any folder: names stay, paths become absolute."""
+    if not str(data).strip():
+        raise PatchloomError("the data has no name: give a folder of images, a list file, or shapes")
+    if isinstance(data, str) and (is_builtin(data) or not Path(data).exists()):
+        return data
+    return str(Path(data).absolute())
 
 
 class _Pretraining:
@@ -114,25 +128,34 @@ class _Pretraining:
             print(f"{self.folder.path} is finished. {summary}")
             return Run(self.folder.path, summary)
         settings, reasons, stats = self._settle()
-        self.settings, self.stats = settings, stats
         fabric = build_fabric(settings)
         fabric.launch()
         torch.manual_seed(settings.seed)
         self.task = prepare_task(settings)
+        if not self.resumed:
+            values = {name: value for name, (value, _) in self.task.chosen.items()}
+            settings = replace(settings, task=settings.task | values)
+            reasons |= {f"task.{name}": why for name, (_, why) in self.task.chosen.items()}
+        self.settings, self.stats = settings, stats
         if fabric.is_global_zero and not self.resumed:
             self.folder.begin(self.asked, settings, reasons, stats, self.data.train.fingerprint())
+            self.folder.note_unreadable(stats.unreadable)
         self.reporter = Reporter(self.folder.log, fabric.is_global_zero)
         self._announce(reasons)
         self.card = run_card(settings, stats.mean, stats.std, self.folder.path.name)
-        watch = Watch(self.task, self.card, self.held_out, self.training, settings.seed)
+        watch = Watch(self.task, self.card, self.held_out, self.training, settings)
         loop = Loop(fabric, self.task, self.training, settings, self.card, self.folder, self.reporter, watch)
         if self.resumed:
             self.reporter.say(f"Resuming after step {loop.first:,} of {loop.steps:,}.")
-        if not loop.run():
-            raise PatchloomError("stopped, and a checkpoint was written: the same command goes on from there")
-        summary = self._finish(loop, watch) if fabric.is_global_zero else ""
-        fabric.barrier()
-        return Run(self.folder.path, summary)
+        try:
+            if not loop.run():
+                raise Stopped("stopped, and a checkpoint was written: the same command goes on from there")
+            return Run(self.folder.path, self._finish(loop, watch))
+        except torch.OutOfMemoryError as problem:
+            raise PatchloomError(
+                f"the device has too little memory for {settings.batch_size} images at once: halve --batch_size and "
+                "double --accumulate, which keeps the size of an update (and take another --out)"
+            ) from problem
 
     def _settle(self) -> tuple[Settings, dict[str, str], Stats]:
         """Resolved settings, reasons, and statistics: measured now, or those of the run that is resumed."""
@@ -147,8 +170,6 @@ class _Pretraining:
         found = channels_of(self.training)
         channels = found if self.asked.channels == "auto" else self.asked.channels
         stats = measure(self.training, channels)
-        if stats.unreadable:
-            self.folder.note_unreadable(stats.unreadable)
         if self.asked.normalization == "imagenet":
             if channels != 3:
                 raise PatchloomError(
@@ -165,9 +186,10 @@ class _Pretraining:
         counts = f"{len(self.training):,} images to train on, {len(self.held_out):,} held out"
         say(f"{s.task['name']} on {self.data.train.name}: {counts}")
         for name, why in reasons.items():
-            value = getattr(s, name)
+            value = s.task[name[5:]] if name.startswith("task.") else getattr(s, name)
             shown = value["name"] if name == "model" else "x".join(map(str, value)) if name == "img_size" else value
-            say(f"  {name:<14} {shown!s:<12} ({why})")
+            shown = f"{shown:.4g}" if isinstance(shown, float) else shown
+            say(f"  {name:<20} {shown!s:<12} ({why})")
         if self.stats.unreadable:
             say(f"  {len(self.stats.unreadable)} of {self.stats.sampled} sampled files cannot be read and are skipped")
         encoder = sum(weight.numel() for weight in self.task.encoder.parameters())
@@ -175,7 +197,7 @@ class _Pretraining:
         say(f"  encoder of {encoder / 1e6:.1f} M parameters, and {rest / 1e6:.1f} M that only the task needs")
         say(f"  everything goes to {self.folder.path}")
 
-    def _evaluate(self) -> Report:
+    def _evaluate(self, watch: Watch) -> Report:
         """kNN (which is returned) and linear probe beside their controls, on images that were never trained on."""
         if has_labels(self.data.test):
             test, story = self.data.test, "The data brings its own test images."
@@ -186,7 +208,12 @@ class _Pretraining:
             some = np.random.default_rng(self.settings.seed).permutation(len(train))[:_MOST_EVALUATED]
             train, story = train.subset(np.sort(some)), f"{story} The training images are a random subset."
         parts = Parts(labelled(train), labelled(test), story)
-        how = EvaluationSettings(seed=self.settings.seed, device=next(self.task.parameters()).device)
+        how = EvaluationSettings(
+            seed=self.settings.seed,
+            device=next(self.task.parameters()).device,
+            batch_size=watch.batch_size,
+            workers=watch.workers,
+        )
         knn, linear = compare(("knn", "linear"), self.task.encoder, self.card, parts, how)
         for report in (knn, linear):
             append_rows(self.folder.path / "results.csv", report)
@@ -202,9 +229,10 @@ class _Pretraining:
         draw_task(self.task, self.held_out, self.card, self.folder.pictures, fabric.device)
         if self.folder.unreadable.exists():
             count = len(self.folder.unreadable.read_text().splitlines())
-            self.reporter.say(f"{count} files could not be read and were skipped; {self.folder.unreadable} lists them.")
-        knn = self._evaluate() if watch.gallery is not None else None
-        summary = verdict(result, len(self.held_out), knn)
+            files = "file" if count == 1 else "files"
+            self.reporter.say(f"{count} {files} could not be read: see {self.folder.unreadable}.")
+        knn = self._evaluate(watch) if watch.gallery is not None else None
+        summary = verdict(result, knn)
         self.reporter.say(summary)
         self.reporter.say(f"Pictures: {self.folder.pictures}. Encoder: {self.folder.encoder}.")
         write_whole(self.folder.summary, summary + "\n")

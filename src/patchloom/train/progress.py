@@ -25,7 +25,7 @@ class Reporter:
         self._wipe()
         self.console.print(text, markup=False)
         self.console.file.flush()  # a pipe or a job's log file shall show lines as they come
-        with open(self.log, "a") as file:
+        with open(self.log, "a", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text + "\n")
 
     def flash(self, text: str) -> None:
@@ -77,6 +77,6 @@ def line(epoch: float, epochs: int, loss: float, measure: Measure | None, pace: 
     if measure is not None:
         percent = measure.higher_is_better
         show = "{:.1%}".format if percent else "{:.3f}".format
-        beside = ", ".join(f"{name} {show(value)}" for name, value in measure.yardsticks.items())
+        beside = ", ".join(f"{name} {show(value)}" for name, value in measure.means().items())
         told = f" · {measure.name} {show(measure.value)} ({beside})"
     return f"epoch {epoch:.1f}/{epochs} · loss {loss:.4f}{told} · {pace}"

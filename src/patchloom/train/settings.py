@@ -41,7 +41,6 @@ class Settings:
         normalization: channel statistics of the data, or ImageNet's.
         workers: processes that read images; 0 reads in the main process.
         device: cpu, cuda or mps.
-        devices: how many of them.
         precision: float32, or bfloat16 where products gain from it (weights stay float32).
         seed: of everything random.
     """
@@ -66,7 +65,6 @@ class Settings:
     normalization: Literal["data", "imagenet"] = "data"
     workers: int | Auto = "auto"
     device: Literal["cpu", "cuda", "mps"] | Auto = "auto"
-    devices: int = 1
     precision: Literal["float32", "bfloat16"] | Auto = "auto"
     seed: int = 0
 
@@ -76,12 +74,16 @@ class Settings:
         Raises:
             PatchloomError: a number out of its range.
         """
-        least = {"epochs": 1, "batch_size": 1, "accumulate": 1, "patch_size": 1, "channels": 1, "devices": 1}
+        least = {"epochs": 1, "batch_size": 1, "accumulate": 1, "patch_size": 1, "channels": 1}
         least |= {"workers": 0, "weight_decay": 0, "warmup_epochs": 0, "clip": 0, "seed": 0}
         for name, bound in least.items():
             value = getattr(self, name)
             if value != "auto" and value < bound:
                 raise PatchloomError(f"--{name} must be {bound} or more, not {value}")
+        if self.seed >= 2**31:
+            raise PatchloomError(f"--seed must be below 2147483648, not {self.seed}")
+        if "auto" not in (self.epochs, self.warmup_epochs) and self.warmup_epochs > self.epochs:
+            raise PatchloomError(f"--warmup_epochs {self.warmup_epochs} is more than --epochs {self.epochs}: lower it")
         if self.blr != "auto" and self.blr <= 0:
             raise PatchloomError(f"--blr must be above 0, not {self.blr}")
         for name in ("crop_scale", "held_out"):

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from patchloom.data import Source, normalize, plain_batches
-from patchloom.evaluate import Features, Report, extract, has_labels, knn_accuracies, pixel_features
+from patchloom.evaluate import Features, Report, classes_of, extract, has_labels, knn_accuracies, pixel_features
 from patchloom.nets.weights import EncoderCard
 from patchloom.tasks.task import Measure, Task
+from patchloom.train.settings import Settings
 
 _K = 20
 _GALLERY = 2000
@@ -25,16 +26,17 @@ class Watch:
         card: mean, std and sizes with which images become its input.
         held_out: images that are never trained on; with labels, they also ask the kNN.
         training: the training images, of which at most 2,000 answer the kNN.
-        seed: of the draws, which are the same at every point of the training.
+        settings: seed of the draws, which are the same at every point of the training; batch size and workers.
     """
 
-    def __init__(self, task: Task, card: EncoderCard, held_out: Source, training: Source, seed: int):
-        self.task, self.card, self.held_out, self.seed = task, card, held_out, seed
+    def __init__(self, task: Task, card: EncoderCard, held_out: Source, training: Source, settings: Settings):
+        self.task, self.card, self.held_out, self.seed = task, card, held_out, settings.seed
+        self.batch_size, self.workers = min(_BATCH, 2 * settings.batch_size), settings.workers
         self.size = tuple(task.encoder.patch_embed.img_size)
         self.gallery = None
-        if has_labels(training) and has_labels(held_out):
+        if has_labels(held_out) and classes_of(training) > 1:
             with_label = np.flatnonzero(training.labels >= 0)
-            self.gallery = training.subset(np.random.default_rng(seed).permutation(with_label)[:_GALLERY])
+            self.gallery = training.subset(np.random.default_rng(self.seed).permutation(with_label)[:_GALLERY])
 
     def look(self, device: torch.device, context: Callable) -> tuple[Measure, dict[str, float]]:
         """Measure now.
@@ -49,9 +51,12 @@ class Watch:
         self.task.eval()
         with torch.inference_mode(), context():
             measure = self._measure(device)
-        row = {"held_out": measure.value} | {f"yardstick:{name}": value for name, value in measure.yardsticks.items()}
+        row = {"held_out": measure.value} | {f"yardstick:{name}": value for name, value in measure.means().items()}
         if self.gallery is not None:
-            row["knn"] = self._knn(lambda source: extract(self.task.encoder, self.card, source, device=device), "mean")
+            reading = self._reading()
+            row["knn"] = self._knn(
+                lambda source: extract(self.task.encoder, self.card, source, device=device, **reading), "mean"
+            )
         self.task.train()
         return measure, row
 
@@ -59,22 +64,23 @@ class Watch:
         """kNN accuracy of raw pixels on the same images; None without labels."""
         if self.gallery is None:
             return None
-        return self._knn(lambda source: pixel_features(source, self.size, self.card.mean, self.card.std), "pixels")
+        return self._knn(
+            lambda source: pixel_features(source, self.size, self.card.mean, self.card.std, **self._reading()), "pixels"
+        )
+
+    def _reading(self) -> dict[str, int]:
+        return {"batch_size": self.batch_size, "workers": self.workers}
 
     def _measure(self, device: torch.device) -> Measure:
-        """The task's measure, averaged over the held-out images."""
+        """The task's measure on all held-out images."""
         generator = torch.Generator().manual_seed(self.seed)
-        found, sizes = [], []
-        for batch in plain_batches(self.held_out, self.size, _BATCH, channels=self.card.spec.channels):
+        found = []
+        batches = plain_batches(self.held_out, self.size, self.batch_size, self.workers, self.card.spec.channels)
+        for batch in batches:
             images = normalize(batch.views[0].to(device), self.card.mean, self.card.std)
             found.append(self.task.measure(images, generator))
-            sizes.append(len(images))
-
-        def mean(values: list[float]) -> float:
-            return sum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
-
-        yardsticks = {name: mean([m.yardsticks[name] for m in found]) for name in found[0].yardsticks}
-        return found[0]._replace(value=mean([m.value for m in found]), yardsticks=yardsticks)
+        yardsticks = {name: torch.cat([m.yardsticks[name] for m in found]) for name in found[0].yardsticks}
+        return found[0]._replace(values=torch.cat([m.values for m in found]), yardsticks=yardsticks)
 
     def _knn(self, features_of: Callable[[Source], Features], pooling: str) -> float:
         gallery, queries = features_of(self.gallery), features_of(self.held_out)
@@ -83,18 +89,22 @@ class Watch:
         return knn_accuracies(*pooled, ks=(k,))[k]
 
 
-def verdict(measure: Measure, images: int, knn: Report | None) -> str:
+def verdict(measure: Measure, knn: Report | None) -> str:
     """One sentence on what the numbers mean.
 
     Args:
-        measure: the task's measure at the end.
-        images: how many held-out images it was taken on.
+        measure: the task's measure at the end, on the held-out images.
         knn: the closing evaluation, or None without labels.
     """
-    bar = measure.yardsticks[measure.bar]
-    better = (measure.value - bar if measure.higher_is_better else bar - measure.value) > 0.05 * bar
-    others = ", ".join(f"{name} {_number(measure, value)}" for name, value in measure.yardsticks.items())
-    head = "The task is being learnt" if better else f"The task is not learnt yet (it must beat: {measure.bar})"
+    gain, noise = measure.gain()
+    images = len(measure.values)
+    others = ", ".join(f"{name} {_number(measure, value)}" for name, value in measure.means().items())
+    if gain > noise:
+        head = "The task is being learnt"
+    elif gain < -noise:
+        head = f"The task is not learnt yet (it must beat: {measure.bar})"
+    else:
+        head = f"Nothing can be said of the task yet ({measure.bar} is within the noise of the held-out images)"
     text = f"{head}: {measure.name} {_number(measure, measure.value)} on {images:,} held-out images, against {others}"
     if knn is None:
         return text + "; the images have no labels, so what the features are good for was not measured."

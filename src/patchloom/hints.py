@@ -1,0 +1,47 @@
+"""Checking plain values against type hints, so that a Python call is as strict as the command line."""
+
+from __future__ import annotations
+
+import types
+from typing import Any, Literal, Union, get_args, get_origin
+
+from patchloom.errors import PatchloomError
+
+
+def conforms(value: Any, hint: Any) -> bool:
+    """Whether ``value`` is of the type that ``hint`` says: plain types, unions, literals and tuples of them."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(conforms(value, one) for one in inside)
+    if origin is Literal:
+        return any(value == one and type(value) is type(one) for one in inside)
+    if origin is tuple:
+        return isinstance(value, tuple) and len(value) == len(inside) and all(map(conforms, value, inside))
+    if hint is float:  # nan is a number for nobody
+        return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, origin or hint)
+
+
+def in_words(hint: Any) -> str:
+    """What a hint takes, in words."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(in_words(one) for one in inside if one is not type(None)))
+    if origin is Literal:
+        return " or ".join(map(str, inside))
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    if hint in names:
+        return names[hint]
+    return "whole numbers such as 5,20" if int in inside else getattr(hint, "__name__", str(hint))
+
+
+def check(name: str, value: Any, hint: Any) -> None:
+    """Refuse a value of another type.
+
+    Raises:
+        PatchloomError: it is of another type.
+    """
+    if not conforms(value, hint):
+        raise PatchloomError(f"--{name} cannot be {value}: it takes {in_words(hint)}")
