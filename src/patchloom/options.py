@@ -46,8 +46,7 @@ def parse_pretrain(words: list[str]) -> tuple[dict[str, Any], str | None]:
     from patchloom.tasks import task_class
     from patchloom.train.settings import DEFAULT_TASK, Settings
 
-    words = [re.sub(r"^--(task|model|config)(?==|$)", _named, word) for word in words]
-    words = _with_configuration(words)
+    words = _with_configuration([re.sub(r"^--(task|model|config)(?==|$)", _named, word) for word in _joined(words)])
     parser = _parser("pretrain", "Pre-train an encoder on images without labels.")
     parser.add_argument("data", type=str, help="folder of images, list file, or shapes, digits, cifar10, ...")
     parser.add_argument("--out", type=str, default=None, help="folder of the run (default: runs/DATA-TASK)")
@@ -76,7 +75,7 @@ def parse_call(verb: str, function: Callable, words: list[str]) -> dict[str, Any
     """
     parser = _parser(verb, (inspect.getdoc(function) or "").splitlines()[0])
     _add_signature(parser, function)
-    return _parse(parser, words).as_dict()
+    return _parse(parser, _joined(words)).as_dict()
 
 
 def image_size(text: str) -> tuple[int, int] | str:
@@ -128,7 +127,6 @@ def _add_signature(parser: ArgumentParser, owner: Callable, skip: set[str] = fro
 
 
 def _parse(parser: ArgumentParser, words: list[str]):
-    words = _joined(words)
     # YAML, in which values are read, spells infinity .inf and wants brackets around 5,20
     words = [re.sub(r"^(--[^=]+=)([-+]?)inf(inity)?$", r"\1\2.inf", word, flags=re.IGNORECASE) for word in words]
     words = [re.sub(r"^(--ks=)(\d+(?:,\d+)*)$", r"\1[\2]", word) for word in words]
@@ -154,10 +152,7 @@ def _sentence(problem: str, parser: ArgumentParser) -> str:
         kind = in_words(getattr(action, "_typehint", None) or action.type) if action else "another kind of value"
         name = f"--{key[1]}" if action is None or action.option_strings else key[1].upper()
         return f"{name} cannot be {value[1]}: it takes {kind}"
-    missing = re.search(r'(?:required|are required)[^"\n]*?:? *"?([\w., ]+)"?', problem)
-    if "required" in problem and missing:
-        return f"{' '.join(problem.split())}; {parser.prog} --help tells how"
-    return " ".join(problem.split()) + f"; {parser.prog} --help lists the options"
+    return " ".join(problem.split()) + f"; {parser.prog} --help tells how"
 
 
 def _joined(words: list[str]) -> list[str]:
@@ -165,7 +160,7 @@ def _joined(words: list[str]) -> list[str]:
     joined: list[str] = []
     for word in words:
         before = joined[-1] if joined else ""
-        if before.startswith("--") and "=" not in before and before not in ("--help",) and not word.startswith("--"):
+        if before.startswith("--") and "=" not in before and before != "--help" and not word.startswith("--"):
             joined[-1] = f"{before}={word}"
         else:
             joined.append(word)
@@ -173,14 +168,8 @@ def _joined(words: list[str]) -> list[str]:
 
 
 def _last(words: list[str], option: str) -> str | None:
-    """The last value that ``option`` is given."""
-    found = None
-    for here, word in enumerate(words):
-        if word == option and here + 1 < len(words):
-            found = words[here + 1]
-        elif word.startswith(f"{option}="):
-            found = word.split("=", 1)[1]
-    return found
+    """The last value that ``option`` is given in joined words."""
+    return next((word.split("=", 1)[1] for word in reversed(words) if word.startswith(f"{option}=")), None)
 
 
 def _with_configuration(words: list[str]) -> list[str]:
@@ -189,7 +178,7 @@ def _with_configuration(words: list[str]) -> list[str]:
     if file is None:
         return words
     try:
-        values = yaml.safe_load(Path(file).read_text())
+        values = yaml.safe_load(Path(file).read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as problem:
         raise PatchloomError(f"the configuration {file} cannot be read: {problem}") from problem
     except yaml.YAMLError as problem:
@@ -203,22 +192,9 @@ def _with_configuration(words: list[str]) -> list[str]:
         nested = value if isinstance(value, Mapping) else {"name": value} if name in ("task", "model") else None
         pairs = {name: value} if nested is None else {f"{name}.{key}": inner for key, inner in nested.items()}
         options += [f"--{key}={_word(inner)}" for key, inner in pairs.items()]
-    positional = [] if data is None or _has_positional(words) else [str(data)]
+    positional = [] if data is None or any(not word.startswith("-") for word in words) else [str(data)]
     return [*positional, *options, *words]
 
 
 def _word(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _has_positional(words: list[str]) -> bool:
-    """Whether the words name the data: one that is neither an option nor an option's value."""
-    takes_value = False
-    for word in words:
-        if word.startswith("--"):
-            takes_value = "=" not in word
-        elif takes_value:
-            takes_value = False
-        else:
-            return True
-    return False
