@@ -15,9 +15,11 @@ SHAPES = ("disc", "ring", "triangle", "square", "hexagon", "star", "cross", "out
 
 _BLOCK = 64  # images drawn together: numpy's overhead is shared, and a block's planes still fit the cache
 _BITS, _LINES, _WAVES = 4, 1, 3
+_COLOURS, _CONTRAST = 24, 0.6  # candidates for a shape's colour, and how far it should be from the background's
 _BIT = 0.04  # the largest half side of a bit of clutter, as a share of the image
-_NOISE = 0.05  # width of the uniform noise on every pixel
-_RADIUS = (1 / 6, 1 / 3)  # of a shape, as shares of the image
+_NOISE = 0.04  # width of the uniform noise on every pixel
+_PACE, _SPREAD = (8, 20), 0.1  # of the background's waves: cycles across the image, and how far colours are apart
+_RADIUS = (0.2, 0.36)  # of a shape, as shares of the image
 _STREAM = 0x5A9E  # keeps these random streams apart from those that the loader draws from the same seed
 
 
@@ -95,11 +97,12 @@ def _imagine(rng: np.random.Generator, label: int, size: int) -> _Scene:
     radius = size * rng.uniform(*_RADIUS)
     x, y = rng.uniform(radius + 1, size - radius - 1, 2)
     ground = rng.random(3)
-    second = np.clip(ground + rng.uniform(-0.3, 0.3, 3), 0, 1)
-    # The most different of a few random colours: any colour can be a shape's, yet a person sees it at once.
-    colours = rng.random((6, 3))
-    apart = np.minimum(((colours - ground) ** 2).sum(1), ((colours - second) ** 2).sum(1))
-    shape = colours[apart.argmax()]
+    second = np.clip(ground + rng.uniform(-_SPREAD, _SPREAD, 3), 0, 1)
+    # Any colour can be a shape's if it stands out by about as much as the others do: a person sees it at once, and yet
+    # the background's colour, not the shape, is most of what two images' pixels have in common.
+    colours = rng.random((_COLOURS, 3))
+    apart = np.sqrt(np.minimum(((colours - ground) ** 2).sum(1), ((colours - second) ** 2).sum(1)))
+    shape = colours[np.abs(apart - _CONTRAST).argmin()]
     bits = np.hstack(
         [rng.uniform(0, size, (_BITS, 2)), size * rng.uniform(0.01, _BIT, (_BITS, 2)), rng.random((_BITS, 3))]
     )
@@ -112,7 +115,7 @@ def _imagine(rng: np.random.Generator, label: int, size: int) -> _Scene:
             rng.random((_LINES, 3)),
         ]
     )
-    turn, pace = rng.uniform(0, 2 * np.pi, _WAVES), rng.uniform(1, 8, _WAVES) * 2 * np.pi / size
+    turn, pace = rng.uniform(0, 2 * np.pi, _WAVES), rng.uniform(*_PACE, _WAVES) * 2 * np.pi / size
     waves = np.stack([pace * np.cos(turn), pace * np.sin(turn), rng.uniform(0, 2 * np.pi, _WAVES)], 1)
     place = np.array([x, y, radius, rng.uniform(0, 2 * np.pi)])
     return _Scene(
