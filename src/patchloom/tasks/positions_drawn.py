@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from patchloom.tasks.task import WITHHELD, WRONG, Sheet, Task
-from patchloom.views.tokens import patchify, put, share_of, take, unpatchify
+from patchloom.views.tokens import deal, patchify, put, share_of, take, unpatchify
 
 MASK_RATIOS = (0.0, 0.25, 0.5, 0.75)
 POSITION_MASK_RATIO = 0.95
@@ -24,18 +24,37 @@ def position_sheets(task: Task, images: Tensor, generator: torch.Generator) -> l
         visible, dropped, predicted = task.place(images, generator, ratio, POSITION_MASK_RATIO)
         # a position that was told needs no finding
         placed = torch.where(dropped, predicted, visible)
+        if ratio == 0:
+            rebuilt["given"] = put_together(images, task.p, visible, scattered(visible, dropped, generator))
         marked[f"γ = {ratio}"] = mark_wrong(images, task.p, visible, placed)
         rebuilt[f"γ = {ratio}"] = put_together(images, task.p, visible, placed)
-    told = f"Positions were withheld from {POSITION_MASK_RATIO:.0%} of the visible patches; γ is the share masked."
+    told = share_of(task.patches, 1 - POSITION_MASK_RATIO)
+    asked = (
+        f"At γ = 0 the places of {task.patches - told} of {task.patches} patches were withheld; γ is the share masked."
+    )
     return [
-        Sheet("positions", f"{told} Black: masked. White: placed wrongly. The rest: placed rightly.", marked),
+        Sheet("positions", f"{asked} Black: masked. White: placed wrongly. The rest: placed rightly.", marked),
         Sheet(
             "rebuilt",
-            f"{told} Each visible patch stands where it was placed; where several landed, their mean. "
-            "Black: nothing landed.",
+            f"{asked} Given: patches without a place, in random order. Then each stands where it was placed; where "
+            "several landed, their mean. Black: nothing landed.",
             rebuilt,
         ),
     ]
+
+
+def scattered(visible: Tensor, dropped: Tensor, generator: torch.Generator) -> Tensor:
+    """Places [b k] for a picture of what was given: patches without a position change places at random.
+
+    Args:
+        visible: [b k] true places.
+        dropped: [b k] True where the position is withheld, in the same number for every image.
+        generator: source of the order.
+    """
+    b = len(visible)
+    which = dropped.nonzero()[:, 1].view(b, -1)
+    (order,) = deal(b, which.shape[1], (which.shape[1],), generator, visible.device)
+    return visible.scatter(1, which, take(visible, take(which, order)))
 
 
 def mark_wrong(images: Tensor, p: int, visible: Tensor, placed: Tensor) -> Tensor:
