@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
+import re
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import torch
 
@@ -74,14 +75,22 @@ def print_memory(kind: str, dtype: str, device: str, batch: int) -> None:
 
     import patchloom.tasks.droppos  # noqa: F401  (both sides' imports belong to the start, not to the step)
 
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resident("VmRSS")
+    if device != "cuda":
+        Path("/proc/self/clear_refs").write_text("5")  # or the peak would be that of the process that forked us
     step = build(kind, dtype, device, batch)
     step()
     step()
     if device == "cuda":
         print(torch.cuda.max_memory_allocated() / 2**30)
     else:
-        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
+        print(resident("VmHWM") - before)
+
+
+def resident(which: str) -> float:
+    """GiB of this process in memory: now (VmRSS) or at its peak (VmHWM); Linux only."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(rf"{which}:\s+(\d+) kB", status)[1]) / 2**20
 
 
 def main() -> None:
