@@ -86,12 +86,15 @@ class RunFolder:
         """What was measured of the data when the run began."""
         return _read_yaml(self.path / "data.yaml")
 
+    def unreadable_names(self) -> list[str]:
+        """Files that could not be read so far."""
+        # file names need not be UTF-8
+        return self.unreadable.read_text("utf-8", "surrogateescape").splitlines() if self.unreadable.exists() else []
+
     def note_unreadable(self, names: list[str]) -> None:
         """Add files that could not be read to the run's list, each once."""
-        if not names:
-            return
-        before = self.unreadable.read_text("utf-8", "surrogateescape").splitlines() if self.unreadable.exists() else []
-        write_whole(self.unreadable, "".join(f"{name}\n" for name in sorted({*before, *names})))
+        if names:
+            write_whole(self.unreadable, "".join(f"{name}\n" for name in sorted({*self.unreadable_names(), *names})))
 
 
 class MetricsFile:

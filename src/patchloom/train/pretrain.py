@@ -124,7 +124,7 @@ class _Pretraining:
 
     def run(self) -> Run:
         if self.folder.summary.exists():
-            summary = self.folder.summary.read_text().strip()
+            summary = self.folder.summary.read_text("utf-8").strip()
             print(f"{self.folder.path} is finished. {summary}")
             return Run(self.folder.path, summary)
         settings, reasons, stats = self._settle()
@@ -227,8 +227,7 @@ class _Pretraining:
         result = loop.measure or watch.look(fabric.device, fabric.autocast)[0]  # none: stopped after the last step
         draw_curves(self.folder.metrics, self.folder.pictures / "curves.png", result.name)
         draw_task(self.task, self.held_out, self.card, self.folder.pictures, fabric.device)
-        if self.folder.unreadable.exists():
-            count = len(self.folder.unreadable.read_text().splitlines())
+        if count := len(self.folder.unreadable_names()):
             files = "file" if count == 1 else "files"
             self.reporter.say(f"{count} {files} could not be read: see {self.folder.unreadable}.")
         knn = self._evaluate(watch) if watch.gallery is not None else None
