@@ -71,9 +71,9 @@ def peak_memory(kind: str, dtype: str, device: str, batch: int) -> float:
 
 
 def print_memory(kind: str, dtype: str, device: str, batch: int) -> None:
-    import transformers.models.vit_mae.modeling_vit_mae  # noqa: F401
+    import transformers.models.vit_mae.modeling_vit_mae  # noqa: F401  (both sides' imports belong to the start)
 
-    import patchloom.tasks.droppos  # noqa: F401  (both sides' imports belong to the start, not to the step)
+    import patchloom.tasks.droppos  # noqa: F401  (as above)
 
     before = resident("VmRSS")
     if device != "cuda":

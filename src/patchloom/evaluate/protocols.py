@@ -22,15 +22,13 @@ from patchloom.evaluate.report import Report, Row, append_rows
 from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
 
 Protocol = Literal["knn", "linear"]
+_PROTOCOLS = get_args(Protocol)
 
 UNTRAINED, PIXELS, CHANCE = "untrained", "raw pixels", "majority class"
 _USUAL_K = 20
 
 # (training images, test images, pooling) -> settings and accuracy of each number that the protocol gives
 Measure = Callable[[Features, Features, str], list[tuple[dict[str, Any], float]]]
-
-
-_PROTOCOLS = get_args(Protocol)
 
 
 @dataclass(frozen=True)

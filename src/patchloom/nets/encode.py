@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 import timm
@@ -82,6 +83,7 @@ class EncoderSpec:
         }
 
 
+@cache
 def _has_class_token(model: str) -> bool:
     with torch.device("meta"):
         stock = _create(model_name=model)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.views.tokens import normalize_patches, patch_statistics, patchify, put, unpatchify
+from patchloom.views.tokens import grid_of, normalize_patches, patch_statistics, patchify, put, unpatchify
 
 
 def pixel_targets(images: Tensor, p: int, asked: Tensor, normalized: bool) -> Tensor:
@@ -57,7 +57,7 @@ def trivial_errors(images: Tensor, p: int, visible: Tensor, masked: Tensor, norm
 def spread(images: Tensor, p: int, visible: Tensor) -> Tensor:
     """Images [b c h w] whose holes are filled by a Gaussian blur of the visible patches (σ of one patch side)."""
     b, c, h, w = images.shape
-    grid = (h // p, w // p)
+    grid = grid_of(images, p)
     ones = torch.ones(*visible.shape, p * p, device=images.device)
     known = unpatchify(put(ones, visible, torch.zeros(b, grid[0] * grid[1], p * p, device=images.device)), p, grid)
     seen, weight = images * known, known
@@ -82,7 +82,7 @@ def recovered_images(
         statistics: mean and deviation [b m 1] by which normalised predictions are put back. They are the original's
             (`patch_statistics`) or guessed (`guessed_statistics`), and a picture's caption has to say which.
     """
-    grid = (images.shape[2] // p, images.shape[3] // p)
+    grid = grid_of(images, p)
     predicted = predicted.float()
     if statistics is not None:
         mean, deviation = statistics
@@ -92,7 +92,7 @@ def recovered_images(
 
 def guessed_statistics(images: Tensor, p: int, visible: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and deviation [b m 1] of the masked patches, guessed from the visible ones alone by spreading theirs."""
-    grid = (images.shape[2] // p, images.shape[3] // p)
+    grid = grid_of(images, p)
     patches = patchify(images, p)
     painted = (statistic.expand_as(patches) for statistic in patch_statistics(patches))
     mean, deviation = (patchify(spread(unpatchify(x, p, grid), p, visible), p, masked) for x in painted)
@@ -101,7 +101,7 @@ def guessed_statistics(images: Tensor, p: int, visible: Tensor, masked: Tensor) 
 
 def paint_patches(images: Tensor, p: int, which: Tensor, value: float) -> Tensor:
     """Images [b c h w] with the patches ``which`` [b m] (indices) painted in one ``value``."""
-    grid = (images.shape[2] // p, images.shape[3] // p)
+    grid = grid_of(images, p)
     patches = patchify(images, p)
     paint = torch.full((*which.shape, patches.shape[-1]), value, device=images.device, dtype=patches.dtype)
     return unpatchify(put(paint, which, patches), p, grid)

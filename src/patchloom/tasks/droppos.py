@@ -9,6 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
+from patchloom.hints import check
 from patchloom.nets.decode import Decoder
 from patchloom.nets.encode import encode, patch_positions
 from patchloom.objectives.pixels import pixel_loss, pixel_targets
@@ -74,6 +75,7 @@ class DropPos(Task):
         pixel_decoder_depth: Size = "auto",
     ):
         super().__init__(encoder)
+        check("task.placeholder", placeholder, Placeholder)
         if patch_positions(encoder) is None:
             raise PatchloomError("droppos needs an encoder with position embeddings, and this one has none")
         if not 0 < position_mask_ratio <= 1:
@@ -146,7 +148,7 @@ class DropPos(Task):
             token = self.position_token
         elif self.placeholder == "zeros":
             token = view.images.new_zeros(())
-        elif self.placeholder == "foreign":
+        else:  # foreign
             token = patch_positions(self.encoder)[foreign_places(view.visible, self.patches, generator)]
         return encode(self.encoder, view, position_token=token)
 

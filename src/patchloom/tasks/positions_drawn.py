@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from patchloom.tasks.task import WITHHELD, WRONG, Sheet, Task
-from patchloom.views.tokens import deal, patchify, put, share_of, take, unpatchify
+from patchloom.views.tokens import deal, grid_of, patchify, put, share_of, take, unpatchify
 
 MASK_RATIOS = (0.0, 0.25, 0.5, 0.75)
 POSITION_MASK_RATIO = 0.95
@@ -62,12 +62,12 @@ def mark_wrong(images: Tensor, p: int, visible: Tensor, placed: Tensor) -> Tenso
     patches = patchify(images, p)
     shown = torch.where((placed == visible)[..., None], take(patches, visible), WRONG)
     drawn = put(shown, visible, torch.full_like(patches, WITHHELD))
-    return unpatchify(drawn, p, (images.shape[2] // p, images.shape[3] // p))
+    return unpatchify(drawn, p, grid_of(images, p))
 
 
 def put_together(images: Tensor, p: int, visible: Tensor, placed: Tensor) -> Tensor:
     """Images [b c h w] rebuilt from the visible patches [b k] at the places [b k]; where several land, their mean."""
-    grid = (images.shape[2] // p, images.shape[3] // p)
+    grid = grid_of(images, p)
     patches = patchify(images, p, visible)
     sums = patches.new_zeros(len(images), grid[0] * grid[1], patches.shape[-1])
     sums.scatter_add_(1, placed[..., None].expand_as(patches), patches)

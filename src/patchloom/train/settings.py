@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import statistics
+import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -29,7 +31,7 @@ class Settings:
         positions: fixed sincos, learned or random position embeddings.
         channels: channels of the images; greyscale and colour are converted into each other.
         epochs: passes over the training images.
-        batch_size: images a step on each device.
+        batch_size: images a step.
         accumulate: steps whose gradients are added up before the weights move.
         blr: base learning rate; the peak is blr · (images an update) / 256.
         weight_decay: AdamW's, for weights of two and more dimensions.
@@ -119,9 +121,6 @@ def choose_device() -> tuple[str, str]:
 
 def bfloat16_gain(size: int = 1024, repeats: int = 5) -> float:
     """How many times faster this CPU multiplies bfloat16 matrices than float32 ones (medians, interleaved)."""
-    import statistics
-    import time
-
     pairs = {dtype: torch.ones(size, size, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)}
     seconds: dict[torch.dtype, list[float]] = {dtype: [] for dtype in pairs}
     for _ in range(repeats):
@@ -162,20 +161,13 @@ def resolve(
     if device != "cpu" and not getattr(torch, device).is_available():
         raise PatchloomError(f"there is no {device} device here: use --device cpu, or auto")
     auto("channels", channels, "what the images have")
-    median = min(stats.height, stats.width)
     if settings.data.partition(":")[0] == "shapes" and (settings.img_size, settings.patch_size) == ("auto", "auto"):
-        for name, value in _ON_SHAPES.items():
-            auto(name, value, "measured best on shapes within minutes")
-    if settings.img_size == "auto" and "img_size" not in chosen:
-        ceiling = 96 if device == "cpu" else 224
-        step = settings.patch_size if settings.patch_size != "auto" else _patch(min(median, ceiling))
-        side = max(1, round(min(median, ceiling) / step)) * step
-        bound = (
-            f"the most that is quick on a {device}" if median > ceiling else f"as the images, {median} at the median"
+        (h, w), patch = (
+            auto(name, value, "measured best on shapes within minutes") for name, value in _ON_SHAPES.items()
         )
-        auto("img_size", (side, side), bound)
-    h, w = chosen.get("img_size", settings.img_size)
-    patch = chosen.get("patch_size") or auto("patch_size", _patch(min(h, w)), f"common for {min(h, w)} pixels")
+    else:
+        h, w = auto("img_size", *_img_size(device, min(stats.height, stats.width), settings.patch_size))
+        patch = auto("patch_size", _patch(min(h, w)), f"common for {min(h, w)} pixels")
     auto("model", *_model(device, (h // patch) * (w // patch)))
     batch = auto("batch_size", *_batch(device, n))
     samples = _SAMPLES["cpu" if device == "cpu" else "gpu"]
@@ -186,6 +178,14 @@ def resolve(
     auto("workers", *_workers(device, in_memory))
     auto("precision", *_precision(device))
     return replace(settings, **chosen), reasons
+
+
+def _img_size(device: str, median: int, patch: int | Auto) -> tuple[tuple[int, int], str]:
+    ceiling = 96 if device == "cpu" else 224
+    step = _patch(min(median, ceiling)) if patch == "auto" else patch
+    side = max(1, round(min(median, ceiling) / step)) * step
+    why = f"the most that is quick on a {device}" if median > ceiling else f"as the images, {median} at the median"
+    return (side, side), why
 
 
 def _patch(side: int) -> int:

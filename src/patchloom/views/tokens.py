@@ -64,6 +64,11 @@ def put(tokens: Tensor, indices: Tensor, into: Tensor) -> Tensor:
     return into.index_put((rows, indices), tokens.to(into.dtype))
 
 
+def grid_of(images: Tensor, p: int) -> tuple[int, int]:
+    """Rows and columns of patches of side ``p`` in images [b c h w]."""
+    return images.shape[2] // p, images.shape[3] // p
+
+
 def _grid_of_patches(images: Tensor, p: int) -> Tensor:
     b, c, h, w = images.shape
     if h % p or w % p:
