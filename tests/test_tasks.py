@@ -9,25 +9,29 @@ import torch
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.encode import EncoderSpec, build_encoder
-from patchloom.tasks import TASKS, build_task, task_class, with_defaults
+from patchloom.tasks import TASKS, build_task, encoder_wishes, task_class, with_defaults
 from patchloom.tasks.task import Measure, Outcome
 from patchloom.train.optim import build_optimizer
 
 SIZE = (32, 24)
 ENCODERS = {
-    "class token": {},
-    "registers": {"reg_tokens": 2},
+    "class token": {"class_token": True},
+    "registers": {"class_token": True, "reg_tokens": 2},
     "no class token": {"class_token": False},
 }
 
 
-def spec_of(options):
-    return EncoderSpec("nano", SIZE, 4, options={"embed_dim": 32, "depth": 2, "num_heads": 2, **options})
+def spec_of(name, options):
+    """The encoder that the task wishes for, with the class token that the test wants."""
+    wishes = encoder_wishes({"name": name})
+    positions = wishes.get("positions", ("sincos",))[0]
+    sizes = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+    return EncoderSpec("nano", SIZE, 4, positions=positions, options={**sizes, **options})
 
 
 def build(name, seed=0, **options):
     torch.manual_seed(seed)
-    return build_task({"name": name}, build_encoder(spec_of(options)))
+    return build_task({"name": name}, build_encoder(spec_of(name, options)))
 
 
 def views_of(task, b=8, seed=0):
@@ -99,13 +103,13 @@ def test_one_seed_one_result(name):
 @pytest.mark.parametrize("options", ENCODERS.values(), ids=ENCODERS)
 def test_the_encoder_goes_home_to_timm(name, options):
     task = build(name, **options)
-    fresh = timm.create_model(**spec_of(options).timm_arguments())
+    fresh = timm.create_model(**spec_of(name, options).timm_arguments())
     fresh.load_state_dict(task.encoder.state_dict(), strict=True)
 
 
 def test_measure_and_pictures(name):
     task = build(name).eval()
-    images = torch.randn(4, 3, *SIZE)
+    images = torch.randn(4, 3, *task.augment.size)
     with torch.inference_mode():
         one, two = (task.measure(images, torch.Generator().manual_seed(1)) for _ in range(2))
         sheets = task.draw(images, torch.Generator().manual_seed(1))
@@ -114,7 +118,7 @@ def test_measure_and_pictures(name):
     assert all(values.shape == (4,) and values.isfinite().all() for values in one.yardsticks.values())
     assert sheets
     for sheet in sheets:
-        assert sheet.caption and all(column.shape == images.shape for column in sheet.columns.values())
+        assert sheet.caption and all(column.shape[:2] == images.shape[:2] for column in sheet.columns.values())
 
 
 def test_every_option_is_documented(name):
@@ -140,4 +144,4 @@ def test_impossible_mask_ratios_are_refused(name, ratio):
     if "mask_ratio" not in inspect.signature(task_class(name)).parameters:
         pytest.skip("the task has no mask ratio")
     with pytest.raises(PatchloomError, match="mask ratio of"):
-        build_task({"name": name, "mask_ratio": ratio}, build_encoder(spec_of({})))
+        build_task({"name": name, "mask_ratio": ratio}, build_encoder(spec_of(name, {})))

@@ -112,14 +112,19 @@ def _export(words: list[str]) -> None:
 
 
 def _tasks(words: list[str]) -> None:
-    from patchloom.tasks import TASKS, task_class
+    from patchloom.tasks import TASKS
 
     if words:
         raise PatchloomError(
             "patchloom tasks takes no arguments; patchloom pretrain --task NAME --help tells its options"
         )
-    for name in TASKS:
-        print(f"{name:<10} {(task_class(name).__doc__ or '').splitlines()[0]}")
+    rows = [("task", "paper", "withheld from the encoder", "asked of it", "step")]
+    for name, entry in TASKS.items():
+        cost = "" if entry.cost is None else f"×{entry.cost:.1f}"
+        rows.append((name, entry.paper, entry.withheld, entry.asked, cost))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Images: where they come from, what they are like, and how they arrive in batches."""
 
-from patchloom.data.augment import CentreCrop, RandomCrop
+from patchloom.data.augment import CentreCrop, RandomCrop, TwoViews
 from patchloom.data.builtin import is_builtin
 from patchloom.data.load import Batch, plain_batches, steps_per_epoch, training_batches
 from patchloom.data.read import IMAGE_SUFFIXES, Unreadable, read_image, to_channels
@@ -19,6 +19,7 @@ __all__ = [
     "Shapes",
     "Source",
     "Stats",
+    "TwoViews",
     "Unreadable",
     "channels_of",
     "hold_out",

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
+
+from patchloom.hints import check
+
+Share = Literal["none", "shared", "own"]
 
 
 class RandomCrop:
@@ -47,6 +52,54 @@ class RandomCrop:
                 return int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w
         ratio = min(max(width / height, self.ratio[0]), self.ratio[1])
         return _centre(height, width, ratio)
+
+
+class TwoViews(RandomCrop):
+    """Two views of an image, for a student and a teacher.
+
+    size, scale, ratio, flip: as for RandomCrop. crop: both see the centre (none), one random crop, or each its own.
+    color: colours are left alone (none), changed alike (shared), or for each on its own: brightness, contrast and
+    saturation by up to 0.4, 0.4 and 0.2, and hue by up to 0.1 of the circle, with probability 0.8; grey with 0.2
+    (ExtreMA, as MoCo v3). Images of other than 3 channels have brightness and contrast changed, channel by channel.
+
+    Raises: PatchloomError for a word that is none of these.
+    """
+
+    def __init__(self, size: tuple[int, int], *, crop: Share = "own", color: Share = "none", **how) -> None:
+        super().__init__(size, **how)
+        check("task.crop", crop, Share)
+        check("task.color", color, Share)
+        self.crop, self.color, self.centre = crop, color, CentreCrop(size)
+
+    def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """[c h w] -> two views [c *size], of the same dtype."""
+        if self.crop == "own":
+            views = [*super().__call__(image, rng), *super().__call__(image, rng)]
+        else:
+            views = [*(self.centre(image) if self.crop == "none" else super().__call__(image, rng))] * 2
+        if self.color == "own":
+            views = [recolored(view, rng) for view in views]
+        elif self.color == "shared":
+            seed = rng.integers(2**63)
+            views = [recolored(view, np.random.default_rng(seed)) for view in views]
+        return views[0], views[1]
+
+
+def recolored(view: Tensor, rng: np.random.Generator) -> Tensor:
+    """[c h w] with colours jittered as `TwoViews` says, of the same dtype."""
+    channels = len(view)
+    jitter, grey = rng.random() < 0.8, rng.random() < 0.2
+    changes = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
+    factors = {name: rng.uniform(-most, most) + (name != "hue") for name, most in changes.items()}
+    order = rng.permutation(list(factors))
+    if channels != 3:  # torchvision knows grey and colour only: to it, a stack of channels is a batch of grey images
+        order, view = [name for name in order if name in ("brightness", "contrast")], view[:, None]
+    if jitter:
+        for name in order:
+            view = getattr(F, f"adjust_{name}")(view, float(factors[name]))
+    if channels != 3:
+        return view[:, 0]
+    return F.rgb_to_grayscale(view, num_output_channels=3) if grey else view
 
 
 class CentreCrop:

@@ -45,28 +45,42 @@ class RefillingDecoder(Decoder):
     Args:
         in_width, answers, width, depth, heads, prefix: as in `Decoder`.
         positions: [n width] position embedding of every patch of the grid; fixed.
+        refills: False where no patch is ever masked, and a mask token would never be used.
+        everything: answer for the patches that the encoder saw, too (where they were degraded).
     """
 
     def __init__(
-        self, in_width: int, answers: int, positions: Tensor, depth: int = 8, heads: int = 16, prefix: int = 1
+        self,
+        in_width: int,
+        answers: int,
+        positions: Tensor,
+        depth: int = 8,
+        heads: int = 16,
+        prefix: int = 1,
+        refills: bool = True,
+        everything: bool = False,
     ):
         super().__init__(in_width, answers, positions.shape[1], depth, heads, prefix)
+        self.everything = everything
         self.register_buffer("positions", positions, persistent=False)
-        self.mask_token = nn.Parameter(torch.empty(positions.shape[1]).normal_(std=0.02))
+        self.mask_token = nn.Parameter(torch.empty(positions.shape[1]).normal_(std=0.02)) if refills else None
 
-    def forward(self, tokens: Tensor, visible: Tensor, asked: Tensor) -> Tensor:
-        """Answers for patches that the encoder did not see.
+    def forward(self, tokens: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
+        """Answers for the patches that the encoder did not see, or for all.
 
         Args:
             tokens: [b prefix+k d] from the encoder.
             visible: [b k] which patches they are.
-            asked: [b m] the patches to answer for, disjoint from ``visible``.
+            masked: [b m] the others that are answered for, disjoint from ``visible``.
 
         Returns:
-            [b m answers], in the order of ``asked``.
+            [b m answers] in the order of ``masked``; with ``everything`` [b k+m answers], those of ``visible`` first.
         """
         known = self.embed(tokens)
         prefix, known = known[:, : self.prefix], known[:, self.prefix :] + self.positions[visible]
-        unknown = self.mask_token + self.positions[asked]
-        thought = self.blocks(torch.cat([prefix, known, unknown], dim=1))
-        return self.answer(self.norm(thought[:, -asked.shape[1] :]))
+        parts = [prefix, known]
+        if self.mask_token is not None:
+            parts.append(self.mask_token + self.positions[masked])
+        thought = self.blocks(torch.cat(parts, dim=1))
+        first = self.prefix if self.everything else thought.shape[1] - masked.shape[1]
+        return self.answer(self.norm(thought[:, first:]))

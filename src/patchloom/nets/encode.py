@@ -15,6 +15,7 @@ import timm
 import torch
 from timm.layers import Attention, PatchEmbed
 from timm.models import checkpoint_seq
+from timm.models.cait import ClassAttn
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -24,7 +25,7 @@ from patchloom.views.positions import sincos_2d
 from patchloom.views.tokens import patchify
 from patchloom.views.view import View
 
-Positions = Literal["sincos", "learned", "random"]
+Positions = Literal["sincos", "learned", "random", "none"]
 
 # Ours are small, for images of 8 to 64 pixels. Each is a stock timm model with other sizes, so timm can load it alone.
 _SMALL = "vit_tiny_patch16_224"
@@ -56,7 +57,7 @@ class EncoderSpec:
         img_size: height and width in pixels.
         patch_size: side of a patch in pixels.
         channels: channels of the images.
-        positions: fixed 2-d sine-cosine embeddings, learned ones, or fixed random ones (DropPos section 4.2).
+        positions: fixed 2-d sine-cosine embeddings, learned ones, fixed random ones (DropPos section 4.2), or none (MP3).
         options: further keyword arguments of timm's VisionTransformer, such as ``depth`` or ``reg_tokens``.
     """
 
@@ -79,6 +80,7 @@ class EncoderSpec:
             "num_classes": 0,
             # pooling with parameters, or a norm after pooling, would be weights that no pretext task trains
             "global_pool": "token" if options.get("class_token", _has_class_token(base)) else "",
+            **({"pos_embed": "none"} if self.positions == "none" else {}),
             **options,
         }
 
@@ -187,6 +189,11 @@ def patch_side(vit: VisionTransformer) -> int:
     return vit.patch_embed.patch_size[0]
 
 
+def attention_heads(vit: VisionTransformer) -> int:
+    """Attention heads of its blocks."""
+    return vit.blocks[0].attn.num_heads
+
+
 def patch_positions(vit: VisionTransformer) -> Tensor | None:
     """The position embeddings [n d] of the patches alone, or None if the model has none."""
     return None if vit.pos_embed is None else vit.pos_embed[0, -vit.patch_embed.num_patches :]
@@ -228,7 +235,7 @@ def embed(
     return vit.norm_pre(vit.pos_drop(torch.cat([*prefix, tokens], dim=1)))
 
 
-def attend(vit: VisionTransformer, tokens: Tensor, context: Tensor | None = None) -> Tensor:
+def attend(vit: VisionTransformer, tokens: Tensor, context: Tensor | None = None, norm: bool = True) -> Tensor:
     """Run the blocks and the final norm over tokens [b prefix+k d].
 
     Args:
@@ -236,6 +243,7 @@ def attend(vit: VisionTransformer, tokens: Tensor, context: Tensor | None = None
         tokens: what `embed` gave.
         context: [b m] indices of the patches that serve as keys and values beside the prefix tokens (MP3 section 3);
             keys and values of the others are never computed. None: all serve.
+        norm: False leaves the final norm to the caller (`final_norm`).
     """
     if context is None:
         tokens = checkpoint_seq(vit.blocks, tokens) if vit.grad_checkpointing else vit.blocks(tokens)
@@ -244,6 +252,11 @@ def attend(vit: VisionTransformer, tokens: Tensor, context: Tensor | None = None
         serving = torch.cat([prefix, context + vit.num_prefix_tokens], dim=1)
         for block in vit.blocks:
             tokens = _context_block(block, tokens, serving)
+    return vit.norm(tokens) if norm else tokens
+
+
+def final_norm(vit: VisionTransformer, tokens: Tensor) -> Tensor:
+    """The encoder's last norm, for what was made from tokens [... d] that `attend` left without it."""
     return vit.norm(tokens)
 
 
@@ -270,11 +283,19 @@ def _context_attention(attn: Attention, asking: Tensor, serving: Tensor) -> Tens
 
 
 def encode(
-    vit: VisionTransformer, view: View, *, mask_token: Tensor | None = None, position_token: Tensor | None = None
+    vit: VisionTransformer,
+    view: View,
+    *,
+    mask_token: Tensor | None = None,
+    position_token: Tensor | None = None,
+    norm: bool = True,
 ) -> Tensor:
-    """Features [b prefix+k d] of what a view lets the encoder know; of `whole` images, timm's ``forward_features``."""
+    """Features [b prefix+k d] of what a view lets the encoder know; of `whole` images, timm's ``forward_features``.
+
+    The arguments are those of `embed` and `attend`.
+    """
     tokens = embed(vit, view, mask_token=mask_token, position_token=position_token)
-    return attend(vit, tokens, view.context)
+    return attend(vit, tokens, view.context, norm)
 
 
 def fuse_attention(net: nn.Module, fused: bool) -> None:
@@ -283,5 +304,5 @@ def fuse_attention(net: nn.Module, fused: bool) -> None:
     The fused kernel is the faster one everywhere but in bfloat16 on CPUs, where it lost by up to six times.
     """
     for module in net.modules():
-        if isinstance(module, Attention):
+        if isinstance(module, Attention | ClassAttn):
             module.fused_attn = fused

@@ -16,17 +16,21 @@ def pixel_targets(images: Tensor, p: int, asked: Tensor, normalized: bool) -> Te
     return normalize_patches(patches) if normalized else patches
 
 
-def pixel_loss(predicted: Tensor, target: Tensor) -> Tensor:
-    """Mean squared error over the masked patches [b m f], in float32 (MAE section 3)."""
-    return F.mse_loss(predicted.float(), target.float())
+def pixel_loss(predicted: Tensor, target: Tensor, absolute: bool = False) -> Tensor:
+    """Mean squared error over the masked patches [b m f], in float32 (MAE section 3); absolute: L1 (SimMIM)."""
+    loss = F.l1_loss if absolute else F.mse_loss
+    return loss(predicted.float(), target.float())
 
 
-def pixel_errors(predicted: Tensor, target: Tensor) -> Tensor:
+def pixel_errors(predicted: Tensor, target: Tensor, absolute: bool = False) -> Tensor:
     """`pixel_loss` of each image [b]."""
-    return (predicted.float() - target.float()).square().mean((1, 2))
+    apart = predicted.float() - target.float()
+    return (apart.abs() if absolute else apart.square()).mean((1, 2))
 
 
-def trivial_errors(images: Tensor, p: int, visible: Tensor, masked: Tensor, normalized: bool) -> dict[str, Tensor]:
+def trivial_errors(
+    images: Tensor, p: int, visible: Tensor, masked: Tensor, normalized: bool, absolute: bool = False
+) -> dict[str, Tensor]:
     """Errors [b] of two answers that need no learning, on the scale of `pixel_errors`.
 
     ``mean colour``: every masked patch is painted in its true mean colour (per channel).
@@ -38,6 +42,7 @@ def trivial_errors(images: Tensor, p: int, visible: Tensor, masked: Tensor, norm
         p: patch side.
         visible, masked: [b k], [b m] patch indices.
         normalized: whether the targets are per-patch normalised.
+        absolute: absolute errors instead of squared ones.
     """
     truth = patchify(images, p, masked)
     mean, deviation = patch_statistics(truth)
@@ -49,7 +54,7 @@ def trivial_errors(images: Tensor, p: int, visible: Tensor, masked: Tensor, norm
         own_mean, own_deviation = patch_statistics(blurred)
         blurred = (blurred - own_mean) * (deviation / own_deviation).clamp_max(1) + mean
     errors = {"mean colour": colour, "blurred copy": blurred}
-    return {name: pixel_errors(answer / scale, truth / scale) for name, answer in errors.items()}
+    return {name: pixel_errors(answer / scale, truth / scale, absolute) for name, answer in errors.items()}
 
 
 @torch.autocast("cpu", enabled=False)

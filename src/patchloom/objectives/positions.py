@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from patchloom.processes import total, world
 from patchloom.views.tokens import take
 
 
@@ -30,8 +31,12 @@ def position_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
-    """Σ weights · values / Σ weights over all patches of all images (DropPos Eq. 9)."""
-    return (values * weights).sum() / weights.sum()
+    """Σ weights · values / Σ weights over all patches of all images of all processes (DropPos Eq. 9).
+
+    Each process gets its share of the sum, so that the mean over the processes, which is what their gradients are
+    averaged to, is the value that one process with all images would have.
+    """
+    return (values * weights).sum() / (total(weights.sum()) / world())
 
 
 def loss_weights(dropped: Tensor, visible: Tensor, affinities: Tensor | None = None) -> Tensor:

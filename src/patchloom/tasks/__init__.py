@@ -4,15 +4,64 @@ import importlib
 import inspect
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from patchloom.errors import PatchloomError
 from patchloom.hints import check
 
-# class paths, not classes: listing the tasks must not import torch
+
+
+class Entry(NamedTuple):
+    """A task in the list.
+
+    Attributes:
+        path: of the class; not the class itself, since listing the tasks must not import torch.
+        paper: where it comes from.
+        withheld: what is withheld from the encoder.
+        asked: what is asked of it.
+        cost: seconds of a step over those of MAE's (benchmarks/step_time.py); None where that depends on the options.
+    """
+
+    path: str
+    paper: str
+    withheld: str
+    asked: str
+    cost: float | None
+
+
 TASKS = {
-    "mae": "patchloom.tasks.mae.MAE",
-    "droppos": "patchloom.tasks.droppos.DropPos",
+    "mae": Entry("patchloom.tasks.mae.MAE", "He et al. 2022", "patches (removed)", "their pixels", 1.0),
+    "simmim": Entry(
+        "patchloom.tasks.simmim.SimMIM", "Xie et al. 2022", "patches (a mask token instead)", "their pixels", None
+    ),
+    "droppos": Entry(
+        "patchloom.tasks.droppos.DropPos",
+        "Wang et al. 2023",
+        "patches, and most visible patches' positions",
+        "where each visible patch was",
+        None,
+    ),
+    "mp3": Entry(
+        "patchloom.tasks.mp3.MP3",
+        "Zhai et al. 2022",
+        "positions, and most keys and values",
+        "where every patch was",
+        None,
+    ),
+    "extrema": Entry(
+        "patchloom.tasks.extrema.ExtreMA",
+        "Wu et al. 2023",
+        "almost all patches, several times over",
+        "agreement with a teacher that sees all",
+        None,
+    ),
+    "lut": Entry(
+        "patchloom.tasks.lut.LUT",
+        "Kim et al. 2024",
+        "patches, in two disjoint hands",
+        "pixels, and agreement on the other view",
+        None,
+    ),
 }
 
 
@@ -26,7 +75,7 @@ def task_class(name: str) -> type:
         near = get_close_matches(name.lower(), TASKS, n=1)
         hint = f"; did you mean {near[0]}?" if near else "."
         raise PatchloomError(f"no task is called {name}{hint} Choose one of: {', '.join(TASKS)}.")
-    module, _, attribute = TASKS[name].rpartition(".")
+    module, _, attribute = TASKS[name].path.rpartition(".")
     return getattr(importlib.import_module(module), attribute)
 
 
@@ -50,6 +99,16 @@ def with_defaults(task: Mapping[str, Any]) -> dict[str, Any]:
             raise PatchloomError(f"{task['name']} has no option {option}{hint} Its options: {', '.join(parameters)}.")
         check(f"task.{option}", value, hints[option])
     return {"name": task["name"]} | {name: task.get(name, one.default) for name, one in parameters.items()}
+
+
+def encoder_wishes(task: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    """What ``task`` (``name`` and options) wants its encoder to be where the user leaves it open, with reasons.
+
+    Raises:
+        PatchloomError: no such task or option.
+    """
+    options = with_defaults(task)
+    return task_class(options.pop("name")).encoder_wishes(options)
 
 
 def build_task(task: Mapping[str, Any], encoder):

@@ -50,8 +50,7 @@ class MAE(Task):
     ):
         super().__init__(encoder)
         visible = self.visible_of(mask_ratio)
-        if visible == self.patches:
-            raise PatchloomError(f"a mask ratio of {mask_ratio} masks nothing: raise --task.mask_ratio")
+        check_masks_something(self, visible, mask_ratio)
         self.hands = (visible, self.patches - visible)
         self.normalized_pixels = normalized_pixels
         self.decoder = pixel_decoder(self, decoder_width, decoder_depth, decoder_heads)
@@ -77,7 +76,7 @@ class MAE(Task):
         target = pixel_targets(images, self.p, hands[1], self.normalized_pixels)
         errors = pixel_errors(self.recover(images, *hands), target)
         yardsticks = trivial_errors(images, self.p, *hands, self.normalized_pixels)
-        return Measure("reconstruction error", errors, yardsticks, bar="blurred copy", higher_is_better=False)
+        return Measure("reconstruction error", errors, yardsticks, bar="blurred copy", higher_is_better=False, form=".3f")
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """Original | what was given | what came back."""
@@ -90,8 +89,18 @@ def pixel_decoder(
 ) -> RefillingDecoder:
     """A decoder that asks for the pixels of the patches that ``task``'s encoder did not see."""
     width, depth, heads = task.decoder_sizes(width, depth, heads, 8, depth_option)
-    pixels = task.encoder.patch_embed.proj.in_channels * task.p**2
+    pixels = task.channels * task.p**2
     return RefillingDecoder(task.encoder.embed_dim, pixels, sincos_2d(width, task.grid), depth, heads, task.prefix)
+
+
+def check_masks_something(task: Task, visible: int, mask_ratio: float) -> None:
+    """Refuse a mask ratio that leaves all of ``task``'s patches visible.
+
+    Raises:
+        PatchloomError: nothing is masked.
+    """
+    if visible == task.patches:
+        raise PatchloomError(f"a mask ratio of {mask_ratio} masks nothing: raise --task.mask_ratio")
 
 
 def recovery_sheet(task: Task, images: Tensor, visible: Tensor, masked: Tensor, predicted: Tensor) -> Sheet:

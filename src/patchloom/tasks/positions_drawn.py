@@ -1,4 +1,4 @@
-"""Pictures of predicted positions (DropPos Fig. 3)."""
+"""Pictures of predicted positions (DropPos Fig. 3, MP3's rebuilt and mixed images)."""
 
 from __future__ import annotations
 
@@ -41,6 +41,35 @@ def position_sheets(task: Task, images: Tensor, generator: torch.Generator) -> l
             rebuilt,
         ),
     ]
+
+
+def rebuilt_sheet(task: Task, images: Tensor, placed: dict[str, Tensor], generator: torch.Generator) -> Sheet:
+    """Images put together from all their patches at the places [b n] that were predicted, by heading."""
+    n = task.patches
+    everywhere = torch.arange(n, device=images.device).expand(len(images), -1)
+    (order,) = deal(len(images), n, (n,), generator, images.device)
+    columns = {"original": images, "given": put_together(images, task.p, everywhere, order)}
+    columns |= {name: put_together(images, task.p, everywhere, places) for name, places in placed.items()}
+    caption = (
+        "Given: the patches without their places, in random order. Then each stands where it was placed, when a share η "
+        "of the patches was barred from keys and values; where several landed, their mean. Black: nothing landed."
+    )
+    return Sheet("rebuilt", caption, columns)
+
+
+def mixed_sheet(task: Task, images: Tensor, placed: Tensor) -> Sheet:
+    """What becomes of images whose patches shared one context with another image's; ``placed`` [b n] are the places."""
+    everywhere = torch.arange(task.patches, device=images.device).expand(len(images), -1)
+    columns = {
+        "image": images,
+        "shared its context with": images.roll(1, 0),
+        "rebuilt": put_together(images, task.p, everywhere, placed),
+    }
+    caption = (
+        "Half of the patches of both images are keys and values for the patches of both. Rebuilt: the image's own "
+        "patches where they were placed."
+    )
+    return Sheet("mixed", caption, columns)
 
 
 def scattered(visible: Tensor, dropped: Tensor, generator: torch.Generator) -> Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -13,12 +15,16 @@ from torch import Tensor, nn
 from patchloom.data import RandomCrop
 from patchloom.errors import PatchloomError
 from patchloom.nets.encode import grid_size, patch_side
+from patchloom.objectives.agreement import effective_rank, output_spread
 from patchloom.views.tokens import share_of
 
 # Values that stand for colours in pictures, because pictures are drawn in normalised pixels.
 WITHHELD = float("nan")  # drawn black
 WRONG = float("inf")  # drawn white
 
+# Below these a teacher's outputs count as collapsed: two images' outputs have a mean cosine above 0.99, or all lie on
+# one line.
+_LEAST_SPREAD, _LEAST_RANK = 0.1, 2.0
 
 Size = int | Literal["auto"]
 
@@ -35,7 +41,8 @@ class Outcome(NamedTuple):
     metrics: dict[str, Tensor]
 
 
-class Measure(NamedTuple):
+@dataclass(frozen=True)
+class Measure:
     """How well a task is done on held-out images, beside what needs no learning.
 
     Attributes:
@@ -44,6 +51,9 @@ class Measure(NamedTuple):
         yardsticks: [b] each, results of trivial answers by name, such as chance.
         bar: the yardstick that has to be beaten before anything is learnt; others may know what the network does not.
         higher_is_better: which way is up.
+        form: how a result is written, as for `format`.
+        details: [b] each, further results by name, on the same scale.
+        outputs: [b d] of the teacher, for tasks that could collapse; None for the others.
     """
 
     name: str
@@ -51,6 +61,39 @@ class Measure(NamedTuple):
     yardsticks: dict[str, Tensor]
     bar: str
     higher_is_better: bool
+    form: str = ".1%"
+    details: dict[str, Tensor] = field(default_factory=dict)
+    outputs: Tensor | None = None
+
+    @classmethod
+    def joined(cls, parts: Sequence[Measure]) -> Measure:
+        """One measure of the images of several batches."""
+
+        def whole(of: Callable[[Measure], dict[str, Tensor]]) -> dict[str, Tensor]:
+            return {name: torch.cat([of(part)[name] for part in parts]) for name in of(parts[0])}
+
+        return replace(
+            parts[0],
+            values=torch.cat([part.values for part in parts]),
+            yardsticks=whole(lambda part: part.yardsticks),
+            details=whole(lambda part: part.details),
+            outputs=None if parts[0].outputs is None else torch.cat([part.outputs for part in parts]),
+        )
+
+    def show(self, value: float) -> str:
+        """A result as people read it."""
+        return format(value, self.form)
+
+    def diversity(self) -> dict[str, float]:
+        """Spread (0 to 1) and effective rank of the teacher's outputs; empty for tasks that cannot collapse."""
+        if self.outputs is None:
+            return {}
+        return {"spread": output_spread(self.outputs), "effective rank": effective_rank(self.outputs)}
+
+    def collapsed(self) -> bool:
+        """Whether the teacher gives (nearly) the same answer to every image, so that agreeing with it means nothing."""
+        found = self.diversity()
+        return bool(found) and (found["spread"] < _LEAST_SPREAD or found["effective rank"] < _LEAST_RANK)
 
     @property
     def value(self) -> float:
@@ -94,16 +137,41 @@ class Task(nn.Module, ABC):
         encoder: the ViT that is being trained; `patchloom export` writes its ``state_dict`` and nothing else.
         augment: turns one image and a random generator into the views that `forward` takes.
         chosen: by option, what each ``auto`` became, and why.
+        mean, std: [c 1 1] by which the images were normalised; `normalized_by` sets them.
+        pictured: how many images `draw` wants; of these the first few are shown.
     """
 
     encoder: VisionTransformer
-    augment: Callable
+    augment: RandomCrop
+    pictured: ClassVar[int] = 8
 
     def __init__(self, encoder: VisionTransformer):
         super().__init__()
         self.encoder = encoder
         self.chosen: dict[str, tuple[Any, str]] = {}
         self.augment = RandomCrop(tuple(encoder.patch_embed.img_size))
+        self.register_buffer("mean", torch.zeros(self.channels, 1, 1), persistent=False)
+        self.register_buffer("std", torch.ones(self.channels, 1, 1), persistent=False)
+
+    @classmethod
+    def encoder_wishes(cls, options: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+        """What the encoder should be where the user leaves it open: "positions" or "class_token", each with a reason.
+
+        ``options`` are the task's own, all of them.
+        """
+        return {}
+
+    def normalized_by(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        """Tell the task by which statistics per channel, in [0, 1] units, its images are normalised."""
+        for name, values in (("mean", mean), ("std", std)):
+            getattr(self, name).copy_(torch.tensor(values).view(-1, 1, 1))
+
+    def augmented(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """The views [b c h w] that `augment` makes of normalised images [b c h w], for pictures."""
+        rng = np.random.default_rng(int(torch.randint(2**31, (), generator=generator)))
+        plain = ((images * self.std + self.mean).clamp(0, 1) * 255).round().byte().cpu()
+        views = zip(*(self.augment(image, rng) for image in plain), strict=True)
+        return tuple((torch.stack(view).to(images.device) / 255 - self.mean) / self.std for view in views)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -119,6 +187,11 @@ class Task(nn.Module, ABC):
     def p(self) -> int:
         """Side of a patch in pixels."""
         return patch_side(self.encoder)
+
+    @property
+    def channels(self) -> int:
+        """Channels of the images."""
+        return self.encoder.patch_embed.proj.in_channels
 
     @property
     def prefix(self) -> int:

@@ -29,6 +29,10 @@ from patchloom.train.watch import Watch
 _LOGGED = 200  # rows of metrics.csv in a run
 _MEASURED = 0.25  # the held-out measures are taken at the start and after every such share
 _SAVE_EVERY = 60.0  # seconds between checkpoints
+COLLAPSED = (
+    "the teacher gives all images nearly the same output, so agreement with it means nothing: if this stays so, lower "
+    "--blr, raise --warmup_epochs or the batch size, or choose another task"
+)
 
 
 def build_fabric(settings: Settings) -> Fabric:
@@ -202,6 +206,8 @@ class Loop:
         pace.aside += time.perf_counter() - start
         if done:
             self.reporter.say(self._line(done, row["loss"], pace))
+            if self.measure.collapsed():
+                self.reporter.say(f"  warning: {COLLAPSED}")
 
     def _save(self, done: int) -> None:
         if not all(weight.isfinite().all() for weight in self.task.parameters()):

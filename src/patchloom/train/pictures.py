@@ -33,10 +33,14 @@ def run_card(settings: Settings, mean: Sequence[float], std: Sequence[float], na
     return EncoderCard(encoder_spec(settings), tuple(mean), tuple(std), settings.task["name"], name)
 
 
-def prepare_task(settings: Settings) -> Task:
-    """A fresh task by resolved settings, with the attention form that suits the device."""
+def prepare_task(settings: Settings, mean: Sequence[float], std: Sequence[float]) -> Task:
+    """A fresh task by resolved settings, with the attention form that suits the device.
+
+    Its images are normalised by ``mean`` and ``std``.
+    """
     task = build_task(settings.task, build_encoder(encoder_spec(settings)))
     fuse_attention(task, fused=not (settings.device == "cpu" and settings.precision == "bfloat16"))
+    task.normalized_by(mean, std)
     task.augment.scale, task.augment.flip = (settings.crop_scale, 1.0), settings.flip
     return task
 
@@ -64,8 +68,9 @@ def draw_task(
     Returns:
         The files.
     """
-    spread = np.unique(np.linspace(0, len(source) - 1, images).round().astype(int))
-    batch = next(plain_batches(source.subset(spread), card.spec.img_size, images, channels=card.spec.channels))
+    shown, rest = _spread(len(source), images), _spread(len(source), task.pictured)
+    some = source.subset(np.concatenate([shown, np.setdiff1d(rest, shown)]))
+    batch = next(plain_batches(some, tuple(task.augment.size), len(some), channels=card.spec.channels))
     given = normalize(batch.views[0].to(device), card.mean, card.std)
     was_training = task.training
     task.eval()
@@ -73,6 +78,10 @@ def draw_task(
         sheets = task.draw(given, torch.Generator().manual_seed(seed))
     task.train(was_training)
     return [draw_sheet(sheet, card.mean, card.std, folder) for sheet in sheets]
+
+
+def _spread(n: int, count: int) -> np.ndarray:
+    return np.unique(np.linspace(0, n - 1, count).round().astype(int))
 
 
 def look(
@@ -97,11 +106,11 @@ def look(
         raise PatchloomError(f"--images must be 1 or more, not {images}")
     folder = RunFolder(run)
     settings = folder.read_config()
-    task = prepare_task(settings)
+    found = folder.read_data()
+    task = prepare_task(settings, found["mean"], found["std"])
     if not folder.checkpoint.exists():
         raise PatchloomError(f"{folder.path} has no checkpoint yet: let the run train first")
     load_checkpoint(folder.checkpoint, task)
-    found = folder.read_data()
     if data is None or str(data) == settings.data or str(Path(data).absolute()) == settings.data:
         source = hold_out(open_data(settings.data).train, settings.held_out, seed=settings.seed)[1]
         target = folder.pictures

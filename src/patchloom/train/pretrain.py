@@ -131,7 +131,7 @@ class _Pretraining:
         fabric = build_fabric(settings)
         fabric.launch()
         torch.manual_seed(settings.seed)
-        self.task = prepare_task(settings)
+        self.task = prepare_task(settings, stats.mean, stats.std)
         if not self.resumed:
             values = {name: value for name, (value, _) in self.task.chosen.items()}
             settings = replace(settings, task=settings.task | values)
@@ -186,7 +186,8 @@ class _Pretraining:
         counts = f"{len(self.training):,} images to train on, {len(self.held_out):,} held out"
         say(f"{s.task['name']} on {self.data.train.name}: {counts}")
         for name, why in reasons.items():
-            value = s.task[name[5:]] if name.startswith("task.") else getattr(s, name)
+            owner, _, option = name.rpartition(".")
+            value = getattr(s, owner)[option] if owner else getattr(s, name)
             shown = value["name"] if name == "model" else "x".join(map(str, value)) if name == "img_size" else value
             shown = f"{shown:.4g}" if isinstance(shown, float) else shown
             say(f"  {name:<20} {shown!s:<12} ({why})")

@@ -75,8 +75,7 @@ def line(epoch: float, epochs: int, loss: float, measure: Measure | None, pace: 
     """The line of progress."""
     told = ""
     if measure is not None:
-        percent = measure.higher_is_better
-        show = "{:.1%}".format if percent else "{:.3f}".format
-        beside = ", ".join(f"{name} {show(value)}" for name, value in measure.means().items())
-        told = f" · {measure.name} {show(measure.value)} ({beside})"
+        beside = ", ".join(f"{name} {measure.show(value)}" for name, value in measure.means().items())
+        told = f" · {measure.name} {measure.show(measure.value)} ({beside})"
+        told += "".join(f", {name} {value:.2f}" for name, value in measure.diversity().items())
     return f"epoch {epoch:.1f}/{epochs} · loss {loss:.4f}{told} · {pace}"

@@ -13,6 +13,7 @@ import torch
 from patchloom.data import Stats
 from patchloom.errors import PatchloomError
 from patchloom.nets.encode import PRESETS
+from patchloom.tasks import encoder_wishes
 
 Auto = Literal["auto"]
 DEFAULT_TASK = "droppos"
@@ -28,7 +29,7 @@ class Settings:
         model: the encoder: ``name`` and overrides of timm's sizes.
         img_size: height and width in pixels.
         patch_size: side of a patch in pixels.
-        positions: fixed sincos, learned or random position embeddings.
+        positions: fixed sincos, learned, random or no position embeddings.
         channels: channels of the images; greyscale and colour are converted into each other.
         epochs: passes over the training images.
         batch_size: images a step.
@@ -52,7 +53,7 @@ class Settings:
     model: dict[str, Any] = field(default_factory=dict)
     img_size: tuple[int, int] | Auto = "auto"
     patch_size: int | Auto = "auto"
-    positions: Literal["sincos", "learned", "random"] = "sincos"
+    positions: Literal["sincos", "learned", "random", "none"] | Auto = "auto"
     channels: int | Auto = "auto"
     epochs: int | Auto = "auto"
     batch_size: int | Auto = "auto"
@@ -169,6 +170,11 @@ def resolve(
         h, w = auto("img_size", *_img_size(device, min(stats.height, stats.width), settings.patch_size))
         patch = auto("patch_size", _patch(min(h, w)), f"common for {min(h, w)} pixels")
     auto("model", *_model(device, (h // patch) * (w // patch)))
+    wishes = encoder_wishes(settings.task)
+    auto("positions", *wishes.get("positions", ("sincos", "usual")))
+    if "class_token" in wishes and settings.model.get("class_token") is None:
+        value, reasons["model.class_token"] = wishes["class_token"]
+        chosen["model"] = {**chosen.get("model", settings.model), "class_token": value}
     batch = auto("batch_size", *_batch(device, n))
     samples = _SAMPLES["cpu" if device == "cpu" else "gpu"]
     epochs = min(_MOST_EPOCHS, max(10, round(samples / n)))

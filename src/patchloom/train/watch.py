@@ -52,6 +52,8 @@ class Watch:
         with torch.inference_mode(), context():
             measure = self._measure(device)
         row = {"held_out": measure.value} | {f"yardstick:{name}": value for name, value in measure.means().items()}
+        row |= {f"held_out:{name}": values.mean().item() for name, values in measure.details.items()}
+        row |= {f"teacher:{name}": value for name, value in measure.diversity().items()}
         if self.gallery is not None:
             reading = self._reading()
             row["knn"] = self._knn(
@@ -75,12 +77,12 @@ class Watch:
         """The task's measure on all held-out images."""
         generator = torch.Generator().manual_seed(self.seed)
         found = []
-        batches = plain_batches(self.held_out, self.size, self.batch_size, self.workers, self.card.spec.channels)
+        size = tuple(self.task.augment.size)  # larger than the encoder's where a task sees a part of its images
+        batches = plain_batches(self.held_out, size, self.batch_size, self.workers, self.card.spec.channels)
         for batch in batches:
             images = normalize(batch.views[0].to(device), self.card.mean, self.card.std)
             found.append(self.task.measure(images, generator))
-        yardsticks = {name: torch.cat([m.yardsticks[name] for m in found]) for name in found[0].yardsticks}
-        return found[0]._replace(values=torch.cat([m.values for m in found]), yardsticks=yardsticks)
+        return Measure.joined(found)
 
     def _knn(self, features_of: Callable[[Source], Features], pooling: str) -> float:
         gallery, queries = features_of(self.gallery), features_of(self.held_out)
@@ -98,14 +100,16 @@ def verdict(measure: Measure, knn: Report | None) -> str:
     """
     gain, noise = measure.gain()
     images = len(measure.values)
-    others = ", ".join(f"{name} {_number(measure, value)}" for name, value in measure.means().items())
-    if gain > noise:
+    others = ", ".join(f"{name} {measure.show(value)}" for name, value in measure.means().items())
+    if measure.collapsed():
+        head = "The teacher has collapsed, so agreeing with it means nothing"
+    elif gain > noise:
         head = "The task is being learnt"
     elif gain < -noise:
         head = f"The task is not learnt yet (it must beat: {measure.bar})"
     else:
         head = f"Nothing can be said of the task yet ({measure.bar} is within the noise of the held-out images)"
-    text = f"{head}: {measure.name} {_number(measure, measure.value)} on {images:,} held-out images, against {others}"
+    text = f"{head}: {measure.name} {measure.show(measure.value)} on {images:,} held-out images, against {others}"
     if knn is None:
         return text + "; the images have no labels, so what the features are good for was not measured."
     trained, *controls = knn.quoted
@@ -117,7 +121,3 @@ def verdict(measure: Measure, knn: Report | None) -> str:
     else:
         meaning = f"in telling classes, its features show no clear gain over {best.encoder}"
     return f"{text}; and by kNN {meaning} ({trained.value:.1%}, {best.value:.1%})."
-
-
-def _number(measure: Measure, value: float) -> str:
-    return f"{value:.1%}" if measure.higher_is_better else f"{value:.3f}"

@@ -50,6 +50,64 @@ def deal(
     return order[:, : sum(sizes)].to(device, non_blocking=True).split(list(sizes), dim=1)
 
 
+def deal_units(
+    b: int,
+    grid: tuple[int, int],
+    side: int,
+    sizes: Sequence[int],
+    generator: torch.Generator | None = None,
+    device: torch.device | str = "cpu",
+) -> tuple[Tensor, ...]:
+    """`deal` of square units of ``side`` x ``side`` patches (SimMIM's coarse masks), as the patches in them.
+
+    Args:
+        b: images.
+        grid: rows and columns of patches, both multiples of ``side``.
+        side: patches along a unit.
+        sizes: units in each hand.
+        generator, device: as for `deal`.
+
+    Returns:
+        One int64 tensor [b size*side*side] a hand: patch indices, unit after unit.
+    """
+    rows, columns = grid[0] // side, grid[1] // side
+    inside = torch.arange(side, device=device)
+    inside = (inside[:, None] * grid[1] + inside).flatten()  # of the first unit
+    hands = deal(b, rows * columns, sizes, generator, device)
+    corners = (hand // columns * side * grid[1] + hand % columns * side for hand in hands)
+    return tuple((corner[..., None] + inside).flatten(1) for corner in corners)
+
+
+def deal_block(
+    b: int,
+    grid: tuple[int, int],
+    block: tuple[int, int],
+    generator: torch.Generator | None = None,
+    device: torch.device | str = "cpu",
+) -> tuple[Tensor, Tensor]:
+    """One rectangle of patches at a random place of each image, and the rest (block sampling).
+
+    Args:
+        b: images.
+        grid: rows and columns of patches.
+        block: rows and columns of the rectangle.
+        generator, device: as for `deal`.
+
+    Returns:
+        The patches inside [b r*c] and outside [b n-r*c], each in the order of the grid.
+    """
+    at = generator.device if generator is not None else "cpu"
+    draws = torch.rand(b, 2, generator=generator, device=at).to(device, non_blocking=True)
+    room = torch.tensor([side - part + 1 for side, part in zip(grid, block, strict=True)], device=device)
+    top, left = (draws * room).long().minimum(room - 1).unbind(1)
+    row, column = (torch.arange(side, device=device) for side in grid)
+    in_rows = (row >= top[:, None]) & (row < top[:, None] + block[0])
+    in_columns = (column >= left[:, None]) & (column < left[:, None] + block[1])
+    outside = ~(in_rows[:, :, None] & in_columns[:, None]).flatten(1)
+    order = outside.byte().argsort(dim=1, stable=True)
+    return order.split([block[0] * block[1], grid[0] * grid[1] - block[0] * block[1]], dim=1)
+
+
 def take(tokens: Tensor, indices: Tensor) -> Tensor:
     """The tokens [b k d] that ``indices`` [b k] name among ``tokens`` [b n d]; ``tokens`` may also be [b n]."""
     if tokens.ndim == 2:
@@ -110,3 +168,13 @@ def normalize_patches(patches: Tensor) -> Tensor:
     """Each patch [b n f] with zero mean and unit deviation: MAE's normalised pixels (section 3, "per-patch")."""
     mean, deviation = patch_statistics(patches)
     return (patches - mean) / deviation
+
+
+def normalize_patch_channels(patches: Tensor, channels: int) -> Tensor:
+    """Each channel of each flat patch [b n c*p*p] with zero mean and unit deviation, as Beyond Masking normalises.
+
+    (x - mean) / (std + 1e-6), the deviation unbiased; images are meant to be in [0, 1].
+    """
+    each = patches.unflatten(-1, (channels, -1))
+    normed = (each - each.mean(-1, keepdim=True)) / (each.std(-1, keepdim=True) + 1e-6)
+    return normed.flatten(-2)

@@ -1,0 +1,53 @@
+"""The teacher: a moving average of the student, which no gradient reaches."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from torch import nn
+
+
+class Teacher(nn.Module):
+    """Copies of the student's parts that follow them slowly.
+
+    The copies are always in eval mode, so batch norms use running statistics, which are averaged like weights, and
+    nothing in them is dropped.
+
+    Args:
+        parts: what is copied, by the name under which the copy is found; each starts equal to the student's.
+    """
+
+    def __init__(self, **parts: nn.Module):
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, deepcopy(part).requires_grad_(False))
+        self.eval()
+
+    def train(self, mode: bool = True) -> Teacher:
+        """Nothing: a teacher stays in eval mode."""
+        return super().train(False)
+
+    @torch.no_grad()
+    def follow(self, momentum: float, **parts: nn.Module) -> None:
+        """Move each copy: teacher = momentum · teacher + (1 - momentum) · student, buffers included.
+
+        Raises:
+            ValueError: other parts than were copied.
+        """
+        own = dict(self.named_children())
+        if own.keys() != parts.keys():
+            raise ValueError(f"the teacher has {', '.join(own)}, and was told to follow {', '.join(parts)}")
+        mine, theirs = [], []
+        for name, part in parts.items():
+            for copy, source in zip(_tensors(own[name]), _tensors(part), strict=True):
+                if copy.is_floating_point():
+                    mine.append(copy)
+                    theirs.append(source.detach())
+                else:  # the count of batches
+                    copy.copy_(source)
+        torch._foreach_lerp_(mine, theirs, 1 - momentum)
+
+
+def _tensors(part: nn.Module) -> list[torch.Tensor]:
+    return [*part.parameters(), *part.buffers()]

@@ -1,0 +1,52 @@
+"""What the processes of one training tell each other. With a single process every function is the identity."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+
+def world() -> int:
+    """How many processes train together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """The number of this process, from 0."""
+    return dist.get_rank() if world() > 1 else 0
+
+
+def total(values: Tensor) -> Tensor:
+    """The sum of every process's ``values``, without gradient."""
+    values = values.detach()
+    if world() > 1:
+        values = values.clone()
+        dist.all_reduce(values)
+    return values
+
+
+def gathered(values: Tensor) -> Tensor:
+    """Every process's ``values`` [b ...], one below the other in the order of the ranks [world*b ...], no gradient."""
+    values = values.detach().contiguous()
+    if world() == 1:
+        return values
+    parts = [torch.empty_like(values) for _ in range(world())]
+    dist.all_gather(parts, values)
+    return torch.cat(parts)
+
+
+def averaged(values: Tensor) -> Tensor:
+    """The mean of every process's ``values``, through which gradients flow back to all of them."""
+    return _Averaged.apply(values) if world() > 1 else values
+
+
+class _Averaged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values: Tensor) -> Tensor:
+        return total(values) / world()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        # each process's loss depends on everybody's values, so everybody's gradients add up
+        return total(gradient) / world()

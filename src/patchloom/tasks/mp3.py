@@ -1,0 +1,164 @@
+"""MP3: position prediction as an effective pretraining strategy (Zhai et al., ICML 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.encode import encode, initialize, patch_positions
+from patchloom.objectives.positions import blind_guess
+from patchloom.tasks.positions_drawn import mixed_sheet, rebuilt_sheet
+from patchloom.tasks.task import Measure, Outcome, Sheet, Task
+from patchloom.views.tokens import deal, share_of
+from patchloom.views.view import View, drop_positions, limit_context, whole
+
+RATIOS_DRAWN = (0.0, 0.25, 0.5, 0.75)
+
+
+class Draw(NamedTuple):
+    """What is drawn for a batch: context and barred patches [b m], [b n-m], and those without a position [b j]."""
+
+    context: Tensor
+    barred: Tensor
+    dropped: Tensor
+
+
+class MP3(Task):
+    """Positions are withheld, and most patches barred from keys and values; where every patch was is asked.
+
+    Args:
+        encoder: the ViT to train; without position embeddings, unless a share of the patches keeps its position.
+        context_mask_ratio: share η of the patches that may ask but serve as neither key nor value; auto: the paper's
+            0.75 for ImageNet, 0.5 where there are fewer than 100 patches.
+        known_positions: share of the patches that keep their position embedding (5 % in the paper's speech models).
+
+    Raises:
+        PatchloomError: ratios that leave nothing to ask or to see, or an encoder whose positions do not go with them.
+    """
+
+    def __init__(
+        self,
+        encoder: VisionTransformer,
+        context_mask_ratio: float | Literal["auto"] = "auto",
+        known_positions: float = 0.0,
+    ):
+        super().__init__(encoder)
+        usual = (0.75, "the paper's for ImageNet") if self.patches >= 100 else (0.5, "the paper's for small grids")
+        self.context_mask_ratio = self.choose("context_mask_ratio", context_mask_ratio, *usual)
+        if not 0 <= self.context_mask_ratio < 1 or share_of(self.patches, 1 - self.context_mask_ratio) < 1:
+            raise PatchloomError(
+                f"--task.context_mask_ratio {self.context_mask_ratio} leaves no context of {self.patches} patches: lower it"
+            )
+        if not 0 <= known_positions < 1:
+            raise PatchloomError(f"--task.known_positions is a share from 0 to below 1, not {known_positions}")
+        if self.patches < 2:
+            raise PatchloomError("an image of one patch has no positions to ask: use smaller patches or larger images")
+        self.told = min(share_of(self.patches, known_positions), self.patches - 1)
+        has_positions = patch_positions(encoder) is not None
+        if self.told and not has_positions:
+            raise PatchloomError("known positions need an encoder that has them: use --positions sincos")
+        if has_positions and not self.told:
+            raise PatchloomError(
+                "mp3 withholds every position, so the encoder must have none: use --positions none, or let a share of "
+                "the patches keep theirs with --task.known_positions"
+            )
+        self.head = nn.Linear(encoder.embed_dim, self.patches)
+        initialize(self.head)
+
+    @classmethod
+    def encoder_wishes(cls, options: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+        """No positions unless some are told, and no class token: nothing would ask one."""
+        wishes: dict[str, tuple[Any, str]] = {"class_token": (False, "mp3 asks patches only")}
+        if not options["known_positions"]:
+            wishes["positions"] = ("none", "mp3 withholds them all")
+        return wishes
+
+    def forward(self, images: Tensor, *, progress: float = 0.0, generator=None, draw: Draw | None = None) -> Outcome:
+        """The loss on one batch; ``draw`` fixes context and dropped positions."""
+        draw = draw or self.deal(len(images), generator, images.device)
+        logits = self.place(images, draw)
+        truth = draw.dropped
+        asked = logits.gather(1, truth[..., None].expand(-1, -1, self.patches)) if self.told else logits
+        loss = F.cross_entropy(asked.flatten(0, 1).float(), truth.flatten())
+        with torch.no_grad():
+            found = {f"{name}_accuracy": values.mean() for name, values in self.accuracies(logits, draw).items()}
+        return Outcome(loss, found)
+
+    def deal(self, b: int, generator, device, context_mask_ratio: float | None = None) -> Draw:
+        """Draw for ``b`` images; by default at the task's η."""
+        ratio = self.context_mask_ratio if context_mask_ratio is None else context_mask_ratio
+        serving = max(1, share_of(self.patches, 1 - ratio))
+        context, barred = deal(b, self.patches, (serving, self.patches - serving), generator, device)
+        _, dropped = deal(b, self.patches, (self.told, self.patches - self.told), generator, device)
+        return Draw(context, barred, dropped.sort(dim=1).values)
+
+    def view(self, images: Tensor, draw: Draw) -> View:
+        """What the encoder may know: patches without positions, few of which serve as keys and values."""
+        view = drop_positions(whole(images, self.patches), draw.dropped)
+        return limit_context(view, draw.context) if draw.barred.shape[1] else view
+
+    def place(self, images: Tensor, draw: Draw) -> Tensor:
+        """Logits [b n n]: where each patch of the grid was."""
+        tokens = encode(self.encoder, self.view(images, draw), position_token=images.new_zeros(()))
+        return self.head(tokens[:, self.prefix :])
+
+    def accuracies(self, logits: Tensor, draw: Draw) -> dict[str, Tensor]:
+        """Top-1 and top-5 accuracy [b] over the patches asked, for context and other patches apart.
+
+        A kind of which there are no patches is left out.
+        """
+        truth = torch.arange(self.patches, device=logits.device).expand(len(logits), -1)
+        best = logits.topk(min(5, self.patches), dim=-1).indices == truth[..., None]
+        asked = torch.zeros_like(truth).scatter(1, draw.dropped, 1)
+        among_context = torch.zeros_like(truth).scatter(1, draw.context, 1)
+        found = {}
+        for kind, those in {"context": among_context, "other": 1 - among_context}.items():
+            if kind == "other" and not draw.barred.shape[1]:
+                continue
+            counted = asked * those
+            for name, right in {f"{kind}_top1": best[..., 0], f"{kind}_top5": best.any(-1)}.items():
+                # an image all of whose patches of this kind were told counts nothing
+                found[name] = (right * counted).sum(1) / counted.sum(1).clamp_min(1)
+        return found
+
+    def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
+        """Share of the positions that are found, beside the exact chance level; context and others apart as details."""
+        draw = self.deal(len(images), generator, images.device)
+        logits = self.place(images, draw)
+        right = (logits.argmax(-1) == torch.arange(self.patches, device=logits.device)).float()
+        found = right.gather(1, draw.dropped).mean(1)
+        yardsticks = {"chance": torch.full_like(found, blind_guess(self.patches, self.told))}
+        details = self.accuracies(logits, draw)
+        return Measure("position accuracy", found, yardsticks, "chance", higher_is_better=True, details=details)
+
+    def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
+        """Images rebuilt by putting each patch where it was predicted, at several η; and two images in one context."""
+        rebuilt = {}
+        for ratio in RATIOS_DRAWN:
+            draw = self.deal(len(images), generator, images.device, ratio)
+            placed = self.place(images, draw).argmax(-1)
+            truth = torch.arange(self.patches, device=images.device)
+            told = torch.ones_like(placed).scatter(1, draw.dropped, 0).bool()
+            rebuilt[f"η = {ratio}"] = torch.where(told, truth, placed)
+        sheets = [rebuilt_sheet(self, images, rebuilt, generator)]
+        if len(images) > 1 and not self.told:
+            sheets.append(mixed_sheet(self, images, self.place_mixed(images, generator)))
+        return sheets
+
+    def place_mixed(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Predicted places [b n] of each image's patches when it shares one context with the image before it.
+
+        Half of the context's patches are each image's, as many in all as one image has.
+        """
+        both = torch.cat([images, images.roll(1, 0)], dim=2)  # one image above the other: a grid of twice the rows
+        half = max(1, self.patches // 2)
+        mine, theirs = (deal(len(images), self.patches, (half,), generator, images.device)[0] for _ in range(2))
+        view = limit_context(whole(both, 2 * self.patches), torch.cat([mine, theirs + self.patches], dim=1))
+        tokens = encode(self.encoder, view)
+        return self.head(tokens[:, self.prefix : self.prefix + self.patches]).argmax(-1)
