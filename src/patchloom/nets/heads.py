@@ -24,7 +24,7 @@ def mlp(sizes: Sequence[int], norm: Literal["layer", "batch"]) -> nn.Sequential:
     for width, out in zip(sizes, sizes[1:], strict=False):
         layers.append(nn.Linear(width, out, bias=norm == "layer"))
         if len(layers) < 3 * (len(sizes) - 2):
-            layers += [nn.LayerNorm(out, eps=1e-6), nn.GELU()] if norm == "layer" else [BatchNorm(out), nn.ReLU()]
+            layers += [nn.LayerNorm(out), nn.GELU()] if norm == "layer" else [BatchNorm(out), nn.ReLU()]
     net = nn.Sequential(*layers)
     initialize(net)
     return net

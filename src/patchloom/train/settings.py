@@ -171,7 +171,7 @@ def resolve(
         patch = auto("patch_size", _patch(min(h, w)), f"common for {min(h, w)} pixels")
     auto("model", *_model(device, (h // patch) * (w // patch)))
     wishes = encoder_wishes(settings.task)
-    auto("positions", *wishes.get("positions", ("sincos", "usual")))
+    auto("positions", *wishes.get("positions", ("sincos", "as in the papers")))
     if "class_token" in wishes and settings.model.get("class_token") is None:
         value, reasons["model.class_token"] = wishes["class_token"]
         chosen["model"] = {**chosen.get("model", settings.model), "class_token": value}
