@@ -9,12 +9,20 @@ from patchloom.errors import PatchloomError
 
 
 def conforms(value: Any, hint: Any) -> bool:
-    """Whether ``value`` is of the type that ``hint`` says: plain types, unions, literals and tuples of them."""
+    """Whether ``value`` is of the type that ``hint`` says: plain types, unions, literals, lists and tuples of them."""
     origin, inside = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
     if origin in (Union, types.UnionType):
         return any(conforms(value, one) for one in inside)
     if origin is Literal:
         return any(value == one and type(value) is type(one) for one in inside)
+    if origin is list:
+        return isinstance(value, list | tuple) and all(conforms(one, inside[0]) for one in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(
+            conforms(key, inside[0]) and conforms(one, inside[1]) for key, one in value.items()
+        )
     if origin is tuple:
         return isinstance(value, tuple) and len(value) == len(inside) and all(map(conforms, value, inside))
     if hint is float:  # nan is a number for nobody
@@ -31,6 +39,10 @@ def in_words(hint: Any) -> str:
         return " or ".join(dict.fromkeys(in_words(one) for one in inside if one is not type(None)))
     if origin is Literal:
         return " or ".join(map(str, inside))
+    if origin is list:
+        return f"a list such as {[0.2, 0.25] if inside[0] is float else [5, 7]}"
+    if origin is dict:
+        return "names with numbers, such as {mask: 0.75}"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     if hint in names:
         return names[hint]

@@ -130,6 +130,13 @@ def test_each_image_has_its_own_scale():
         assert_close(one[None], zoom_in(images[:1], scale.item()))
 
 
+def test_at_least_one_pixel_is_seen_and_at_most_all():
+    images = torch.rand(2, 3, 4, 5)
+    seen = zoom_in(images, torch.tensor([0.01, 1.5]))
+    assert_close(seen[0], images[0, :, 2:3, 2:3].expand(3, 4, 5))
+    assert_close(seen[1], images[1])
+
+
 # zooming out
 
 

@@ -10,7 +10,6 @@ from patchloom.errors import PatchloomError
 from patchloom.hints import check
 
 
-
 class Entry(NamedTuple):
     """A task in the list.
 
@@ -48,6 +47,13 @@ TASKS = {
         "where every patch was",
         None,
     ),
+    "restore": Entry(
+        "patchloom.tasks.restore.Restore",
+        "Tian et al. 2022",
+        "surroundings, geometry, sharpness or colour, and patches",
+        "the original pixels",
+        None,
+    ),
     "extrema": Entry(
         "patchloom.tasks.extrema.ExtreMA",
         "Wu et al. 2023",
@@ -62,6 +68,7 @@ TASKS = {
         "pixels, and agreement on the other view",
         None,
     ),
+    "mixture": Entry("patchloom.tasks.mixture.Mixture", "your own", "any of these", "any of these, weighted", None),
 }
 
 

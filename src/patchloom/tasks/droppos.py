@@ -99,7 +99,7 @@ class DropPos(Task):
         self.placeholder, self.shuffle, self.normalized_pixels = placeholder, shuffle, normalized_pixels
         d = encoder.embed_dim
         self.position_token = nn.Parameter(torch.empty(d).normal_(std=0.02)) if placeholder == "learned" else None
-        sizes = self.decoder_sizes(decoder_width, decoder_depth, decoder_heads, usual_depth=2)
+        sizes = self.decoder_sizes(decoder_width, decoder_depth, decoder_heads, (512, 2, 16))
         self.decoder = Decoder(d, self.patches, *sizes, self.prefix)
         self.pixel_decoder = None
         if pixels:

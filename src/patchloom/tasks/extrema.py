@@ -40,7 +40,7 @@ class ExtreMA(Task):
         crop: student and teacher see the centre (none), one random crop, or a crop of their own each.
         color: colours are changed not at all, alike for both, or for each on its own.
         momentum: of the teacher at the start; it rises to 1 along a half cosine.
-        head_width: hidden width of projection and prediction heads; auto: 4096, or four times the encoder's below ViT-S.
+        head_width: hidden width of projection and prediction heads; auto: 4096, or 4 encoder widths below ViT-S.
         head_out: width of their output; auto: 256, or the encoder's below ViT-S.
 
     Raises:
@@ -68,7 +68,9 @@ class ExtreMA(Task):
             check(f"task.{name}", value, kinds)
         visible = self.visible_of(mask_ratio)
         most = min(8, self.patches // visible)
-        masks = self.choose("masks", masks, min(4, most), f"{min(4, most)} hands of {visible} of {self.patches} patches")
+        masks = self.choose(
+            "masks", masks, min(4, most), f"{min(4, most)} hands of {visible} of {self.patches} patches"
+        )
         if not 1 <= masks <= most:
             raise PatchloomError(
                 f"{masks} disjoint masks of {visible} visible patches each cannot be dealt from {self.patches}: give "
@@ -159,7 +161,7 @@ class ExtreMA(Task):
             "student": (self.represent(self, masked), self.represent(self, everything)),
         }
         told = (
-            f"The nearest of {len(images) - 1} other images by the cosine of their instance representations. The teacher "
-            f"sees all of the image, the student {seen} of its patches."
+            f"The nearest of {len(images) - 1} other images by the cosine of their instance representations. "
+            f"The teacher sees all of the image, the student {seen} of its patches."
         )
         return [views_sheet(self, views, caption), neighbours_sheet(images, found, told)]

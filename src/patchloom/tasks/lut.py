@@ -79,15 +79,17 @@ class LUT(Task):
         visible = share_of(units, 1 - mask_ratio)
         if not 0 < 2 * visible <= units:
             raise PatchloomError(
-                f"a mask ratio of {mask_ratio} leaves {visible} of {units} mask units visible, and two views need as many "
-                f"each: {'raise' if visible else 'lower'} --task.mask_ratio"
+                f"a mask ratio of {mask_ratio} leaves {visible} of {units} mask units visible, and two views need as "
+                f"many each: {'raise' if visible else 'lower'} --task.mask_ratio"
             )
         self.hands = (visible, visible, units - 2 * visible)
         self.base, self.context_weight, self.pixel_weight, self.momentum = base, context_weight, pixel_weight, momentum
         self.augment = TwoViews(self.augment.size, crop="own", color="none")
         d = encoder.embed_dim
         small = d < 384
-        hidden_width = self.choose("head_width", head_width, 4 * d if small else 4096, "the paper's, or 4 widths if small")
+        hidden_width = self.choose(
+            "head_width", head_width, 4 * d if small else 4096, "the paper's, or 4 widths if small"
+        )
         self.head = mlp((d, hidden_width, d), "batch")
         self.predictor = mlp((d, hidden_width, d), "batch")
         self.mask_token = None if sparse else nn.Parameter(torch.empty(d).normal_(std=0.02))
@@ -178,8 +180,8 @@ class LUT(Task):
             "student": (self.summary(masked_view, hands[0]), self.describe(self.encoder, images)),
         }
         told = (
-            f"The nearest of {len(images) - 1} other images by the cosine of their mean patch tokens. The teacher sees all "
-            f"of the image, the student {seen} of its patches."
+            f"The nearest of {len(images) - 1} other images by the cosine of their mean patch tokens. The teacher sees "
+            f"all of the image, the student {seen} of its patches."
         )
         sheets = [views_sheet(self, views, caption), neighbours_sheet(images, found, told)]
         if self.decoder is not None:

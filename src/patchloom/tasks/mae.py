@@ -76,7 +76,9 @@ class MAE(Task):
         target = pixel_targets(images, self.p, hands[1], self.normalized_pixels)
         errors = pixel_errors(self.recover(images, *hands), target)
         yardsticks = trivial_errors(images, self.p, *hands, self.normalized_pixels)
-        return Measure("reconstruction error", errors, yardsticks, bar="blurred copy", higher_is_better=False, form=".3f")
+        return Measure(
+            "reconstruction error", errors, yardsticks, bar="blurred copy", higher_is_better=False, form=".3f"
+        )
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """Original | what was given | what came back."""
@@ -88,7 +90,7 @@ def pixel_decoder(
     task: Task, width: Size, depth: Size, heads: Size, depth_option: str = "decoder_depth"
 ) -> RefillingDecoder:
     """A decoder that asks for the pixels of the patches that ``task``'s encoder did not see."""
-    width, depth, heads = task.decoder_sizes(width, depth, heads, 8, depth_option)
+    width, depth, heads = task.decoder_sizes(width, depth, heads, (512, 8, 16), depth_option)
     pixels = task.channels * task.p**2
     return RefillingDecoder(task.encoder.embed_dim, pixels, sincos_2d(width, task.grid), depth, heads, task.prefix)
 

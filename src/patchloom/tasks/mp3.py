@@ -53,7 +53,7 @@ class MP3(Task):
         self.context_mask_ratio = self.choose("context_mask_ratio", context_mask_ratio, *usual)
         if not 0 <= self.context_mask_ratio < 1 or share_of(self.patches, 1 - self.context_mask_ratio) < 1:
             raise PatchloomError(
-                f"--task.context_mask_ratio {self.context_mask_ratio} leaves no context of {self.patches} patches: lower it"
+                f"--task.context_mask_ratio {self.context_mask_ratio} leaves no patch as context: lower it"
             )
         if not 0 <= known_positions < 1:
             raise PatchloomError(f"--task.known_positions is a share from 0 to below 1, not {known_positions}")

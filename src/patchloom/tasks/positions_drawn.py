@@ -51,8 +51,8 @@ def rebuilt_sheet(task: Task, images: Tensor, placed: dict[str, Tensor], generat
     columns = {"original": images, "given": put_together(images, task.p, everywhere, order)}
     columns |= {name: put_together(images, task.p, everywhere, places) for name, places in placed.items()}
     caption = (
-        "Given: the patches without their places, in random order. Then each stands where it was placed, when a share η "
-        "of the patches was barred from keys and values; where several landed, their mean. Black: nothing landed."
+        "Given: the patches without their places, in random order. Then each stands where it was placed, when a share "
+        "η of the patches was barred from keys and values; where several landed, their mean. Black: nothing landed."
     )
     return Sheet("rebuilt", caption, columns)
 

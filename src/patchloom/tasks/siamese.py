@@ -49,7 +49,9 @@ def views_sheet(task: Task, views: dict[str, tuple[Tensor, Tensor | None]], capt
     """The views of the first images; by heading, images [b c h w] and the patches [b k] of them that are seen."""
     columns = {}
     for heading, (images, visible) in views.items():
-        columns[heading] = images if visible is None else paint_patches(images, task.p, hidden(visible, task.patches), WITHHELD)
+        columns[heading] = (
+            images if visible is None else paint_patches(images, task.p, hidden(visible, task.patches), WITHHELD)
+        )
     return Sheet("views", caption, columns)
 
 

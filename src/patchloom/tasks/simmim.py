@@ -95,8 +95,8 @@ def patches_of_unit(task: Task, mask_unit: Size) -> int:
     side = unit // task.p
     if side < 1 or unit % task.p or any(along % side for along in task.grid):
         raise PatchloomError(
-            f"mask units of {unit} pixels do not fit a grid of {task.grid[0]}x{task.grid[1]} patches of {task.p} pixels: "
-            f"give --task.mask_unit a multiple of {task.p} that divides the image"
+            f"mask units of {unit} pixels do not fit {task.grid[0]}x{task.grid[1]} patches of {task.p} pixels: give "
+            f"--task.mask_unit a multiple of {task.p} that divides the image"
         )
     return side
 

@@ -206,9 +206,14 @@ class Task(nn.Module, ABC):
         return value
 
     def decoder_sizes(
-        self, width: Size, depth: Size, heads: Size, usual_depth: int, depth_option: str = "decoder_depth"
+        self,
+        width: Size,
+        depth: Size,
+        heads: Size,
+        usual: tuple[int, int, int],
+        depth_option: str = "decoder_depth",
     ) -> tuple[int, int, int]:
-        """Width, depth and heads of a decoder; ``auto`` is the papers' 512, ``usual_depth`` and 16.
+        """Width, depth and heads of a decoder; ``auto`` is the paper's, which are ``usual``.
 
         For an encoder narrower than ViT-S (384), which the papers do not train, auto is the encoder's own width, at
         most two blocks, and heads 32 wide, since a decoder should cost less than its encoder.
@@ -218,10 +223,10 @@ class Task(nn.Module, ABC):
         """
         d = self.encoder.embed_dim
         small = d < 384
-        why = "as narrow as an encoder below ViT-S" if small else "the papers'"
-        width = self.choose("decoder_width", width, d if small else 512, why)
-        depth = self.choose(depth_option, depth, min(2, usual_depth) if small else usual_depth, why)
-        heads = self.choose("decoder_heads", heads, max(1, width // 32) if small else 16, why)
+        why = "as narrow as an encoder below ViT-S" if small else "the paper's"
+        width = self.choose("decoder_width", width, d if small else usual[0], why)
+        depth = self.choose(depth_option, depth, min(2, usual[1]) if small else usual[1], why)
+        heads = self.choose("decoder_heads", heads, max(1, width // 32) if small else usual[2], why)
         if min(width, heads) < 1 or depth < 0 or width % heads or width % 4:
             raise PatchloomError(
                 f"a decoder cannot be {width} wide and {depth} blocks deep with {heads} heads: choose a width that "

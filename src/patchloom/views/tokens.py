@@ -170,11 +170,11 @@ def normalize_patches(patches: Tensor) -> Tensor:
     return (patches - mean) / deviation
 
 
-def normalize_patch_channels(patches: Tensor, channels: int) -> Tensor:
-    """Each channel of each flat patch [b n c*p*p] with zero mean and unit deviation, as Beyond Masking normalises.
+def patch_channel_statistics(patches: Tensor, channels: int) -> tuple[Tensor, Tensor]:
+    """Mean and deviation [b n f] of each channel of each flat patch [b n f], as Beyond Masking normalises.
 
-    (x - mean) / (std + 1e-6), the deviation unbiased; images are meant to be in [0, 1].
+    The deviation is unbiased, and has 1e-6 added so that one can divide by it; images are meant to be in [0, 1].
     """
     each = patches.unflatten(-1, (channels, -1))
-    normed = (each - each.mean(-1, keepdim=True)) / (each.std(-1, keepdim=True) + 1e-6)
-    return normed.flatten(-2)
+    statistics = each.mean(-1, keepdim=True), each.std(-1, keepdim=True) + 1e-6
+    return tuple(statistic.expand_as(each).flatten(-2) for statistic in statistics)

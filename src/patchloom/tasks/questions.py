@@ -1,0 +1,221 @@
+"""The three questions that a mixture can ask: pixels, positions, agreement with a teacher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from patchloom.nets.decode import Decoder, RefillingDecoder
+from patchloom.nets.encode import encode
+from patchloom.nets.heads import mlp
+from patchloom.nets.teacher import Teacher
+from patchloom.objectives.agreement import byol_loss
+from patchloom.objectives.pixels import paint_patches, spread
+from patchloom.objectives.positions import blind_guess, position_cross_entropy, weighted_mean
+from patchloom.objectives.restoration import answer_of, restoration_targets
+from patchloom.tasks.degradations import Degrader
+from patchloom.tasks.positions_drawn import mark_wrong
+from patchloom.tasks.siamese import ROWS, agreement_measure, head_sizes, hidden, neighbours_sheet
+from patchloom.tasks.task import WITHHELD, Measure, Sheet, Size, Task
+from patchloom.views.positions import sincos_2d, smoothed_positions
+from patchloom.views.tokens import patch_channel_statistics, patchify, take, unpatchify
+from patchloom.views.view import View, whole
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A batch as a mixture sees it.
+
+    Attributes:
+        images: [b c h w] clean and normalised; what is asked for.
+        others: [b c h w] what a teacher sees: the same images, or a second view of them.
+        view: what the encoder knows.
+        share: [b] of the side that zoom_in shows, or None.
+        tokens: [b prefix+k d] from the encoder.
+        masked: [b n-k] patches that did not enter.
+    """
+
+    images: Tensor
+    others: Tensor
+    view: View
+    share: Tensor | None
+    tokens: Tensor
+    masked: Tensor
+
+    def shows(self) -> Tensor:
+        """[b k] True where a visible patch kept its content."""
+        view = self.view
+        return torch.ones_like(view.visible, dtype=torch.bool) if view.blank is None else ~view.blank
+
+
+class Question(Protocol):
+    """What is asked of a batch. It is a module; parts that only it needs are its own."""
+
+    def loss(self, seen: Seen, progress: float) -> Tensor: ...
+    def measure(self, seen: Seen) -> Measure: ...
+    def draw(self, seen: Seen) -> list[Sheet]: ...
+
+
+class Pixels(nn.Module):
+    """The clean pixels of what was masked or blanked; of every patch where the picture was degraded."""
+
+    def __init__(self, task: Task, degrader: Degrader, masks: bool, sizes: tuple[Size, Size, Size]):
+        super().__init__()
+        self.p, self.grid, self.channels, self.prefix = task.p, task.grid, task.channels, task.prefix
+        self.degrader, self.statistics = degrader, lambda: (task.mean, task.std)
+        width, depth, heads = task.decoder_sizes(*sizes, (512, 8, 16))
+        self.decoder = RefillingDecoder(
+            task.encoder.embed_dim,
+            self.channels * self.p**2,
+            sincos_2d(width, self.grid),
+            depth,
+            heads,
+            self.prefix,
+            refills=masks,
+            everything=True,
+        )
+
+    def answer(self, seen: Seen) -> Tensor:
+        """Predicted pixels [b n f] by the grid, normalised in each channel of each patch."""
+        order = torch.cat([seen.view.visible, seen.masked], dim=1)
+        return take(self.decoder(seen.tokens, seen.view.visible, seen.masked).float(), order.argsort(dim=1))
+
+    def asked(self, seen: Seen) -> Tensor:
+        """[b n] 1 where a patch is asked for."""
+        n = self.grid[0] * self.grid[1]
+        if self.degrader.kind not in ("masked", "none"):
+            return torch.ones(len(seen.images), n, device=seen.images.device)
+        shown = torch.zeros(len(seen.images), n, device=seen.images.device)
+        return 1 - shown.scatter(1, seen.view.visible, seen.shows().float())
+
+    def plain(self, images: Tensor) -> Tensor:
+        """Normalised images [b c h w] in [0, 1]."""
+        mean, std = self.statistics()
+        return images * std + mean
+
+    def errors(self, answer: Tensor, seen: Seen) -> Tensor:
+        """Squared error [b n] of each patch of an answer."""
+        return (answer - restoration_targets(self.plain(seen.images), self.p, None, True)).square().mean(-1)
+
+    def loss(self, seen: Seen, progress: float) -> Tensor:
+        """Mean squared error of the patches asked."""
+        return weighted_mean(self.errors(self.answer(seen), seen), self.asked(seen))
+
+    def measure(self, seen: Seen) -> Measure:
+        """The error beside those of each patch's mean colour and of what was given, holes blurred over."""
+        asked = self.asked(seen)
+        given = answer_of(self.given(seen), self.plain(seen.images), self.p, True)
+        answers = {"": self.answer(seen), "mean colour": torch.zeros_like(given), "what was given": given}
+        found = {name: (self.errors(one, seen) * asked).sum(1) / asked.sum(1) for name, one in answers.items()}
+        return Measure("pixel error", found.pop(""), found, "what was given", higher_is_better=False, form=".3f")
+
+    def given(self, seen: Seen) -> Tensor:
+        """What was seen [b c h w] in [0, 1] at its place in the picture, with the holes blurred over."""
+        images = seen.view.images
+        if seen.masked.shape[1] or seen.view.blank is not None:
+            images = spread(images, self.p, self.shown(seen))
+        return self.degrader.placed(self.plain(images), seen.share)
+
+    def shown(self, seen: Seen) -> Tensor:
+        """[b j] the patches whose content was seen; as many for every image."""
+        return take(seen.view.visible, seen.shows().byte().argsort(dim=1, descending=True, stable=True))[
+            :, : int(seen.shows()[0].sum())
+        ]
+
+    def draw(self, seen: Seen) -> list[Sheet]:
+        """Original | given | recovered."""
+        mean, std = self.statistics()
+        truth, p = self.plain(seen.images), self.p
+        columns = {"original": seen.images}
+        columns["given"] = paint_patches(
+            seen.view.images, p, hidden(self.shown(seen), self.grid[0] * self.grid[1]), WITHHELD
+        )
+        for heading, source in {"recovered, own statistics": truth, "guessed statistics": self.given(seen)}.items():
+            own, deviation = patch_channel_statistics(patchify(source, p), self.channels)
+            answer = torch.where(
+                self.asked(seen)[..., None] > 0, self.answer(seen) * deviation + own, patchify(truth, p)
+            )
+            columns[heading] = (unpatchify(answer, p, self.grid) - mean) / std
+        caption = (
+            "Pixels are predicted normalised in each patch. Own statistics: each patch's mean and deviation come from "
+            "the original. Guessed: from what was given, so nothing withheld is shown."
+        )
+        return [Sheet("recovered", caption, {name: images[:ROWS] for name, images in columns.items()})]
+
+
+class Positions(nn.Module):
+    """Where each visible patch without a position was, with labels softened as DropPos does."""
+
+    def __init__(self, task: Task, told: int, sigma: float, sizes: tuple[Size, Size, Size]):
+        super().__init__()
+        self.p, self.grid, self.told, self.sigma = task.p, task.grid, told, sigma
+        sizes = task.decoder_sizes(*sizes, (512, 2, 16), depth_option="position_depth")
+        self.decoder = Decoder(task.encoder.embed_dim, task.patches, *sizes, task.prefix)
+
+    def loss(self, seen: Seen, progress: float) -> Tensor:
+        """Cross-entropy over the patches whose position was dropped."""
+        labels = smoothed_positions(self.grid, self.sigma * (1 - progress), device=seen.tokens.device)
+        entropy = position_cross_entropy(self.decoder(seen.tokens), labels[seen.view.visible])
+        return weighted_mean(entropy, seen.view.dropped.float())
+
+    def measure(self, seen: Seen) -> Measure:
+        """Share of the dropped positions that are found, beside the exact chance level."""
+        dropped = seen.view.dropped
+        right = (self.decoder(seen.tokens).argmax(-1) == seen.view.visible) & dropped
+        found = right.sum(1) / dropped.sum(1).clamp_min(1)
+        chance = torch.full_like(found, blind_guess(self.grid[0] * self.grid[1], self.told))
+        return Measure("position accuracy", found, {"chance": chance}, bar="chance", higher_is_better=True)
+
+    def draw(self, seen: Seen) -> list[Sheet]:
+        """Which patches are placed rightly."""
+        predicted = self.decoder(seen.tokens).argmax(-1)
+        placed = torch.where(seen.view.dropped, predicted, seen.view.visible)
+        marked = mark_wrong(seen.view.images, self.p, seen.view.visible, placed)
+        caption = "Black: masked. White: placed wrongly. The rest: placed rightly, or told."
+        columns = {"given": seen.view.images, "placed": marked}
+        return [Sheet("positions", caption, {name: images[:ROWS] for name, images in columns.items()})]
+
+
+class Agreement(nn.Module):
+    """The output of a momentum teacher that sees everything, from the mean of the tokens that kept their content."""
+
+    def __init__(self, task: Task, width: Size):
+        super().__init__()
+        self.n, self.prefix = task.patches, task.prefix
+        d = task.encoder.embed_dim
+        hidden_width, out = head_sizes(task, width, "auto")
+        self.projection = mlp((d, hidden_width, hidden_width, out), "layer")
+        self.prediction = mlp((out, hidden_width, out), "layer")
+        self.teacher = Teacher(encoder=task.encoder, projection=self.projection)
+
+    def student(self, seen: Seen) -> Tensor:
+        """Mean [b d] of the tokens of patches that kept their content."""
+        counted = seen.shows()[..., None]
+        return (seen.tokens[:, self.prefix :] * counted).sum(1) / counted.sum(1)
+
+    def describe(self, encoder: nn.Module, images: Tensor) -> Tensor:
+        """Mean of the patch tokens [b d] of whole images."""
+        return encode(encoder, whole(images, self.n))[:, self.prefix :].mean(1)
+
+    def pair(self, seen: Seen) -> tuple[Tensor, Tensor]:
+        """What the student guesses and what the teacher says, [b d] each."""
+        with torch.no_grad():
+            target = self.teacher.projection(self.describe(self.teacher.encoder, seen.others))
+        return self.prediction(self.projection(self.student(seen))), target
+
+    def loss(self, seen: Seen, progress: float) -> Tensor:
+        """Squared distance of the normalised outputs."""
+        return byol_loss(*self.pair(seen))
+
+    def measure(self, seen: Seen) -> Measure:
+        """Agreement beside that with the teacher's outputs for other images."""
+        return agreement_measure(*self.pair(seen))
+
+    def draw(self, seen: Seen) -> list[Sheet]:
+        """Nearest neighbours by the teacher."""
+        features = self.describe(self.teacher.encoder, seen.images)
+        caption = f"The nearest of {len(features) - 1} other images by the cosine of the teacher's mean patch tokens."
+        return [neighbours_sheet(seen.images, {"teacher": (features, features)}, caption)]
