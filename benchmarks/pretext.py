@@ -3,7 +3,10 @@
     python benchmarks/pretext.py shapes --seeds 0 1 2
     tar -xf ../shared/data/cifar10.tar -C /tmp/cifar
     python benchmarks/pretext.py /tmp/cifar --tasks mae droppos --epochs 10
+    python benchmarks/pretext.py /tmp/cifar --minutes 7 --seeds 0 1 2      # every task, equal time
 
+With ``--minutes``, the tasks' steps are timed first (in turns, data included), and each task gets as many epochs as
+come nearest to it; so equal budgets do not depend on what else the machine does during the runs.
 Every run is `patchloom pretrain` with what is given after ``--`` (same words), so each row can be had from the command
 line. Finished runs in ``--out`` are read, not repeated; an interrupted one is resumed.
 """
@@ -12,11 +15,17 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import statistics
 import sys
 from pathlib import Path
 
+from pace import seconds_a_step
+
 from patchloom.cli import main as patchloom
+from patchloom.data import hold_out, open_data
+from patchloom.files import write_whole
+from patchloom.tasks import TASKS
 
 
 def last_results(run: Path) -> dict[tuple[str, str], float]:
@@ -37,21 +46,41 @@ def measure_of(run: Path) -> tuple[float, dict[str, float], float]:
     return float(rows[-1]["held_out"]), yardsticks, float(rows[-1]["seconds"])
 
 
+def affordable(data: str, tasks: list[str], minutes: float, kept: Path) -> dict[str, list[str]]:
+    """The words that give each task as many epochs as fit into some minutes; timings are kept for the next call."""
+    if not kept.exists():
+        found = seconds_a_step(data, {name: {"name": name} for name in tasks}, {"device": "cpu"})
+        write_whole(kept, json.dumps(found))
+    images = len(hold_out(open_data(data).train, 0.05, seed=0)[0])
+    words = {}
+    for name, (seconds, batch) in json.loads(kept.read_text()).items():
+        epochs = max(1, round(minutes * 60 * batch / seconds / images))
+        print(f"{name}: {seconds:.3f} s a step of {batch} images, {batch / seconds:.0f} images/s: {epochs} epochs")
+        words[name] = ["--epochs", str(epochs)]
+    return words
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data")
-    parser.add_argument("--tasks", nargs="+", default=["mae", "droppos"])
+    parser.add_argument("--tasks", nargs="+", default=[name for name in TASKS if name != "mixture"])
+    parser.add_argument("--minutes", type=float)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--out", type=Path, default=Path("/tmp/patchloom-pretext"))
     args, words = parser.parse_known_args()
     words = [word for word in words if word != "--"]
+    epochs = {name: [] for name in args.tasks}
+    if args.minutes:
+        epochs = affordable(args.data, args.tasks, args.minutes, args.out / "pace.json")
     print("| task | seed | held-out measure | kNN trained / untrained / pixels | linear, the same | minutes |")
     print("| --- | --- | --- | --- | --- | --- |")
     gathered: dict[tuple[str, str], list[float]] = {}
     for task in args.tasks:
         for seed in args.seeds:
             run = args.out / f"{task}-{seed}"
-            code = patchloom(["pretrain", args.data, "--task", task, "--seed", str(seed), "--out", str(run), *words])
+            code = patchloom(
+                ["pretrain", args.data, "--task", task, "--seed", str(seed), "--out", str(run), *epochs[task], *words]
+            )
             if code:
                 sys.exit(code)
             results, (measure, yardsticks, seconds) = last_results(run), measure_of(run)

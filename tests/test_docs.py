@@ -125,7 +125,7 @@ def test_every_setting_is_explained_with_its_default():
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_option_of_a_task_is_explained_with_its_default(name):
-    sections = re.split(r"^## ", (ROOT / "docs" / "tasks.md").read_text(), flags=re.MULTILINE)
+    sections = re.split(r"^## ", (ROOT / "docs" / "options.md").read_text(), flags=re.MULTILINE)
     section = next((text for text in sections if text.startswith(f"Options of {name}\n")), "")
     assert {option: default.strip() for option, default in ROW.findall(section)} == options_of_task(name)
 

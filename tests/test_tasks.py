@@ -6,42 +6,19 @@ import math
 import pytest
 import timm
 import torch
+from sweep import build, spec_of, views_of
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import EncoderSpec, build_encoder
-from patchloom.tasks import TASKS, build_task, encoder_wishes, task_class, with_defaults
+from patchloom.nets.encode import build_encoder
+from patchloom.tasks import TASKS, build_task, task_class, with_defaults
 from patchloom.tasks.task import Measure, Outcome
 from patchloom.train.optim import build_optimizer
 
-SIZE = (32, 24)
 ENCODERS = {
     "class token": {"class_token": True},
     "registers": {"class_token": True, "reg_tokens": 2},
     "no class token": {"class_token": False},
 }
-
-
-def spec_of(name, options):
-    """The encoder that the task wishes for, with the class token that the test wants."""
-    wishes = encoder_wishes({"name": name})
-    positions = wishes.get("positions", ("sincos",))[0]
-    sizes = {"embed_dim": 32, "depth": 2, "num_heads": 2}
-    return EncoderSpec("nano", SIZE, 4, positions=positions, options={**sizes, **options})
-
-
-def build(name, seed=0, **options):
-    torch.manual_seed(seed)
-    return build_task({"name": name}, build_encoder(spec_of(name, options)))
-
-
-def views_of(task, b=8, seed=0):
-    """What the task's own augmentation makes of random images."""
-    import numpy as np
-
-    rng = np.random.default_rng(seed)
-    images = [torch.from_numpy(rng.integers(0, 256, (3, 40, 40), dtype=np.uint8)) for _ in range(b)]
-    made = [task.augment(image, rng) for image in images]
-    return [torch.stack(views).float() / 127.5 - 1 for views in zip(*made, strict=True)]
 
 
 @pytest.fixture(params=TASKS)

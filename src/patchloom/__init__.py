@@ -14,15 +14,16 @@ from patchloom.errors import PatchloomError
 from patchloom.tasks import TASKS
 
 if TYPE_CHECKING:
-    from patchloom.nets.weights import load_encoder
+    from patchloom.nets.weights import load_encoder, load_instance_head
     from patchloom.train.pretrain import pretrain
 
 __version__ = "0.1.0"
-__all__ = ["TASKS", "PatchloomError", "load_encoder", "pretrain"]
+__all__ = ["TASKS", "PatchloomError", "load_encoder", "load_instance_head", "pretrain"]
 
 _HOMES = {
     "pretrain": "patchloom.train.pretrain",
     "load_encoder": "patchloom.nets.weights",
+    "load_instance_head": "patchloom.nets.weights",
 }
 
 

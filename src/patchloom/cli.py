@@ -107,7 +107,10 @@ def _export(words: list[str]) -> None:
     from patchloom.options import parse_call
 
     done = export(**parse_call("export", export, words))
-    print(f"{done.weights}: timm's features differ by at most {done.difference:.1e} on {done.images} images.\n")
+    files, what = f"{done.weights}", "features"
+    if done.head is not None:
+        files, what = f"{files} and {done.head}", "features, the instance representation among them,"
+    print(f"{files}: timm's {what} differ by at most {done.difference:.1e} on {done.images} images.\n")
     print(done.snippet)
 
 

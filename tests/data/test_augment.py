@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from patchloom.data import CentreCrop, RandomCrop
+from patchloom.data import CentreCrop, RandomCrop, TwoViews
+from patchloom.data.augment import recolored
+from patchloom.errors import PatchloomError
 
 sides = st.integers(1, 40)
 
@@ -76,3 +78,125 @@ def test_wide_targets_show_wide_parts_instead_of_stretched_ones() -> None:
         _, _, h, w = crop._part(64, 128, rng)
         stretches.append((128 / w) / (64 / h))
     assert 0.95 < np.median(stretches) < 1.05 and 3 / 4 - 0.05 < min(stretches) and max(stretches) < 4 / 3 + 0.05
+
+
+def some_image(channels=3, deep=False, size=(30, 40), seed=0):
+    image = torch.randint(0, 256, (channels, *size), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return image / 255 if deep else image
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("channels", [1, 2, 3, 5])
+@pytest.mark.parametrize("color", ["none", "shared", "own"])
+@pytest.mark.parametrize("crop", ["none", "shared", "own"])
+def test_two_views_of_any_image(crop, color, channels, deep):
+    image, make = some_image(channels, deep), TwoViews((12, 9), crop=crop, color=color)
+    kept = image.clone()
+    for seed in range(6):
+        views, again = (make(image, np.random.default_rng(seed)) for _ in range(2))
+        for view, same in zip(views, again, strict=True):
+            assert view.shape == (channels, 12, 9) and view.dtype == image.dtype and torch.equal(view, same)
+            assert not deep or (view.min() >= 0 and view.max() <= 1)
+    assert torch.equal(image, kept)
+    rng = np.random.default_rng(0)
+    pairs = [make(image, rng) for _ in range(30)]
+    alike = sum(torch.equal(one, two) for one, two in pairs)
+    assert alike == 30 if crop != "own" and color != "own" else alike < 10
+    distinct = len({tuple(one.flatten().tolist()) for one, _ in pairs})
+    assert distinct == 1 if (crop, color) == ("none", "none") else distinct > 15
+
+
+def test_the_crop_is_that_of_the_plain_crops():
+    image = some_image()
+    (centre,) = CentreCrop((12, 12))(image)
+    assert all(torch.equal(view, centre) for view in TwoViews((12, 12), crop="none")(image, np.random.default_rng(0)))
+    rng, same = np.random.default_rng(5), np.random.default_rng(5)
+    one, two = TwoViews((12, 12), crop="own")(image, rng)
+    assert torch.equal(one, RandomCrop((12, 12))(image, same)[0]) and torch.equal(
+        two, RandomCrop((12, 12))(image, same)[0]
+    )
+    one, two = TwoViews((12, 12), crop="shared")(image, np.random.default_rng(5))
+    assert torch.equal(one, two) and torch.equal(one, RandomCrop((12, 12))(image, np.random.default_rng(5))[0])
+
+
+@pytest.mark.parametrize("color", ["shared", "own"])
+def test_colours_change_and_places_do_not(color):
+    """Of two colours, each stays in its half, whatever the two have become."""
+    image = torch.zeros(3, 16, 16, dtype=torch.uint8)
+    image[0, :, :8], image[1, :, 8:] = 200, 120
+    make, rng, changed = TwoViews((16, 16), crop="none", color=color), np.random.default_rng(0), 0
+    for _ in range(20):
+        for view in make(image, rng):
+            halves = view[:, :, :8], view[:, :, 8:]
+            assert all((half == half[:, :1, :1]).all() for half in halves)
+            changed += not torch.equal(view, image)
+    assert 20 < changed < 40
+
+
+@pytest.mark.parametrize(("crop", "expected"), [("shared", 0.5), ("own", 0.5), ("none", 0.0)])
+def test_views_are_mirrored_by_their_own_coin_or_the_shared_one(crop, expected):
+    image = torch.arange(12, dtype=torch.uint8).expand(3, 12, 12).contiguous()
+    rng = np.random.default_rng(0)
+    make = TwoViews((12, 12), crop=crop, scale=(1, 1), ratio=(1, 1))
+    mirrored = np.array([[torch.equal(view, image.flip(-1)) for view in make(image, rng)] for _ in range(300)])
+    assert np.abs(mirrored.mean(0) - expected).max() < 0.1
+    assert (mirrored[:, 0] == mirrored[:, 1]).mean() == pytest.approx(0.5 if crop == "own" else 1.0, abs=0.1)
+    plain = TwoViews((12, 12), crop=crop, scale=(1, 1), ratio=(1, 1), flip=False)
+    assert all(torch.equal(view, image) for _ in range(20) for view in plain(image, rng))
+
+
+def test_how_often_colours_are_jittered_and_taken():
+    image, rng = some_image(), np.random.default_rng(0)
+    views = [recolored(image, rng) for _ in range(600)]
+    grey = np.mean([torch.equal(view[0], view[1]) and torch.equal(view[1], view[2]) for view in views])
+    same = np.mean([torch.equal(view, image) for view in views])
+    assert abs(grey - 0.2) < 0.05 and abs(same - 0.2 * 0.8) < 0.05
+
+
+class Drawn:
+    """A generator whose every draw is told: whether to jitter, to grey, each factor's place in its range, the order."""
+
+    def __init__(self, jitter, grey, **places):
+        self.chances = iter([0.0 if jitter else 0.9, 0.0 if grey else 0.9])
+        self.places = iter([places.get(name, 0.0) for name in ("brightness", "contrast", "saturation", "hue")])
+
+    def random(self):
+        return next(self.chances)
+
+    def uniform(self, low, high):
+        return (low + high) / 2 + next(self.places) * (high - low) / 2
+
+    def permutation(self, names):
+        return np.array(names)
+
+
+@pytest.mark.parametrize("end", [-1.0, 1.0])
+def test_how_far_colours_go(end):
+    """Brightness and contrast by 0.4, saturation by 0.2, hue by 0.1 of the circle (ExtreMA, as MoCo v3)."""
+    image = some_image(deep=True) * 0.5 + 0.2
+    most = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
+    for name, reach in most.items():
+        expected = getattr(F, f"adjust_{name}")(image, end * reach + (name != "hue"))
+        assert not torch.allclose(expected, image, atol=1e-3)
+        torch.testing.assert_close(recolored(image, Drawn(True, False, **{name: end})), expected, rtol=0, atol=1e-5)
+    untouched = recolored(image, Drawn(False, False, **dict.fromkeys(most, end)))
+    assert torch.equal(untouched, image)
+    grey = recolored(image, Drawn(False, True))
+    weights = torch.tensor([0.2989, 0.587, 0.114]).view(3, 1, 1)
+    torch.testing.assert_close(grey, (image * weights).sum(0, keepdim=True).expand(3, -1, -1), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 5])
+def test_other_channels_have_brightness_and_contrast_one_by_one(channels):
+    image = some_image(channels, deep=True) * 0.5 + 0.2
+    bright = recolored(image, Drawn(True, True, brightness=0.5, saturation=1.0, hue=1.0))
+    torch.testing.assert_close(bright, image * 1.2, rtol=0, atol=1e-5)
+    contrast = recolored(image, Drawn(True, True, contrast=-1.0))
+    means = image.mean((1, 2), keepdim=True)
+    torch.testing.assert_close(contrast, means + 0.6 * (image - means), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("option", ["crop", "color"])
+def test_words_that_are_none_are_refused(option):
+    with pytest.raises(PatchloomError, match=f"--task.{option} cannot be both: it takes none or shared or own"):
+        TwoViews((8, 8), **{option: "both"})

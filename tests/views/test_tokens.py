@@ -5,7 +5,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchloom.views.tokens import deal, normalize_patches, patchify, put, share_of, take, unpatchify
+from patchloom.views.tokens import (
+    deal,
+    deal_block,
+    deal_units,
+    normalize_patches,
+    patch_channel_statistics,
+    patchify,
+    put,
+    share_of,
+    take,
+    unpatchify,
+)
 
 quick = settings(max_examples=50, deadline=None)
 
@@ -95,3 +106,63 @@ def test_normalized_patches():
     patches = normalize_patches(torch.randn(2, 5, 48) * 7 + 3)
     assert patches.mean(-1).abs().max() < 1e-5
     assert (patches.var(-1) - 1).abs().max() < 1e-5
+
+
+@quick
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(0, 2**31), st.data())
+def test_units_are_whole_squares_in_one_hand_each(rows, columns, side, seed, data):
+    units, grid = rows * columns, (rows * side, columns * side)
+    first = data.draw(st.integers(0, units))
+    sizes = (first, data.draw(st.integers(0, units - first)))
+    dealt = deal_units(3, grid, side, sizes, torch.Generator().manual_seed(seed))
+    assert [hand.shape for hand in dealt] == [(3, size * side**2) for size in sizes]
+    together = torch.cat(dealt, dim=1)
+    for row in together.tolist():
+        assert len(set(row)) == len(row) and all(0 <= index < grid[0] * grid[1] for index in row)
+    for hand, size in zip(dealt, sizes, strict=True):
+        unit = hand // grid[1] // side * columns + hand % grid[1] // side
+        unit = unit.unflatten(1, (size, side**2))  # unit after unit
+        assert (unit == unit[..., :1]).all()
+
+
+def test_units_of_one_patch_are_dealt_as_patches():
+    one = deal_units(4, (3, 5), 1, (4, 6), torch.Generator().manual_seed(0))
+    two = deal(4, 15, (4, 6), torch.Generator().manual_seed(0))
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def test_every_unit_is_dealt_alike():
+    visible, _ = deal_units(4_000, (4, 6), 2, (2, 4), torch.Generator().manual_seed(0))
+    shares = torch.bincount(visible.flatten(), minlength=24) / 4_000
+    assert (shares - 1 / 3).abs().max() < 0.04
+
+
+@quick
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 2**31), st.data())
+def test_a_block_is_one_rectangle_and_the_rest_is_the_rest(rows, columns, seed, data):
+    block = data.draw(st.integers(1, rows)), data.draw(st.integers(1, columns))
+    inside, outside = deal_block(5, (rows, columns), block, torch.Generator().manual_seed(seed))
+    assert inside.shape == (5, block[0] * block[1])
+    for seen, rest in zip(inside.tolist(), outside.tolist(), strict=True):
+        assert sorted(seen + rest) == list(range(rows * columns))
+        assert seen == sorted(seen) and rest == sorted(rest)
+        top, left = divmod(seen[0], columns)
+        assert seen == [(top + i) * columns + left + j for i in range(block[0]) for j in range(block[1])]
+
+
+def test_blocks_lie_everywhere_alike():
+    inside, _ = deal_block(6_000, (4, 5), (2, 3), torch.Generator().manual_seed(0))
+    corners = torch.bincount(inside[:, 0], minlength=20).view(4, 5)
+    assert (corners[:3, :3] / 6_000 - 1 / 9).abs().max() < 0.02 and corners[3].sum() == corners[:, 3:].sum() == 0
+
+
+def test_each_channel_of_each_patch_has_its_own_statistics():
+    images = torch.rand(2, 3, 8, 8) * torch.tensor([1.0, 0.1, 5.0]).view(3, 1, 1)
+    mean, deviation = patch_channel_statistics(patchify(images, 4), 3)
+    assert mean.shape == deviation.shape == (2, 4, 48)
+    block = images[1, 2, 4:8, 0:4]  # patch 2, channel 2: the last 16 numbers
+    torch.testing.assert_close(mean[1, 2, 32:], block.mean().expand(16))
+    spread = ((block - block.mean()).square().sum() / 15).sqrt()
+    torch.testing.assert_close(deviation[1, 2, 32:], spread.expand(16) + 1e-6)
+    _, flat = patch_channel_statistics(torch.full((1, 1, 32), 0.5), 2)
+    assert flat.tolist() == [[pytest.approx([1e-6] * 32)]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,11 +13,12 @@ from torch import Tensor
 
 from patchloom.data import Source, normalize, plain_batches
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import encode
+from patchloom.nets.encode import encode, final_norm
+from patchloom.nets.heads import InstanceHead, represent
 from patchloom.nets.weights import EncoderCard
 from patchloom.views.view import whole
 
-Pooling = Literal["class", "mean", "both"]
+Pooling = Literal["class", "mean", "instance", "both"]
 Precision = Literal["auto", "float32"]
 
 PIXELS_SIDE = 32
@@ -28,7 +29,8 @@ class Features:
     """Features of labelled images, on the CPU.
 
     Attributes:
-        tokens: [n d] float32 by name: "class" (if the encoder has that token) and "mean", or "pixels".
+        tokens: [n d] float32 by name: "class" (if the encoder has that token), "mean" and "instance" (if a head is
+            beside it), or "pixels".
         labels: [n] int64.
         indices: [n] int64, where in the source the images are.
         unreadable: names of the images that could not be read.
@@ -41,19 +43,39 @@ class Features:
 
     def poolings(self) -> tuple[str, ...]:
         """What `pooled` can give."""
-        return (*self.tokens, "both") if {"class", "mean"} <= self.tokens.keys() else tuple(self.tokens)
+        return poolings_of(self.tokens)
 
     def pooled(self, pooling: str) -> Tensor:
         """[n d], or [n 2d] for "both": class token and mean, one after the other as they are.
 
         Raises:
-            PatchloomError: the encoder has no class token.
+            PatchloomError: the encoder has no class token, or no instance head.
         """
-        if pooling not in self.poolings():
-            raise PatchloomError(f"this encoder has no class token to give {pooling} features: use --pooling mean")
+        check_pooling(pooling, self.tokens)
         if pooling == "both":
             return torch.cat([self.tokens["class"], self.tokens["mean"]], dim=1)
         return self.tokens[pooling]
+
+
+def tokens_of(vit: VisionTransformer, head: InstanceHead | None) -> tuple[str, ...]:
+    """Names of the tokens that `extract` gives."""
+    return ("class",) * vit.has_class_token + ("mean",) + ("instance",) * (head is not None)
+
+
+def poolings_of(tokens: Collection[str]) -> tuple[str, ...]:
+    """What tokens of these names can be pooled to."""
+    return (*tokens, "both") if {"class", "mean"} <= set(tokens) else tuple(tokens)
+
+
+def check_pooling(pooling: str, tokens: Collection[str]) -> None:
+    """Refuse a pooling that tokens of these names cannot give.
+
+    Raises:
+        PatchloomError: a class token or an instance head is missing.
+    """
+    if pooling not in poolings_of(tokens):
+        lacks = "instance_head.safetensors beside it" if pooling == "instance" else "class token"
+        raise PatchloomError(f"this encoder has no {lacks} to give {pooling} features: use --pooling mean")
 
 
 def has_labels(source: Source | None) -> bool:
@@ -86,8 +108,11 @@ def extract(
     batch_size: int = 256,
     workers: int = 0,
     precision: Precision = "auto",
+    head: InstanceHead | None = None,
 ) -> Features:
-    """Class token and mean of the patch tokens, after the encoder's last norm, of every labelled image.
+    """Class token, mean of the patch tokens and instance representation, after the encoder's last norm.
+
+    All are of one pass over every labelled image.
 
     Args:
         vit: the encoder; it is moved to ``device`` and comes back in the mode in which it came.
@@ -97,6 +122,7 @@ def extract(
         batch_size: images at once.
         workers: processes that read images.
         precision: "auto" is bfloat16 autocast on CUDA and float32 elsewhere.
+        head: gives the instance representation; it is moved to ``device`` too, and is the same in both modes.
 
     Raises:
         PatchloomError: no labels, no readable image, channels that the encoder does not take, or features that are not
@@ -106,18 +132,24 @@ def extract(
     patches = vit.patch_embed.num_patches
     channels, size = vit.patch_embed.proj.in_channels, tuple(vit.patch_embed.img_size)
     half = precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    found: dict[str, list[Tensor]] = {"class": [], "mean": []} if vit.has_class_token else {"mean": []}
+    found: dict[str, list[Tensor]] = {name: [] for name in tokens_of(vit, head)}
     indices, unreadable = [], []
     training = vit.training
     vit.to(device).eval()
+    if head is not None:
+        head.to(device)
     try:
         with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=half):
             for batch in plain_batches(source, size, batch_size, workers, channels):
                 images = normalize(batch.views[0].to(device, non_blocking=True), card.mean, card.std)
-                tokens = encode(vit, whole(images, patches)).float()
+                unnormed = encode(vit, whole(images, patches), norm=False)
+                tokens = final_norm(vit, unnormed).float()
                 pools = {"class": tokens[:, 0], "mean": tokens[:, vit.num_prefix_tokens :].mean(1)}
+                pools = {name: vit.fc_norm(pooled) for name, pooled in pools.items()}
+                if head is not None:
+                    pools["instance"] = represent(vit, head, unnormed)
                 for name, kept in found.items():
-                    kept.append(vit.fc_norm(pools[name]).float().cpu())
+                    kept.append(pools[name].float().cpu())
                 indices.append(batch.indices)
                 unreadable += batch.unreadable
     finally:

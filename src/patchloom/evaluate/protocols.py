@@ -15,11 +15,22 @@ from timm.models.vision_transformer import VisionTransformer
 from patchloom.data import Source, open_data, split_for_test
 from patchloom.data.source import pick
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.features import Features, Pooling, extract, has_labels, labelled, pixel_features, pixels_size
+from patchloom.evaluate.features import (
+    Features,
+    Pooling,
+    check_pooling,
+    extract,
+    has_labels,
+    labelled,
+    pixel_features,
+    pixels_size,
+    tokens_of,
+)
 from patchloom.evaluate.knn import TEMPERATURE, knn_accuracies
 from patchloom.evaluate.linear import HELD_OUT_SHARE, STRENGTHS, linear_probe
 from patchloom.evaluate.report import Report, Row, append_rows
-from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
+from patchloom.nets.heads import InstanceHead
+from patchloom.nets.weights import EncoderCard, load_encoder, load_instance_head, untrained_twin
 
 Protocol = Literal["knn", "linear"]
 _PROTOCOLS = get_args(Protocol)
@@ -73,7 +84,7 @@ def evaluate(
         protocol: "knn", or "linear" for a linear probe.
         run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
         data: labelled images, as `patchloom.data.open_data` takes them.
-        pooling: "class", "mean", "both", or "all" that the encoder has.
+        pooling: "class", "mean", "instance" (of a head beside the encoder), "both" class and mean, or "all" there are.
         ks: numbers of neighbours (knn).
         seed: of the splits and of the untrained encoder.
         device: "auto" or what torch calls it.
@@ -95,24 +106,37 @@ def evaluate(
     vit, card = load_encoder(run)
     parts = _parts(data, seed, most)
     settings = Settings(pooling, tuple(ks), seed, at, batch_size, workers)
-    (report,) = compare((protocol,), vit, card, parts, settings)
+    (report,) = compare((protocol,), vit, card, parts, settings, load_instance_head(run))
     if not str(run).startswith("timm:") and Path(run).is_dir():
         append_rows(Path(run) / "results.csv", report)
     return report
 
 
 def compare(
-    protocols: Sequence[Protocol], vit: VisionTransformer, card: EncoderCard, parts: Parts, settings: Settings
+    protocols: Sequence[Protocol],
+    vit: VisionTransformer,
+    card: EncoderCard,
+    parts: Parts,
+    settings: Settings,
+    head: InstanceHead | None = None,
 ) -> list[Report]:
-    """Measure an encoder, its untrained twin and raw pixels; each one's features are taken once for all protocols."""
+    """Measure an encoder, its untrained twin and raw pixels; each one's features are taken once for all protocols.
+
+    ``head`` gives the pooling "instance"; the twin has an untrained one.
+
+    Raises:
+        PatchloomError: a pooling that the encoder lacks, or images that cannot be measured.
+    """
     s = settings
+    if s.pooling != "all":
+        check_pooling(s.pooling, tokens_of(vit, head))
     read = {"batch_size": s.batch_size, "workers": s.workers}
     size = tuple(vit.patch_embed.img_size)
-    twin = untrained_twin(vit, card, s.seed)
+    twin, fresh = untrained_twin(card, head, s.seed)
     # a list of thunks, so that only one encoder's features are in memory at a time
     subjects: list[tuple[str, Callable[[Source], Features]]] = [
-        (card.name, lambda source: extract(vit, card, source, device=s.device, **read)),
-        (UNTRAINED, lambda source: extract(twin, card, source, device=s.device, **read)),
+        (card.name, lambda source: extract(vit, card, source, device=s.device, head=head, **read)),
+        (UNTRAINED, lambda source: extract(twin, card, source, device=s.device, head=fresh, **read)),
         (PIXELS, lambda source: pixel_features(source, size, card.mean, card.std, **read)),
     ]
     measures: dict[str, Measure] = {
@@ -131,12 +155,13 @@ def compare(
             ]
             rows[protocol].append(found)
     n_test = len(test.labels)
+    instance = head is not None and s.pooling in ("all", "instance")
     majority = (test.labels == train.labels.bincount().argmax()).double().mean().item()
     quoted = {protocol: tuple(_to_quote(protocol, some) for some in rows[protocol]) for protocol in protocols}
     return [
         Report(
             rows=[*sum(rows[protocol], []), Row.of(CHANCE, "-", protocol, {}, majority, n_test)],
-            protocol=_sentences(protocol, parts, train, test, pixels_size(size)),
+            protocol=_sentences(protocol, parts, train, test, pixels_size(size), instance),
             headline=_headline(protocol, *quoted[protocol], n_test),
             quoted=quoted[protocol],
             data=parts.test.name,
@@ -200,7 +225,9 @@ def _to_quote(protocol: Protocol, rows: list[Row]) -> Row:
     return min(first, key=lambda row: abs(row.settings["k"] - _USUAL_K))
 
 
-def _sentences(protocol: Protocol, parts: Parts, train: Features, test: Features, pixels: tuple[int, int]) -> str:
+def _sentences(
+    protocol: Protocol, parts: Parts, train: Features, test: Features, pixels: tuple[int, int], instance: bool
+) -> str:
     n, m = len(train.labels), len(test.labels)
     if protocol == "knn":
         done = (
@@ -216,6 +243,8 @@ def _sentences(protocol: Protocol, parts: Parts, train: Features, test: Features
             "images, then all of them were fitted again."
         )
     said = [done, parts.story, f"Raw pixels are the images at {pixels[0]}x{pixels[1]}."]
+    if instance:
+        said.append("Pooling instance is by the head that is beside the encoder; untrained has an untrained head.")
     lost = train.unreadable + test.unreadable
     if lost:
         said.append(f"{len(lost):,} images could not be read and were left out, such as {lost[0]}.")

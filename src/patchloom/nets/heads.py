@@ -1,4 +1,5 @@
-"""Heads for agreement: MLPs, batch norm over all processes, and the class attention of CaiT. Thrown away afterwards."""
+"""Heads for agreement: MLPs and batch norm over all processes, thrown away afterwards; and the class attention of CaiT,
+which is saved beside its encoder."""
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ from typing import Literal
 
 import torch
 from timm.models.cait import LayerScaleBlockClassAttn
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.nets.encode import initialize
+from patchloom.nets.encode import final_norm, initialize
 from patchloom.processes import averaged, world
 
 
@@ -69,10 +71,14 @@ class InstanceHead(nn.Module):
         heads: attention heads.
         depth: blocks.
         layer_scale: initial value of LayerScale.
+
+    Attributes:
+        sizes: the arguments that build it again, for weights that are loaded.
     """
 
     def __init__(self, width: int, heads: int, depth: int = 2, layer_scale: float = 0.1):
         super().__init__()
+        self.sizes = {"width": width, "heads": heads, "depth": depth}
         self.token = nn.Parameter(torch.empty(1, 1, width).normal_(std=0.02))
         norm = partial(nn.LayerNorm, eps=1e-6)
         self.layers = nn.ModuleList(
@@ -87,3 +93,8 @@ class InstanceHead(nn.Module):
         for block in self.layers:
             token = block(patches, token)
         return token[:, 0]
+
+
+def represent(vit: VisionTransformer, head: InstanceHead, tokens: Tensor) -> Tensor:
+    """Instance representation [b d] from an encoder's tokens [b prefix+k d], which are not normed yet."""
+    return final_norm(vit, head(tokens[:, vit.num_prefix_tokens :]))

@@ -1,22 +1,29 @@
-"""An encoder as a file: timm's names and nothing else, with all that is needed to build it again in the metadata."""
+"""An encoder as a file: timm's names and nothing else, with all that is needed to build it again in the metadata.
+
+A task's instance head is a file of its own beside it, so that the encoder's stays timm's.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
 from patchloom.nets.encode import EncoderSpec, build_encoder, check_servable
+from patchloom.nets.heads import InstanceHead
 
 FORMAT = "patchloom-encoder-1"
+HEAD_FORMAT = "patchloom-head-1"
 
 
 @dataclass(frozen=True)
@@ -39,8 +46,17 @@ class EncoderCard:
 
 def save_encoder(vit: VisionTransformer, card: EncoderCard, path: Path) -> None:
     """Write the encoder's ``state_dict`` and card; the file appears whole or not at all."""
-    about = {FORMAT: json.dumps(asdict(card))}  # one key: the order of several would differ from file to file
-    weights = {name: value.detach().cpu().contiguous() for name, value in vit.state_dict().items()}
+    _save(vit, {FORMAT: json.dumps(asdict(card))}, path)
+
+
+def save_head(head: nn.Module, path: Path) -> None:
+    """Write a head's ``state_dict`` and the ``sizes`` that build it again; the file appears whole or not at all."""
+    _save(head, {HEAD_FORMAT: json.dumps(head.sizes)}, path)
+
+
+def _save(net: nn.Module, about: dict[str, str], path: Path) -> None:
+    # about has one key: the order of several would differ from file to file
+    weights = {name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()}
     write_whole(path, save(weights, metadata=about))
 
 
@@ -50,16 +66,25 @@ def read_card(path: Path) -> EncoderCard:
     Raises:
         PatchloomError: no such file, or none that patchloom wrote.
     """
+    card = _about(path, FORMAT, "encoder weights")
+    spec = card["spec"] | {"img_size": tuple(card["spec"]["img_size"])}
+    return EncoderCard(EncoderSpec(**spec), tuple(card["mean"]), tuple(card["std"]), card["task"], card["name"])
+
+
+def _about(path: Path, key: str, what: str) -> dict[str, Any]:
     try:
         with safe_open(path, "pt") as file:
             about = file.metadata() or {}
     except (OSError, SafetensorError) as problem:
-        raise PatchloomError(f"{path} cannot be read as encoder weights ({problem}): is it whole?") from problem
-    if FORMAT not in about:
+        raise PatchloomError(f"{path} cannot be read as {what} ({problem}): is it whole?") from problem
+    if key not in about:
         raise PatchloomError(f"{path} has no patchloom metadata: use a file that patchloom wrote, or timm:NAME")
-    card = json.loads(about[FORMAT])
-    spec = card["spec"] | {"img_size": tuple(card["spec"]["img_size"])}
-    return EncoderCard(EncoderSpec(**spec), tuple(card["mean"]), tuple(card["std"]), card["task"], card["name"])
+    return json.loads(about[key])
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}
 
 
 def load_encoder(source: str | Path) -> tuple[VisionTransformer, EncoderCard]:
@@ -80,9 +105,29 @@ def load_encoder(source: str | Path) -> tuple[VisionTransformer, EncoderCard]:
         raise PatchloomError(f"there is no encoder at {path}: give a finished run, a .safetensors file or timm:NAME")
     card = read_card(path)
     vit = build_encoder(card.spec)
-    with safe_open(path, "pt") as file:
-        vit.load_state_dict({name: file.get_tensor(name) for name in file.keys()}, strict=True)
+    vit.load_state_dict(_weights(path), strict=True)
     return vit.eval(), card
+
+
+def load_instance_head(source: str | Path) -> InstanceHead | None:
+    """The instance head beside an encoder, in eval mode; None if there is none.
+
+    Args:
+        source: as `load_encoder` takes it. A file that is not called encoder.safetensors has no head, since the one in
+            its folder may be another encoder's.
+
+    Raises:
+        PatchloomError: the head's file is damaged, or not one that patchloom wrote.
+    """
+    path = Path(source)
+    if path.name == "encoder.safetensors" and not path.is_dir():
+        path = path.parent
+    path /= "instance_head.safetensors"
+    if str(source).startswith("timm:") or not path.exists():
+        return None
+    head = InstanceHead(**_about(path, HEAD_FORMAT, "an instance head"))
+    head.load_state_dict(_weights(path), strict=True)
+    return head.eval()
 
 
 def _from_timm(name: str) -> tuple[VisionTransformer, EncoderCard]:
@@ -97,10 +142,15 @@ def _from_timm(name: str) -> tuple[VisionTransformer, EncoderCard]:
     return vit.eval(), EncoderCard(None, tuple(about["mean"]), tuple(about["std"]), f"timm:{name}", name)
 
 
-def untrained_twin(vit: VisionTransformer, card: EncoderCard, seed: int = 0) -> VisionTransformer:
-    """A fresh encoder of the same kind: the control beside which every result is printed."""
+def untrained_twin(
+    card: EncoderCard, head: InstanceHead | None = None, seed: int = 0
+) -> tuple[VisionTransformer, InstanceHead | None]:
+    """A fresh encoder of the same kind, the control beside which every result is printed; and a fresh head for it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if card.spec is not None:
-            return build_encoder(card.spec).eval()
-        return timm.create_model(card.name, pretrained=False, num_classes=0).eval()
+            twin = build_encoder(card.spec)
+        else:
+            twin = timm.create_model(card.name, pretrained=False, num_classes=0)
+        fresh = None if head is None else InstanceHead(**head.sizes).eval()
+        return twin.eval(), fresh

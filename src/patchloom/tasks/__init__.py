@@ -22,53 +22,45 @@ class Entry(NamedTuple):
     """
 
     path: str
-    paper: str
-    withheld: str
-    asked: str
-    cost: float | None
+    paper: str = ""
+    withheld: str = ""
+    asked: str = ""
+    cost: float | None = None
 
 
 TASKS = {
     "mae": Entry("patchloom.tasks.mae.MAE", "He et al. 2022", "patches (removed)", "their pixels", 1.0),
     "simmim": Entry(
-        "patchloom.tasks.simmim.SimMIM", "Xie et al. 2022", "patches (a mask token instead)", "their pixels", None
+        "patchloom.tasks.simmim.SimMIM", "Xie et al. 2022", "patches (a mask token instead)", "their pixels"
     ),
     "droppos": Entry(
         "patchloom.tasks.droppos.DropPos",
         "Wang et al. 2023",
         "patches, and most visible patches' positions",
         "where each visible patch was",
-        None,
     ),
     "mp3": Entry(
-        "patchloom.tasks.mp3.MP3",
-        "Zhai et al. 2022",
-        "positions, and most keys and values",
-        "where every patch was",
-        None,
+        "patchloom.tasks.mp3.MP3", "Zhai et al. 2022", "positions, and most keys and values", "where every patch was"
     ),
     "restore": Entry(
         "patchloom.tasks.restore.Restore",
         "Tian et al. 2022",
         "surroundings, geometry, sharpness or colour, and patches",
         "the original pixels",
-        None,
     ),
     "extrema": Entry(
         "patchloom.tasks.extrema.ExtreMA",
         "Wu et al. 2023",
         "almost all patches, several times over",
         "agreement with a teacher that sees all",
-        None,
     ),
     "lut": Entry(
         "patchloom.tasks.lut.LUT",
         "Kim et al. 2024",
         "patches, in two disjoint hands",
         "pixels, and agreement on the other view",
-        None,
     ),
-    "mixture": Entry("patchloom.tasks.mixture.Mixture", "your own", "any of these", "any of these, weighted", None),
+    "mixture": Entry("patchloom.tasks.mixture.Mixture", "your own", "any of these", "any of these, weighted"),
 }
 
 

@@ -139,7 +139,10 @@ def build_degrader(task: Task, kind: Degradation, canvas: Size = "auto", strengt
             "twist": "numbers in [0, 1]",
             "kernel": "odd sides in pixels",
         }
-        raise PatchloomError(f"--task.{option} takes {ranges.get(option, 'numbers in [0, 1]')}, not {list(drawn)}")
+        # the option has another name in a mixture
+        raise PatchloomError(
+            f"the {option} of {kind} must be {ranges.get(option, 'numbers in [0, 1]')}, not {list(drawn)}"
+        )
     return Degrader(kind, size, whole, drawn)
 
 

@@ -103,6 +103,8 @@ class DropPos(Task):
         self.decoder = Decoder(d, self.patches, *sizes, self.prefix)
         self.pixel_decoder = None
         if pixels:
+            if normalized_pixels:
+                self.check_normalizable()
             depth_option = "pixel_decoder_depth"
             self.pixel_decoder = pixel_decoder(self, decoder_width, pixel_decoder_depth, decoder_heads, depth_option)
 

@@ -99,6 +99,10 @@ class ExtreMA(Task):
             return {"class_token": (True, "--task.class_token vit asks for it")}
         return {"class_token": (False, f"--task.class_token {options['class_token']} needs none in the encoder")}
 
+    def beside(self) -> dict[str, nn.Module]:
+        """The class attention, without which the encoder alone does not give the instance representation."""
+        return {"instance_head": self.instance_head} if self.class_token == "cait" else {}
+
     def followed(self) -> dict[str, nn.Module]:
         """What the teacher is a moving average of."""
         return {"encoder": self.encoder, "instance_head": self.instance_head, "projection": self.projection}

@@ -73,6 +73,8 @@ class LUT(Task):
         sparse = base == "mae"
         mask_ratio = self.choose("mask_ratio", mask_ratio, 0.75 if sparse else 0.6, f"the paper's on {base}")
         self.normalized_pixels = self.choose("normalized_pixels", normalized_pixels, sparse, f"usual for {base}")
+        if self.normalized_pixels and pixel_weight:
+            self.check_normalizable()
         self.unit = 1 if sparse else patches_of_unit(self, mask_unit)
         self.visible_of(mask_ratio)
         units = self.patches // self.unit**2

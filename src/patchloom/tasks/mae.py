@@ -52,6 +52,8 @@ class MAE(Task):
         visible = self.visible_of(mask_ratio)
         check_masks_something(self, visible, mask_ratio)
         self.hands = (visible, self.patches - visible)
+        if normalized_pixels:
+            self.check_normalizable()
         self.normalized_pixels = normalized_pixels
         self.decoder = pixel_decoder(self, decoder_width, decoder_depth, decoder_heads)
 

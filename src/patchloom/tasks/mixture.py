@@ -45,6 +45,7 @@ class Mixture(Task):
         sigma: of position smoothing at the start, as DropPos does; falls to 0 over the training.
         momentum: of the teacher at the start; it rises to 1 along a half cosine.
         head_width: hidden width of the heads for agreement; auto: 4096, or 4 encoder widths below ViT-S.
+        head_out: width of their output; auto: 256, or the encoder's below ViT-S.
         decoder_width: width of the decoders; auto: 512, or the encoder's own below ViT-S.
         decoder_depth: blocks of the pixel decoder; auto: 8, or 2 below ViT-S.
         decoder_heads: attention heads of the decoders; auto: 16, or one for every 32 channels below ViT-S.
@@ -65,6 +66,7 @@ class Mixture(Task):
         sigma: float = 1.0,
         momentum: float = 0.996,
         head_width: Size = "auto",
+        head_out: Size = "auto",
         decoder_width: Size = "auto",
         decoder_depth: Size = "auto",
         decoder_heads: Size = "auto",
@@ -83,6 +85,10 @@ class Mixture(Task):
         self.degrader = build_degrader(self, kind, min(encoder.patch_embed.img_size), strengths)
         if self.second == "second":
             self.augment = TwoViews(self.augment.size, crop="own", color="none")
+        if not 0 <= momentum <= 1:
+            raise PatchloomError(f"--task.momentum must lie in [0, 1], not at {momentum}")
+        if sigma < 0:
+            raise PatchloomError(f"--task.sigma must be 0 or more, not {sigma}")
         d = encoder.embed_dim
         self.momentum = momentum
         self.mask_token = nn.Parameter(torch.empty(d).normal_(std=0.02)) if "blank" in self.withhold else None
@@ -92,7 +98,7 @@ class Mixture(Task):
         builders = {
             "pixels": lambda: Pixels(self, self.degrader, "mask" in self.withhold, sizes),
             "positions": lambda: Positions(self, self._told(), sigma, (decoder_width, position_depth, decoder_heads)),
-            "agreement": lambda: Agreement(self, head_width),
+            "agreement": lambda: Agreement(self, head_width, head_out),
         }
         self.questions = nn.ModuleDict({name: builders[name]() for name in self.ask})
 

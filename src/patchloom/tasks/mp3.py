@@ -49,6 +49,8 @@ class MP3(Task):
         known_positions: float = 0.0,
     ):
         super().__init__(encoder)
+        if self.patches < 2:
+            raise PatchloomError("an image of one patch has no positions to ask: use smaller patches or larger images")
         usual = (0.75, "the paper's for ImageNet") if self.patches >= 100 else (0.5, "the paper's for small grids")
         self.context_mask_ratio = self.choose("context_mask_ratio", context_mask_ratio, *usual)
         if not 0 <= self.context_mask_ratio < 1 or share_of(self.patches, 1 - self.context_mask_ratio) < 1:
@@ -57,8 +59,6 @@ class MP3(Task):
             )
         if not 0 <= known_positions < 1:
             raise PatchloomError(f"--task.known_positions is a share from 0 to below 1, not {known_positions}")
-        if self.patches < 2:
-            raise PatchloomError("an image of one patch has no positions to ask: use smaller patches or larger images")
         self.told = min(share_of(self.patches, known_positions), self.patches - 1)
         has_positions = patch_positions(encoder) is not None
         if self.told and not has_positions:

@@ -64,6 +64,7 @@ class Pixels(nn.Module):
 
     def __init__(self, task: Task, degrader: Degrader, masks: bool, sizes: tuple[Size, Size, Size]):
         super().__init__()
+        task.check_normalizable(each_channel=True)
         self.p, self.grid, self.channels, self.prefix = task.p, task.grid, task.channels, task.prefix
         self.degrader, self.statistics = degrader, lambda: (task.mean, task.std)
         width, depth, heads = task.decoder_sizes(*sizes, (512, 8, 16))
@@ -182,11 +183,11 @@ class Positions(nn.Module):
 class Agreement(nn.Module):
     """The output of a momentum teacher that sees everything, from the mean of the tokens that kept their content."""
 
-    def __init__(self, task: Task, width: Size):
+    def __init__(self, task: Task, width: Size, out: Size):
         super().__init__()
         self.n, self.prefix = task.patches, task.prefix
         d = task.encoder.embed_dim
-        hidden_width, out = head_sizes(task, width, "auto")
+        hidden_width, out = head_sizes(task, width, out)
         self.projection = mlp((d, hidden_width, hidden_width, out), "layer")
         self.prediction = mlp((out, hidden_width, out), "layer")
         self.teacher = Teacher(encoder=task.encoder, projection=self.projection)

@@ -88,13 +88,15 @@ class Restore(Task):
             "mask_ratio", mask_ratio, usual, "the paper's" if usual else "the degradation is enough"
         )
         visible = self.visible_of(mask_ratio)
-        if degradation == "masked":
-            check_masks_something(self, visible, mask_ratio)
         if not 0 <= band_weight <= 1:
             raise PatchloomError(f"--task.band_weight is a share from 0 to 1, not {band_weight}")
         self.block = block_of(self.grid, visible) if sampling == "block" else None
         if self.block is not None:
             visible = self.block[0] * self.block[1]
+        if degradation == "masked":
+            check_masks_something(self, visible, mask_ratio)
+        if normalized_pixels:
+            self.check_normalizable(each_channel=True)
         self.hands = (visible, self.patches - visible)
         self.augment = RandomCrop(self.degrader.canvas)
         self.band_weight, self.normalized_pixels = band_weight, normalized_pixels

@@ -48,6 +48,8 @@ class SimMIM(Task):
             )
         check_masks_something(self, visible * self.unit**2, mask_ratio)
         self.hands = (visible, units - visible)
+        if normalized_pixels:
+            self.check_normalizable()
         self.normalized_pixels = normalized_pixels
         self.mask_token = nn.Parameter(torch.empty(encoder.embed_dim).normal_(std=0.02))
         self.head = pixel_head(self)

@@ -22,9 +22,10 @@ from patchloom.views.tokens import share_of
 WITHHELD = float("nan")  # drawn black
 WRONG = float("inf")  # drawn white
 
-# Below these a teacher's outputs count as collapsed: two images' outputs have a mean cosine above 0.99, or all lie on
-# one line.
-_LEAST_SPREAD, _LEAST_RANK = 0.1, 2.0
+# Below these a teacher's outputs count as collapsed: two images' outputs have a mean cosine above 0.99, or they differ
+# in hardly more directions than one; ExtreMA on CIFAR-10 fell from 28 to 3 where its learning rate was too high, and its
+# kNN accuracy with it.
+_LEAST_SPREAD, _LEAST_RANK = 0.1, 4.0
 
 Size = int | Literal["auto"]
 
@@ -91,7 +92,7 @@ class Measure:
         return {"spread": output_spread(self.outputs), "effective rank": effective_rank(self.outputs)}
 
     def collapsed(self) -> bool:
-        """Whether the teacher gives (nearly) the same answer to every image, so that agreeing with it means nothing."""
+        """Whether the teacher gives nearly the same answer to every image, so that agreeing with it means little."""
         found = self.diversity()
         return bool(found) and (found["spread"] < _LEAST_SPREAD or found["effective rank"] < _LEAST_RANK)
 
@@ -134,7 +135,8 @@ class Task(nn.Module, ABC):
     """A pretext task: what is withheld from an encoder, and what is asked of it.
 
     Attributes:
-        encoder: the ViT that is being trained; `patchloom export` writes its ``state_dict`` and nothing else.
+        encoder: the ViT that is being trained; `patchloom export` writes its ``state_dict``, and in a file of its own
+            an instance head that is `beside` it.
         augment: turns one image and a random generator into the views that `forward` takes.
         chosen: by option, what each ``auto`` became, and why.
         mean, std: [c 1 1] by which the images were normalised; `normalized_by` sets them.
@@ -253,6 +255,15 @@ class Task(nn.Module, ABC):
             )
         return visible
 
+    def check_normalizable(self, each_channel: bool = False) -> None:
+        """Refuse to normalise within patches, or within each channel of them, that are a single number.
+
+        Raises:
+            PatchloomError: they are.
+        """
+        if self.p == 1 and (each_channel or self.channels == 1):
+            raise PatchloomError("within patches of one pixel there is nothing to normalise: use larger patches")
+
     @abstractmethod
     def forward(self, *views: Tensor, progress: float, generator: torch.Generator | None = None) -> Outcome:
         """One step's loss.
@@ -265,6 +276,10 @@ class Task(nn.Module, ABC):
 
     def after_step(self, progress: float) -> None:
         """Called after each optimiser step; tasks with a moving-average teacher follow here."""
+
+    def beside(self) -> dict[str, nn.Module]:
+        """What is saved beside the encoder, by file name without suffix: modules whose ``sizes`` build them again."""
+        return {}
 
     @abstractmethod
     def measure(self, images: Tensor, generator: torch.Generator) -> Measure:

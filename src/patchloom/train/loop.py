@@ -30,7 +30,7 @@ _LOGGED = 200  # rows of metrics.csv in a run
 _MEASURED = 0.25  # the held-out measures are taken at the start and after every such share
 _SAVE_EVERY = 60.0  # seconds between checkpoints
 COLLAPSED = (
-    "the teacher gives all images nearly the same output, so agreement with it means nothing: if this stays so, lower "
+    "the teacher gives all images nearly the same output, so agreement with it means little: if this stays so, lower "
     "--blr, raise --warmup_epochs or the batch size, or choose another task"
 )
 

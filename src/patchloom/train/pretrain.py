@@ -25,7 +25,7 @@ from patchloom.evaluate import Settings as EvaluationSettings
 from patchloom.files import write_whole
 from patchloom.hints import check
 from patchloom.look import draw_curves
-from patchloom.nets.weights import save_encoder
+from patchloom.nets.weights import save_encoder, save_head
 from patchloom.tasks import with_defaults
 from patchloom.train.folder import RunFolder, plain_name
 from patchloom.train.loop import Loop, build_fabric
@@ -215,14 +215,18 @@ class _Pretraining:
             batch_size=watch.batch_size,
             workers=watch.workers,
         )
-        knn, linear = compare(("knn", "linear"), self.task.encoder, self.card, parts, how)
+        head = self.task.beside().get("instance_head")
+        knn, linear = compare(("knn", "linear"), self.task.encoder, self.card, parts, how, head)
         for report in (knn, linear):
             append_rows(self.folder.path / "results.csv", report)
             self.reporter.say(report.headline)
         return knn
 
     def _finish(self, loop: Loop, watch: Watch) -> str:
-        """Write the encoder, draw the pictures, and say what was learnt."""
+        """Write the encoder and what belongs beside it, draw the pictures, and say what was learnt."""
+        beside = self.task.beside()
+        for name, module in beside.items():
+            save_head(module, self.folder.encoder.with_name(f"{name}.safetensors"))
         save_encoder(self.task.encoder, self.card, self.folder.encoder)
         fabric = loop.fabric
         result = loop.measure or watch.look(fabric.device, fabric.autocast)[0]  # none: stopped after the last step
@@ -234,6 +238,7 @@ class _Pretraining:
         knn = self._evaluate(watch) if watch.gallery is not None else None
         summary = verdict(result, knn)
         self.reporter.say(summary)
-        self.reporter.say(f"Pictures: {self.folder.pictures}. Encoder: {self.folder.encoder}.")
+        told = "".join(f", and {name}.safetensors beside it" for name in beside)
+        self.reporter.say(f"Pictures: {self.folder.pictures}. Encoder: {self.folder.encoder}{told}.")
         write_whole(self.folder.summary, summary + "\n")
         return summary

@@ -102,7 +102,7 @@ def verdict(measure: Measure, knn: Report | None) -> str:
     images = len(measure.values)
     others = ", ".join(f"{name} {measure.show(value)}" for name, value in measure.means().items())
     if measure.collapsed():
-        head = "The teacher has collapsed, so agreeing with it means nothing"
+        head = "The teacher's outputs have collapsed, so agreeing with them means little"
     elif gain > noise:
         head = "The task is being learnt"
     elif gain < -noise:

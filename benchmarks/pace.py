@@ -1,0 +1,66 @@
+"""How many images a second each task trains on, data included, measured in interleaved rounds."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+
+from patchloom.data import channels_of, hold_out, measure, normalize, open_data, training_batches
+from patchloom.tasks import build_task  # noqa: F401  (imported before anything is timed)
+from patchloom.train.loop import build_fabric
+from patchloom.train.optim import build_optimizer
+from patchloom.train.pictures import prepare_task
+from patchloom.train.pretrain import request
+from patchloom.train.settings import resolve
+
+
+class Stepper:
+    """One task's training steps on real data, as `patchloom pretrain` does them without workers."""
+
+    def __init__(self, data: str, task: dict, settings: dict, rounds: int, steps: int):
+        opened = open_data(data)
+        training, _ = hold_out(opened.train, 0.05, seed=0)
+        channels = channels_of(training)
+        stats = measure(training, channels)
+        asked = request(data, task, {"workers": 0, "epochs": 1, **settings})
+        self.settings, _ = resolve(asked, len(training), channels, stats, False)
+        self.fabric = build_fabric(self.settings)
+        self.task = prepare_task(self.settings, stats.mean, stats.std)
+        optimizer = build_optimizer(self.task, 0.05, self.settings.device)
+        self.net, self.optimizer = self.fabric.setup(self.task, optimizer)
+        self.stats, self.count = stats, steps
+        size = self.settings.batch_size
+        self.batches = training_batches(training, self.task.augment, size, 0, 0, 1 + rounds * steps, 0, channels)
+        self.step()
+
+    def step(self) -> None:
+        batch = next(self.batches)
+        views = [normalize(view.to(self.fabric.device), self.stats.mean, self.stats.std) for view in batch.views]
+        outcome = self.net(*views, progress=0.5)
+        self.fabric.backward(outcome.loss)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.task.after_step(0.5)
+
+    def seconds(self) -> float:
+        """Seconds of a step in one round."""
+        start = time.perf_counter()
+        for _ in range(self.count):
+            self.step()
+        if self.settings.device == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - start) / self.count
+
+
+def seconds_a_step(
+    data: str, tasks: dict[str, dict], settings: dict, rounds: int = 3, steps: int = 5
+) -> dict[str, tuple[float, int]]:
+    """Median seconds of a step and images in it, by task name; the tasks take turns."""
+    steppers = {name: Stepper(data, task, settings, rounds, steps) for name, task in tasks.items()}
+    found: dict[str, list[float]] = {name: [] for name in tasks}
+    for _ in range(rounds):
+        for name, stepper in steppers.items():
+            found[name].append(stepper.seconds())
+    return {name: (statistics.median(times), steppers[name].settings.batch_size) for name, times in found.items()}

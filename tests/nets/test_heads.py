@@ -1,0 +1,133 @@
+"""Heads: how MLPs are laid out, batch norm equal to torch's, and a class token that asks without answering."""
+
+import pytest
+import torch
+from torch import nn
+
+from patchloom.nets.heads import BatchNorm, InstanceHead, mlp
+
+
+@pytest.mark.parametrize(
+    ("sizes", "norm", "kinds"),
+    [
+        ((4, 6, 6, 3), "layer", "Linear LayerNorm GELU Linear LayerNorm GELU Linear"),
+        ((4, 6, 3), "layer", "Linear LayerNorm GELU Linear"),
+        ((4, 6, 4), "batch", "Linear BatchNorm ReLU Linear"),
+        ((4, 6, 5, 4), "batch", "Linear BatchNorm ReLU Linear BatchNorm ReLU Linear"),
+        ((4, 3), "batch", "Linear"),
+    ],
+)
+def test_layout_of_mlps(sizes, norm, kinds):
+    net = mlp(sizes, norm)
+    assert [type(layer).__name__ for layer in net] == kinds.split()
+    linears = [layer for layer in net if isinstance(layer, nn.Linear)]
+    assert [(one.in_features, one.out_features) for one in linears] == list(zip(sizes, sizes[1:], strict=False))
+    assert all((one.bias is not None) == (norm == "layer") for one in linears)
+    norms = [layer for layer in net if isinstance(layer, nn.LayerNorm | BatchNorm)]
+    assert [one.weight.shape for one in norms] == [(size,) for size in sizes[1:-1]]
+    assert net(torch.randn(5, sizes[0])).shape == (5, sizes[-1])
+
+
+def pair(d=6):
+    """Ours and torch's batch norm with the same weights, none of them at its start."""
+    torch.manual_seed(0)
+    theirs = nn.BatchNorm1d(d)
+    with torch.no_grad():
+        for tensor in (theirs.weight, theirs.bias, theirs.running_mean, theirs.running_var):
+            tensor.copy_(torch.rand(d) + 0.5)
+    ours = BatchNorm(d)
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    return ours, theirs
+
+
+def outcome(norm, images, weights):
+    """Output, and gradients with respect to images and weights."""
+    images = images.clone().requires_grad_()
+    output = norm(images)
+    gradients = torch.autograd.grad((output.square() * weights).sum(), [images, norm.weight, norm.bias])
+    return output, *gradients
+
+
+@pytest.mark.parametrize("b", [2, 3, 32])
+def test_batch_norm_is_torchs(b):
+    ours, theirs = pair()
+    for training in (True, True, False, True, False):
+        ours.train(training), theirs.train(training)
+        images, weights = torch.randn(b, 6) * 2 + 3, torch.randn(b, 6)
+        found, expected = outcome(ours, images, weights), outcome(theirs, images, weights)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(dict(ours.state_dict()), dict(theirs.state_dict()))
+    assert ours.num_batches_tracked == 3 and not ours.running_mean.requires_grad
+
+
+def test_batch_norm_far_from_zero():
+    """Variance is taken around the mean: that of squares less the square of means would be lost in rounding."""
+    ours, theirs = pair()
+    images = torch.randn(16, 6) + 1000
+    torch.testing.assert_close(ours(images), theirs(images), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(ours.running_var, theirs.running_var, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_is_float32_under_autocast(training):
+    (ours, theirs), linear = pair(), nn.Linear(4, 6)
+    ours.train(training), theirs.train(training)
+    images = torch.randn(8, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = linear(images)
+        output = ours(low)
+    assert low.dtype == torch.bfloat16 and output.dtype == torch.float32
+    torch.testing.assert_close(output, theirs(low.float()))
+    torch.testing.assert_close(dict(ours.state_dict()), dict(theirs.state_dict()))
+    output.square().sum().backward()
+    assert linear.weight.grad.isfinite().all() and linear.weight.grad.dtype == ours.weight.grad.dtype == torch.float32
+
+
+def test_batch_norm_wants_two_images_to_train():
+    ours, _ = pair()
+    with pytest.raises(ValueError, match="2 or more images"):
+        ours(torch.randn(1, 6))
+    assert ours.num_batches_tracked == 0
+    assert ours.eval()(torch.randn(1, 6)).shape == (1, 6)
+
+
+def head(depth=2):
+    torch.manual_seed(0)
+    made = InstanceHead(16, 2, depth)
+    with torch.no_grad():  # zero biases would hide mistakes
+        for weight in made.parameters():
+            weight.add_(torch.randn_like(weight) * 0.1)
+    return made
+
+
+def test_patches_are_asked_and_stay_as_they_are():
+    instance, patches = head(depth=3), torch.randn(4, 7, 16)
+    before, asked = patches.clone(), []
+    for block in instance.layers:
+        block.register_forward_pre_hook(lambda _, given: asked.append(given))
+    output = instance(patches)
+    assert output.shape == (4, 16)
+    assert torch.equal(patches, before) and len(asked) == 3
+    assert all(given is patches and token.shape == (4, 1, 16) for given, token in asked)
+    tokens = [token for _, token in asked]
+    assert torch.equal(tokens[0], instance.token.expand(4, 1, 16)) and not torch.equal(tokens[1], tokens[2])
+
+
+def test_the_order_of_patches_means_nothing_and_their_content_does():
+    instance, patches = head(), torch.randn(4, 7, 16)
+    output = instance(patches)
+    torch.testing.assert_close(instance(patches[:, torch.randperm(7)]), output)
+    other = patches.clone()
+    other[1, 3] = torch.randn(16)
+    differs = (instance(other) - output).abs().amax(1)
+    assert differs[1] > 1e-3 and differs[[0, 2, 3]].max() < 1e-6  # and images do not see each other
+
+
+def test_gradients_reach_every_patch_and_every_weight():
+    instance, patches = head(), torch.randn(4, 7, 16, requires_grad=True)
+    instance(patches).square().sum().backward()
+    assert (patches.grad.abs().amax(-1) > 1e-6).all()
+    for name, weight in instance.named_parameters():
+        assert weight.grad is not None
+        if not name.endswith("attn.k.bias"):  # a softmax does not feel it
+            assert weight.grad.abs().max() > 1e-6, name

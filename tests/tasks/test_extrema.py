@@ -1,0 +1,207 @@
+"""ExtreMA: several extreme masks of one image, one look of the teacher, and what represents an image."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.encode import EncoderSpec, build_encoder
+from patchloom.objectives.agreement import byol_loss
+from patchloom.tasks.extrema import ExtreMA
+from patchloom.views.view import mask_patches, whole
+
+SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+KINDS = ["cait", "vit", "mean"]
+
+
+def make(size=(32, 32), p=4, encoder=None, **options):
+    torch.manual_seed(0)
+    options = {"head_width": 48, "head_out": 24} | options
+    own = {"class_token": options.get("class_token") == "vit"} | (encoder or {})
+    task = ExtreMA(build_encoder(EncoderSpec("nano", size, p, options=SIZES | own)), **options)
+    with torch.no_grad():  # the teacher is not the student, and no bias is zero
+        for name, weight in task.named_parameters():
+            if "pos_embed" not in name:
+                weight.add_(torch.randn_like(weight) * 0.05)
+    return task.eval()
+
+
+def views(b=4):
+    return torch.randn(2, b, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def dealt(task, b=4, seed=0):
+    return task.deal(b, torch.Generator().manual_seed(seed), "cpu")
+
+
+@pytest.mark.parametrize("masks", range(1, 9))
+def test_masks_are_disjoint(masks):
+    task = make(mask_ratio=0.875, masks=masks)
+    hands = dealt(task, b=20)
+    assert len(hands) == masks and all(hand.shape == (20, 8) for hand in hands)
+    for row in torch.cat(hands, dim=1).tolist():
+        assert len(set(row)) == 8 * masks
+
+
+@pytest.mark.parametrize(("ratio", "visible", "masks"), [(0.8, 12, 4), (0.9, 6, 4), (0.75, 16, 4), (0.6, 25, 2)])
+def test_auto_deals_up_to_four_masks(ratio, visible, masks):
+    assert make(mask_ratio=ratio).hands == (visible,) * masks
+
+
+class Looks:
+    """Notes every image that a module is given, and whether gradients were to flow."""
+
+    def __init__(self, module):
+        self.sizes, self.gradients = [], []
+        module.register_forward_hook(self)
+
+    def __call__(self, module, given, out):
+        self.sizes.append(len(out))
+        self.gradients.append(out.requires_grad)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("masks", [1, 5])
+def test_the_teacher_looks_once_whatever_the_number_of_masks(kind, masks):
+    task = make(class_token=kind, masks=masks, mask_ratio=0.85)
+    teacher = Looks(task.teacher.projection), Looks(task.teacher.encoder.blocks[0])
+    student = Looks(task.projection), Looks(task.encoder.blocks[0])
+    task(*views(), generator=torch.Generator().manual_seed(0)).loss.backward()
+    for looks in teacher:
+        assert looks.sizes == [4] and looks.gradients == [False]
+    for looks in student:  # all masks in one batch
+        assert looks.sizes == [4 * masks] and looks.gradients == [True]
+    assert all(weight.grad is None and not weight.requires_grad for weight in task.teacher.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_masks_in_one_batch_are_masks_one_by_one(kind):
+    task, (student, teacher) = make(class_token=kind, masks=4), views()
+    hands = dealt(task)
+    together = task.predict(student, hands)
+    alone = torch.cat([task.predict(student, (hand,)) for hand in hands])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    losses = [task(student, teacher, hands=(hand,)).loss for hand in hands]
+    torch.testing.assert_close(task(student, teacher, hands=hands).loss, torch.stack(losses).mean())
+
+
+def plain_representation(task, vit, head, images, visible):
+    """What stands for the image, with timm's own parts on the visible patches."""
+    x = vit.patch_embed(images) + vit.pos_embed[:, vit.num_prefix_tokens :]
+    x = x.gather(1, visible[..., None].expand(-1, -1, x.shape[-1]))
+    if vit.cls_token is not None:
+        x = torch.cat([(vit.cls_token + vit.pos_embed[:, :1]).expand(len(x), -1, -1), x], dim=1)
+    x = vit.blocks(x)
+    if task.class_token == "vit":
+        return vit.norm(x)[:, 0]
+    if task.class_token == "mean":
+        return vit.norm(x)[:, vit.num_prefix_tokens :].mean(1)
+    token = head.token.expand(len(x), -1, -1)
+    for layer in head.layers:  # the class token alone asks; keys and values are itself and the patches, which stay
+        u = layer.norm1(torch.cat([token, x], dim=1))
+        attn, heads = layer.attn, layer.attn.num_heads
+        q, k, v = (part(u).unflatten(-1, (heads, -1)).transpose(1, 2) for part in (attn.q, attn.k, attn.v))
+        weights = (q[:, :, :1] @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
+        token = token + layer.gamma_1 * attn.proj((weights @ v).transpose(1, 2).flatten(2))
+        token = token + layer.gamma_2 * layer.mlp(layer.norm2(token))
+    return vit.norm(token)[:, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_mask_is_byol_by_hand(kind):
+    task, (student, teacher) = make(class_token=kind, masks=1), views()
+    (hand,) = dealt(task)
+    q = task.prediction(task.projection(plain_representation(task, task.encoder, task.instance_head, student, hand)))
+    everything = torch.arange(64).expand(4, -1)
+    its = task.teacher
+    k = its.projection(plain_representation(task, its.encoder, its.instance_head, teacher, everything))
+    distance = (q / q.norm(dim=1, keepdim=True) - k / k.norm(dim=1, keepdim=True)).square().sum(1).mean()
+    torch.testing.assert_close(task(student, teacher, hands=(hand,)).loss, distance, rtol=1e-4, atol=1e-5)
+
+
+def test_only_cait_has_class_attention_and_asks_the_patches_alone():
+    for kind in ("mean", "vit"):
+        assert not list(make(class_token=kind).instance_head.parameters())
+    task, given = make(encoder={"class_token": True, "reg_tokens": 2}), []
+    task.instance_head.register_forward_pre_hook(lambda module, tokens: given.append(tokens[0].shape))
+    assert task.represent(task, whole(views()[0], 64)).shape == (4, 32)
+    assert given == [(4, 64, 32)]
+
+
+def test_infonce_against_a_loop():
+    task, (student, teacher) = make(loss="infonce", temperature=0.5, masks=3), views()
+    hands = dealt(task)
+    guesses = F.normalize(task.predict(student, hands), dim=-1).detach()
+    keys = F.normalize(task.project(task.teacher, whole(teacher, 64)), dim=-1).detach()
+    losses = []
+    for v in range(3):
+        for i in range(4):
+            scores = [math.exp(float(guesses[v, i] @ keys[j]) / 0.5) for j in range(4)]
+            losses.append(-2 * 0.5 * math.log(scores[i] / sum(scores)))
+    assert task(student, teacher, hands=hands).loss.item() == pytest.approx(sum(losses) / 12, rel=1e-4)
+
+
+def test_the_two_views_are_not_mixed_up():
+    task, (student, teacher) = make(), views()
+    hands = dealt(task)
+    there, back = task(student, teacher, hands=hands).loss, task(teacher, student, hands=hands).loss
+    assert not torch.allclose(there, back)
+    expected = byol_loss(task.predict(student, hands), task.project(task.teacher, whole(teacher, 64)))
+    torch.testing.assert_close(there, expected)
+
+
+def test_masked_patches_tell_the_student_nothing():
+    task, (student, _) = make(masks=1), views()
+    (hand,) = dealt(task)
+    view = mask_patches(whole(student, 64), hand)
+    poisoned = torch.full_like(student, float("nan"))
+    for i in range(4):
+        for place in hand[i].tolist():
+            rows, columns = slice(place // 8 * 4, place // 8 * 4 + 4), slice(place % 8 * 4, place % 8 * 4 + 4)
+            poisoned[i, :, rows, columns] = student[i, :, rows, columns]
+    other = mask_patches(whole(poisoned, 64), hand)
+    torch.testing.assert_close(task.represent(task, other), task.represent(task, view))
+
+
+@pytest.mark.parametrize(("progress", "kept"), [(0.0, 0.9), (0.5, 0.95), (1.0, 1.0)])
+def test_the_teacher_follows_slower_and_slower(progress, kept):
+    task = make(momentum=0.9)
+    old = {name: weight.clone() for name, weight in task.teacher.state_dict().items()}
+    task.after_step(progress)
+    assert {name.partition(".")[0] for name in old} == {"encoder", "instance_head", "projection"}
+    for name, new in task.teacher.state_dict().items():
+        home, _, rest = name.partition(".")
+        source = getattr(task, home).state_dict()[rest]
+        torch.testing.assert_close(new, kept * old[name] + (1 - kept) * source)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"masks": 0}, "0 disjoint masks of 12 visible patches each cannot be dealt from 64: give --task.masks 1 to 5"),
+        ({"masks": 6}, "6 disjoint masks of 12 visible patches"),
+        ({"masks": 9, "mask_ratio": 0.95}, "give --task.masks 1 to 8"),
+        ({"temperature": 0.0}, "temperature must be above 0"),
+        ({"momentum": -0.1}, "momentum must lie in"),
+        ({"class_token": "vit", "encoder": {"class_token": False}}, "class_token vit needs an encoder that has one"),
+        ({"class_token": "pool"}, "--task.class_token cannot be pool"),
+        ({"loss": "moco"}, "--task.loss cannot be moco: it takes byol or infonce"),
+        ({"crop": "both"}, "--task.crop cannot be both"),
+        ({"color": "yes"}, "--task.color cannot be yes"),
+        ({"mask_ratio": 0.999}, "mask ratio of 0.999 leaves 0 of 64 patches visible"),
+        ({"head_width": 0}, "heads cannot be 0 wide"),
+    ],
+)
+def test_impossible_options_are_refused(options, said):
+    with pytest.raises(PatchloomError, match=said):
+        make(**options)
+
+
+def test_what_the_encoder_should_be():
+    assert ExtreMA.encoder_wishes({"class_token": "vit"})["class_token"][0] is True
+    for kind in ("cait", "mean"):
+        assert ExtreMA.encoder_wishes({"class_token": kind})["class_token"][0] is False
+    augment = make(crop="own", color="shared").augment
+    assert (augment.crop, augment.color, augment.size) == ("own", "shared", (32, 32))

@@ -1,0 +1,198 @@
+"""What MP3 withholds and asks: positions, keys and values; where every patch was."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.encode import EncoderSpec, build_encoder, encode
+from patchloom.tasks import mp3
+from patchloom.tasks.mp3 import MP3, Draw
+from patchloom.views.tokens import patchify, put, unpatchify
+from patchloom.views.view import whole
+
+SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+P, N = 4, 16
+
+
+def make(size=(16, 16), p=P, positions="none", class_token=False, reg_tokens=0, **options):
+    torch.manual_seed(0)
+    tokens = {"class_token": class_token, "reg_tokens": reg_tokens}
+    task = MP3(build_encoder(EncoderSpec("nano", size, p, positions=positions, options=SIZES | tokens)), **options)
+    with torch.no_grad():  # zero biases would hide mistakes
+        for weight in task.parameters():
+            weight.add_(torch.randn_like(weight) * 0.05)
+    return task.eval()
+
+
+def drawn(task, b=2, seed=0, **how):
+    return task.deal(b, torch.Generator().manual_seed(seed), "cpu", **how)
+
+
+def repainted(images, patches, value):
+    """Images with the given patches [b m] painted over."""
+    cut = patchify(images, P)
+    paint = torch.full((*patches.shape, cut.shape[-1]), float(value))
+    return unpatchify(put(paint, patches, cut), P, (images.shape[2] // P, images.shape[3] // P))
+
+
+@pytest.mark.parametrize("class_token", [False, True])
+def test_without_barred_patches_attention_is_full(class_token):
+    task, images = make(context_mask_ratio=0.0, class_token=class_token), torch.randn(2, 3, 16, 16)
+    draw = drawn(task)
+    assert draw.barred.shape == (2, 0) and task.view(images, draw).context is None
+    full = task.head(encode(task.encoder, whole(images, N))[:, int(class_token) :])
+    torch.testing.assert_close(task.place(images, draw), full)
+    loss = F.cross_entropy(full.flatten(0, 1), torch.arange(N).repeat(2))
+    torch.testing.assert_close(task(images, draw=draw).loss, loss)
+
+
+@pytest.mark.parametrize("value", [3.0, float("nan")])
+@pytest.mark.parametrize("tokens", [{}, {"class_token": True}, {"class_token": True, "reg_tokens": 2}])
+def test_a_barred_patch_changes_its_own_answer_alone(tokens, value):
+    """Not even nan gets out of a barred patch, as it would from keys and values that are computed and masked."""
+    task, images = make(context_mask_ratio=0.75, **tokens), torch.randn(2, 3, 16, 16)
+    draw = drawn(task)
+    before, after = (task.place(x, draw) for x in (images, repainted(images, draw.barred[:, :2], value)))
+    changed = (before != after).any(-1)
+    expected = torch.zeros(2, N, dtype=torch.bool).scatter(1, draw.barred[:, :2], True)
+    assert torch.equal(changed, expected)
+    served = task.place(repainted(images, draw.context[:, :1], value), draw)
+    assert (before != served).any(-1).all()  # while the context is seen by everybody
+
+
+@pytest.mark.parametrize("tokens", [{}, {"class_token": True, "reg_tokens": 1}])
+def test_keys_and_values_of_barred_patches_are_never_computed(tokens, monkeypatch):
+    task, images, rows = make(context_mask_ratio=0.75, **tokens), torch.randn(3, 3, 16, 16), {}
+    real, d = F.linear, 32
+
+    def counted(x, weight, bias=None):
+        rows.setdefault(tuple(weight.shape), []).append(x.shape[:-1].numel())
+        return real(x, weight, bias)
+
+    monkeypatch.setattr(F, "linear", counted)
+    task.place(images, drawn(task, b=3))
+    prefix = task.prefix
+    assert rows[2 * d, d] == [3 * (prefix + 4)] * 2  # keys and values: once a block, of prefix and context
+    assert rows[d, d].count(3 * (prefix + N)) == 4  # queries and outputs: of everybody
+    assert (3 * d, d) not in rows
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.75])
+def test_moving_the_patches_moves_the_answers(ratio):
+    """Without positions an encoder sees a set."""
+    task, images = make(context_mask_ratio=ratio), torch.randn(2, 3, 16, 16)
+    order = torch.randperm(N)
+    moved = unpatchify(patchify(images, P)[:, order], P, (4, 4))
+    draw = drawn(task)
+    place = order.argsort()
+    same = Draw(place[draw.context], place[draw.barred], draw.dropped)
+    torch.testing.assert_close(task.place(moved, same), task.place(images, draw)[:, order], rtol=1e-4, atol=1e-5)
+    if ratio:  # the test itself: another context gives other answers
+        assert not torch.allclose(task.place(moved, draw), task.place(images, draw)[:, order], atol=1e-3)
+
+
+def told_patches(draw):
+    told = torch.ones(draw.dropped.shape[0], N, dtype=torch.bool).scatter(1, draw.dropped, False)
+    return told.nonzero()[:, 1].view(len(told), -1)
+
+
+def test_known_positions_are_kept_and_never_asked():
+    task = make(positions="sincos", known_positions=0.25, context_mask_ratio=0.5)
+    images, draw = torch.randn(2, 3, 16, 16), drawn(task)
+    assert task.told == 4 and draw.dropped.shape == (2, 12)
+    told = told_patches(draw)
+    view = task.view(images, draw)
+    assert not view.dropped.gather(1, told).any() and view.dropped.sum() == 2 * 12
+
+    logits = task.place(images, draw)
+    each = [F.cross_entropy(logits[i, j][None], j[None]) for i in range(2) for j in draw.dropped[i]]
+    torch.testing.assert_close(task(images, draw=draw).loss, torch.stack(each).mean())
+    right = (logits.argmax(-1) == torch.arange(N)).float()
+    measured = task.measure(images, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(measured.values, right.gather(1, draw.dropped).mean(1))
+    assert measured.yardsticks["chance"].tolist() == pytest.approx([1 / 12] * 2)
+
+
+def test_patches_without_position_can_swap_places_and_told_ones_cannot():
+    task = make(positions="sincos", known_positions=0.25, context_mask_ratio=0.0)
+    images = torch.randn(1, 3, 16, 16)
+    draw = drawn(task, b=1)
+    before = task.place(images, draw)
+    for pair, exchanged in ((draw.dropped[0, :2], True), (told_patches(draw)[0, :2], False)):
+        order = torch.arange(N)
+        order[pair] = pair.flip(0)
+        after = task.place(unpatchify(patchify(images, P)[:, order], P, (4, 4)), draw)
+        assert torch.allclose(after, before[:, order], rtol=1e-4, atol=1e-5) == exchanged
+
+
+@pytest.mark.parametrize("known", [0.0, 0.25])
+@pytest.mark.parametrize("ratio", [0.0, 0.5])
+def test_accuracies_against_a_loop(known, ratio):
+    task = make(positions="sincos" if known else "none", known_positions=known, context_mask_ratio=ratio)
+    draw = drawn(task, b=5)
+    truth = F.one_hot(torch.arange(N), N).float()
+    logits = torch.randn(5, N, N, generator=torch.Generator().manual_seed(1)) + 2 * truth
+    found = task.accuracies(logits, draw)
+    kinds = {"context": draw.context, "other": draw.barred} if ratio else {"context": draw.context}
+    assert found.keys() == {f"{kind}_{top}" for kind in kinds for top in ("top1", "top5")}
+    for kind, those in kinds.items():
+        for k in (1, 5):
+            for i in range(5):
+                asked = set(those[i].tolist()) & set(draw.dropped[i].tolist())
+                hits = [j in logits[i, j].argsort(descending=True)[:k].tolist() for j in asked]
+                assert found[f"{kind}_top{k}"][i].item() == pytest.approx(sum(hits) / len(hits)), (kind, k)
+    metrics = task(torch.randn(5, 3, 16, 16), draw=draw).metrics
+    assert metrics.keys() == {f"{name}_accuracy" for name in found}
+
+
+def test_small_grids_have_fewer_than_five_to_choose_from():
+    task = make(size=(8, 8), context_mask_ratio=0.5)
+    assert task.accuracies(torch.randn(2, 4, 4), drawn(task))["context_top5"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_an_image_mixed_with_itself_is_the_image(overlap, monkeypatch):
+    """Keys and values that come twice change no softmax, and those of an equal image are one's own."""
+    task, images = make(), torch.randn(1, 3, 16, 16).expand(2, -1, -1, -1)
+    (order,) = mp3.deal(2, N, (N,), torch.Generator().manual_seed(3))
+    mine, rest = order[:, :8], order[:, 8:]
+    hands = iter([mine, mine if overlap else rest])
+    monkeypatch.setattr(mp3, "deal", lambda *_: (next(hands),))
+    mixed = task.place_mixed(images, torch.Generator())
+    dropped = torch.arange(N).expand(2, N)
+    alone = task.place(images, Draw(mine, rest, dropped) if overlap else Draw(order, rest[:, :0], dropped))
+    assert torch.equal(mixed, alone.argmax(-1))
+
+
+def test_mixing_with_another_image_changes_the_answers():
+    task, images = make(), torch.randn(2, 3, 16, 16)
+    alone = task.place_mixed(images[:1].expand(2, -1, -1, -1), torch.Generator().manual_seed(0))
+    mixed = task.place_mixed(images, torch.Generator().manual_seed(0))
+    assert mixed.shape == (2, N) and not torch.equal(alone[:1], mixed[:1])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"positions": "sincos"}, "mp3 withholds every position, so the encoder must have none"),
+        ({"positions": "learned", "known_positions": 0.01}, "mp3 withholds every position"),  # a share of none
+        ({"known_positions": 0.25}, "known positions need an encoder that has them: use --positions sincos"),
+        ({"context_mask_ratio": 1.0}, "context_mask_ratio 1.0 leaves no patch as context"),
+        ({"context_mask_ratio": 0.95}, "context_mask_ratio 0.95 leaves no patch as context"),
+        ({"context_mask_ratio": -0.1}, "leaves no patch as context"),
+        ({"positions": "sincos", "known_positions": 1.0}, "known_positions is a share from 0 to below 1, not 1.0"),
+        ({"size": (4, 4)}, "an image of one patch has no positions to ask"),
+    ],
+)
+def test_impossible_options_are_refused(options, said):
+    with pytest.raises(PatchloomError, match=said):
+        make(**options)
+
+
+def test_auto_is_the_papers_for_the_grid():
+    assert make().context_mask_ratio == 0.5
+    large = make(size=(40, 40))
+    assert large.context_mask_ratio == 0.75 and drawn(large).context.shape == (2, 25)
+    assert MP3.encoder_wishes({"known_positions": 0.0}).keys() == {"positions", "class_token"}
+    assert MP3.encoder_wishes({"known_positions": 0.05}).keys() == {"class_token"}

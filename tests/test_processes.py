@@ -1,0 +1,56 @@
+"""Two processes with half a batch each are one process with the whole batch: for every task, without code for any."""
+
+import pytest
+import torch
+from together import train, train_together
+
+from patchloom.tasks import TASKS
+
+# every task as it is, and options that bring in what processes tell each other, or draws, that no default has
+CASES = {name: (name, {}) for name in TASKS} | {
+    "droppos, images weigh differently": ("droppos", {"mask_ratio": 0.5, "temperature": 0.1}),
+    "droppos, foreign positions": ("droppos", {"placeholder": "foreign", "pixels": True}),
+    "extrema, infonce": ("extrema", {"loss": "infonce"}),
+    "lut on simmim": ("lut", {"base": "simmim"}),
+    "mixture, agreement": ("mixture", {"withhold": {"mask": 0.5}, "ask": {"agreement": 1.0, "pixels": 1.0}}),
+    "restore, blurred": ("restore", {"degradation": "blur", "kernel": [3.0, 5.0]}),
+    "restore, zoomed out": ("restore", {"degradation": "zoom_out", "scale": [0.5, 0.75]}),
+}
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """What each process found, by case. All cases share one start of the processes, which takes longer than they."""
+    found = train_together(list(CASES.values()), tmp_path_factory.mktemp("processes"))
+    return dict(zip(CASES, found, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_are_one_with_the_whole_batch(case, together):
+    ranks, alone = together[case], train(*CASES[case])
+    failed = [one for one in ranks if isinstance(one, str)]
+    assert not failed, "\n".join(failed)
+    torch.testing.assert_close(sum(one.losses for one in ranks) / len(ranks), alone.losses, rtol=1e-5, atol=0)
+    for one in ranks:
+        assert not differing(one.gradients, alone.gradients)
+        assert not differing(one.start, alone.start)
+        assert not differing(moved(one), moved(alone))  # weights, the teacher's, and running statistics
+
+
+def moved(result):
+    """How far everything in the state went. Small steps would hide behind the weights themselves."""
+    return {key: end.double() - result.start[key].double() for key, end in result.end.items()}
+
+
+def differing(ours, theirs):
+    """The tensors that differ by more than 1e-4 of themselves, with that share.
+
+    Those shorter than 1e-5 of all tensors together count as so long: the keys' biases have a gradient of rounding
+    errors, since mathematically it is zero.
+    """
+    assert ours.keys() == theirs.keys()
+    least = 1e-5 * torch.cat([tensor.flatten().double() for tensor in theirs.values()]).norm()
+    share = {
+        key: (ours[key] - of).double().norm() / torch.maximum(of.double().norm(), least) for key, of in theirs.items()
+    }
+    return {key: one.item() for key, one in share.items() if not one <= 1e-4}

@@ -1,0 +1,103 @@
+"""Training a task in several processes, each with its rows of one batch and of every draw made for that batch.
+
+A module of its own because the processes have to import it.
+"""
+
+import traceback
+from collections.abc import Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import NamedTuple
+from unittest.mock import patch
+
+import torch
+from sweep import build, views_of
+from torch import Tensor
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+WORLD, BATCH, STEPS = 2, 8, 3
+
+
+class Result(NamedTuple):
+    """What a process saw of a training: the loss of each step, gradients after the first, weights before and after."""
+
+    losses: Tensor
+    gradients: dict[str, Tensor]
+    start: dict[str, Tensor]
+    end: dict[str, Tensor]
+
+
+@contextmanager
+def one_draw_for_all(rank, world):
+    """Every draw is made for the whole batch, and cut to the rows of this process.
+
+    A draw without the batch as its first dimension cannot be cut, and is an error.
+    """
+
+    def cut(draw):
+        def rows(*numbers, **options):
+            # randint(n, shape), randint(low, high, shape), rand(shape), rand(b, n)
+            *bounds, shape = numbers if isinstance(numbers[-1], Sequence) else (numbers,)
+            assert len(shape) and shape[0] == BATCH // world, f"{draw.__name__} draws {tuple(shape)}: not an image each"
+            return draw(*bounds, (BATCH, *shape[1:]), **options).chunk(world)[rank]
+
+        return rows
+
+    with patch.multiple(torch, **{draw.__name__: cut(draw) for draw in (torch.rand, torch.randn, torch.randint)}):
+        yield
+
+
+def train(name, asked, rank=0, world=1):
+    """Three steps of a task with the options ``asked``, on this process's rows of the batch."""
+    task = build(name, asked=asked)
+    with torch.no_grad():  # zero biases, and a teacher that is the student, would hide mistakes
+        for weight in task.parameters():
+            weight.add_(torch.randn_like(weight) * 0.05)
+    # its defaults are what Fabric takes: parameters that the loss does not use are an error
+    module = DistributedDataParallel(task) if world > 1 else task
+    trained = {key: weight for key, weight in task.named_parameters() if weight.requires_grad}
+    # not Adam, whose first steps depend on a gradient's sign, even where the gradient is zero but for rounding
+    optimizer = torch.optim.SGD(trained.values(), lr=0.1, momentum=0.9)
+    views = [view.chunk(world)[rank] for view in views_of(task, BATCH)]
+    start, losses, gradients = copied(task.state_dict()), [], {}
+    for step in range(STEPS):
+        with one_draw_for_all(rank, world):
+            outcome = module(*views, progress=step / STEPS, generator=torch.Generator().manual_seed(step))
+        outcome.loss.backward()
+        gradients = gradients or copied({key: weight.grad for key, weight in trained.items()})
+        optimizer.step()
+        optimizer.zero_grad()
+        task.after_step((step + 1) / STEPS)
+        losses.append(outcome.loss.detach())
+    return Result(torch.stack(losses), gradients, start, copied(task.state_dict()))
+
+
+def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key: tensor.detach().clone() for key, tensor in tensors.items()}
+
+
+def worker(rank, cases, folder):
+    """Train each of ``cases`` (name and options) with the other processes; write the results, or what went wrong."""
+    torch.set_num_threads(1)
+    found = []
+    for number, case in enumerate(cases):
+        # a group for each, so that processes that fell out of step over one case meet again at the next
+        meeting = f"file://{folder}/meeting{number}"
+        dist.init_process_group("gloo", meeting, timedelta(seconds=60), WORLD, rank)
+        try:
+            found.append(tuple(train(*case, rank, WORLD)))
+        except Exception:
+            found.append(traceback.format_exc())
+        finally:
+            dist.destroy_process_group()
+    torch.save(found, f"{folder}/rank{rank}.pt")
+
+
+def train_together(cases, folder):
+    """The results of each of ``cases`` by process; a traceback where one failed."""
+    torch.multiprocessing.spawn(worker, (cases, str(folder)), nprocs=WORLD)
+    by_rank = [torch.load(f"{folder}/rank{rank}.pt") for rank in range(WORLD)]
+    return [
+        [one if isinstance(one, str) else Result(*one) for one in of_case] for of_case in zip(*by_rank, strict=True)
+    ]
