@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import torch
-from patchloom.nets.encode import EncoderSpec, build_encoder
 from safetensors import safe_open
 from torch import Tensor
+
+from patchloom.nets.encode import EncoderSpec, build_encoder
 
 FOLDER = Path(__file__).parent / "oracles"
 

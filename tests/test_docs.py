@@ -13,9 +13,10 @@ from typing import NamedTuple
 import pytest
 
 from patchloom.cli import VERBS
-from patchloom.evaluate import evaluate
+from patchloom.evaluate import PROTOCOLS, How
+from patchloom.evaluate.protocols import protocol_of
 from patchloom.export import export
-from patchloom.options import MODEL_OPTIONS, parse_call, parse_pretrain
+from patchloom.options import MODEL_OPTIONS, parse_call, parse_evaluate, parse_pretrain
 from patchloom.tasks import TASKS, task_class
 from patchloom.train.pictures import look
 from patchloom.train.settings import Settings
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ROW = re.compile(r"^\| `--([\w.]+)` \| ([^|]+) \|", re.MULTILINE)
-CALLS = {"evaluate": evaluate, "look": look, "export": export}
+CALLS = {"look": look, "export": export}
 
 
 class Block(NamedTuple):
@@ -51,6 +52,8 @@ def parse(words: list[str]) -> None:
     assert words, "patchloom without a verb"
     if words[0] == "pretrain":
         parse_pretrain(words[1:])
+    elif words[0] == "evaluate":
+        parse_evaluate(words[1:])
     elif words[0] in CALLS:
         parse_call(words[0], CALLS[words[0]], words[1:])
     else:
@@ -136,7 +139,8 @@ def test_options_links_and_lines(page):
     known = {"debug", "help", "version", "config", "out", "task", "model", *options_of_pretrain()}
     known |= {f"model.{option}" for option in MODEL_OPTIONS} | {"task.NAME"}
     known |= {option for name in TASKS for option in options_of_task(name)}
-    known |= {option for call in CALLS.values() for option in inspect.signature(call).parameters}
+    protocols = [protocol_of(name)[0] for name in PROTOCOLS]
+    known |= {option for call in (*CALLS.values(), How, *protocols) for option in inspect.signature(call).parameters}
     example = {"task.share"} if page.name == "extend.md" else set()
     unknown = set(re.findall(r"`[^`\n]*?--([A-Za-z][\w.]*)", FENCE.sub("", text))) - known - example
     assert not unknown, f"options that do not exist: {unknown}"

@@ -12,6 +12,7 @@ from patchloom.tasks.mae import MAE
 from patchloom.views.positions import smoothed_positions
 from patchloom.views.tokens import take
 
+
 def by_grid(predicted: Tensor, p: int) -> Tensor:
     """The authors' pixel order [b n p*p*c] as ours [b n c*p*p]."""
     return predicted.unflatten(-1, (p, p, 3)).movedim(-1, -3).flatten(-3)

@@ -54,7 +54,7 @@ def test_extrema():
     close(outcome.loss, oracle["loss"][0])
     expected = oracle.under("g.")
     for name, weight in task.named_parameters():
-        if weight.requires_grad and name.endswith("attn.k.bias"):  # a softmax does not feel it: both are rounding errors
+        if weight.requires_grad and name.endswith("attn.k.bias"):  # not felt by a softmax: both are rounding
             assert max(weight.grad.abs().max(), expected[name].abs().max()) < 1e-7
             weight.grad.copy_(expected[name])
     gradients_agree(task, oracle)

@@ -12,7 +12,7 @@ from patchloom.errors import PatchloomError, Stopped
 # Verbs are imported when they are called: --help must not wait for torch.
 VERBS: dict[str, str] = {
     "pretrain": "train an encoder on images without labels",
-    "evaluate": "measure what an encoder learnt: knn or linear",
+    "evaluate": "measure what an encoder learnt, by one of many protocols",
     "look": "draw what was withheld, and what came back",
     "export": "write an encoder for use with timm alone",
     "tasks": "list the pretext tasks",
@@ -89,9 +89,9 @@ def _evaluate(words: list[str]) -> None:
     from rich.console import Console
 
     from patchloom.evaluate import evaluate
-    from patchloom.options import parse_call
+    from patchloom.options import parse_evaluate
 
-    evaluate(**parse_call("evaluate", evaluate, words)).print(Console(highlight=False))
+    evaluate(**parse_evaluate(words)).print(Console(highlight=False))
 
 
 def _look(words: list[str]) -> None:

@@ -78,6 +78,31 @@ def parse_call(verb: str, function: Callable, words: list[str]) -> dict[str, Any
     return _parse(parser, _joined(words)).as_dict()
 
 
+def parse_evaluate(words: list[str]) -> dict[str, Any]:
+    """Arguments of `patchloom.evaluate.evaluate` from the words after ``patchloom evaluate``.
+
+    Raises:
+        PatchloomError: no such protocol, an unknown option, or a value of the wrong kind.
+    """
+    from patchloom.evaluate import How
+    from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
+
+    words = _joined(words)
+    name = next((word for word in words if not word.startswith("-")), None)
+    about = f"Measure an encoder. The protocols: {', '.join(PROTOCOLS)}; each has a --help of its own."
+    if name is not None:
+        function, _ = protocol_of(name)
+        about = (inspect.getdoc(function) or "").splitlines()[0]
+    parser = _parser("evaluate" if name is None else f"evaluate {name}", about)
+    parser.add_argument("protocol", type=str, help=", ".join(PROTOCOLS))
+    parser.add_argument("run", type=str, help="a run's folder, an encoder's .safetensors file, or timm:NAME")
+    parser.add_argument("data", type=str, help="labelled images, as pretrain takes them")
+    if name is not None:
+        _add_signature(parser, function, skip={"run", "data", "how", "count"})
+    _add_signature(parser, How)
+    return _parse(parser, words).as_dict()
+
+
 def image_size(text: str) -> tuple[int, int] | str:
     """'auto', '96' (square), '64x128' or '[64, 128]' (height, width).
 

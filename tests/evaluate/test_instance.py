@@ -13,7 +13,7 @@ import patchloom
 from patchloom.cli import main
 from patchloom.data import normalize, open_data
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import evaluate, extract, protocols
+from patchloom.evaluate import evaluate, extract, frozen
 from patchloom.evaluate.features import poolings_of, tokens_of
 from patchloom.nets.encode import EncoderSpec, build_encoder
 from patchloom.nets.heads import InstanceHead
@@ -110,7 +110,7 @@ def test_the_control_is_measured_with_the_untrained_head(tmp_path: Path, monkeyp
     save_head(task.instance_head, tmp_path / "instance_head.safetensors")
     asked = []
     monkeypatch.setattr(
-        protocols, "extract", lambda vit, *a, head, **k: asked.append(head) or extract(vit, *a, head=head, **k)
+        frozen, "extract", lambda vit, *a, head, **k: asked.append(head) or extract(vit, *a, head=head, **k)
     )
     evaluate("knn", tmp_path, "digits", pooling="instance", most=50, device="cpu", seed=3)
     tokens = [head.token for head in asked]

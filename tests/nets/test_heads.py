@@ -116,7 +116,7 @@ def test_patches_are_asked_and_stay_as_they_are():
 def test_the_order_of_patches_means_nothing_and_their_content_does():
     instance, patches = head(), torch.randn(4, 7, 16)
     output = instance(patches)
-    torch.testing.assert_close(instance(patches[:, torch.randperm(7)]), output)
+    torch.testing.assert_close(instance(patches.roll(2, 1)), output)
     other = patches.clone()
     other[1, 3] = torch.randn(16)
     differs = (instance(other) - output).abs().amax(1)

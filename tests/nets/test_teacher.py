@@ -95,6 +95,7 @@ def test_it_stays_in_eval_mode():
     task = nn.Module()
     task.student = net()
     task.teacher = Teacher(net=task.student)
+    assert not any(module.training for module in task.teacher.modules())
     images = torch.randn(8, 3) * 3 + 1
     for mode in (True, False, True):
         task.train(mode)

@@ -1,21 +1,23 @@
 """Honest measurements of an encoder: every one beside its controls, and with what was done."""
 
 from patchloom.evaluate.features import Features, Pooling, classes_of, extract, has_labels, labelled, pixel_features
+from patchloom.evaluate.frozen import compare
+from patchloom.evaluate.how import How, Parts, parts_of
 from patchloom.evaluate.knn import knn_accuracies
 from patchloom.evaluate.linear import Choice, Probe, choose_strength, linear_probe
-from patchloom.evaluate.protocols import Parts, Protocol, Settings, compare, evaluate
+from patchloom.evaluate.protocols import PROTOCOLS, evaluate
 from patchloom.evaluate.report import Report, Row, append_rows, wilson
 
 __all__ = [
     "Choice",
     "Features",
+    "How",
     "Parts",
     "Pooling",
     "Probe",
-    "Protocol",
+    "PROTOCOLS",
     "Report",
     "Row",
-    "Settings",
     "append_rows",
     "choose_strength",
     "classes_of",
@@ -26,6 +28,7 @@ __all__ = [
     "has_labels",
     "labelled",
     "linear_probe",
+    "parts_of",
     "pixel_features",
     "wilson",
 ]

@@ -73,17 +73,19 @@ class Report:
         seed: of every split and of the untrained encoder.
         n_test: test images that could be read.
         date: ISO 8601, UTC.
+        others: reports of the same with other seeds.
     """
 
     rows: list[Row]
     protocol: str
     headline: str
-    quoted: tuple[Row, Row, Row]
+    quoted: tuple[Row, ...]
     data: str
     fingerprint: str
     seed: int
     n_test: int
     date: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    others: tuple[Report, ...] = ()
 
     def print(self, console: Console) -> None:
         """Print the protocol, the table and the headline."""
@@ -92,6 +94,17 @@ class Report:
         console.print(self.protocol, markup=False, highlight=False)
         console.print(table, markup=False, highlight=False)
         console.print(self.headline, markup=False, highlight=False)
+        if self.others:
+            console.print(self.spread(), markup=False, highlight=False)
+
+    def spread(self) -> str:
+        """One sentence: mean and range over the seeds of the numbers to quote."""
+        said = []
+        for number, row in enumerate(self.quoted):
+            values = [report.quoted[number].value for report in (*self.others, self)]
+            mean = sum(values) / len(values)
+            said.append(f"{row.encoder} {mean:.1%} ({min(values):.1%} to {max(values):.1%})")
+        return f"Over {len(self.others) + 1} seeds, mean and range: {'; '.join(said)}."
 
 
 def append_rows(path: Path, report: Report) -> None:

@@ -23,8 +23,8 @@ WITHHELD = float("nan")  # drawn black
 WRONG = float("inf")  # drawn white
 
 # Below these a teacher's outputs count as collapsed: two images' outputs have a mean cosine above 0.99, or they differ
-# in hardly more directions than one; ExtreMA on CIFAR-10 fell from 28 to 3 where its learning rate was too high, and its
-# kNN accuracy with it.
+# in hardly more directions than one. ExtreMA on CIFAR-10 fell from 28 to 3 where its learning rate was too high, and
+# its kNN accuracy with it.
 _LEAST_SPREAD, _LEAST_RANK = 0.1, 4.0
 
 Size = int | Literal["auto"]

@@ -20,8 +20,7 @@ from patchloom.data import (
     open_data,
 )
 from patchloom.errors import PatchloomError, Stopped
-from patchloom.evaluate import Parts, Report, append_rows, compare, has_labels, labelled
-from patchloom.evaluate import Settings as EvaluationSettings
+from patchloom.evaluate import How, Parts, Report, append_rows, compare, has_labels, labelled
 from patchloom.files import write_whole
 from patchloom.hints import check
 from patchloom.look import draw_curves
@@ -209,12 +208,8 @@ class _Pretraining:
             some = np.random.default_rng(self.settings.seed).permutation(len(train))[:_MOST_EVALUATED]
             train, story = train.subset(np.sort(some)), f"{story} The training images are a random subset."
         parts = Parts(labelled(train), labelled(test), story)
-        how = EvaluationSettings(
-            seed=self.settings.seed,
-            device=next(self.task.parameters()).device,
-            batch_size=watch.batch_size,
-            workers=watch.workers,
-        )
+        device = str(next(self.task.parameters()).device)
+        how = How(self.settings.seed, device=device, batch_size=watch.batch_size, workers=watch.workers)
         head = self.task.beside().get("instance_head")
         knn, linear = compare(("knn", "linear"), self.task.encoder, self.card, parts, how, head)
         for report in (knn, linear):
