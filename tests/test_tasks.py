@@ -90,7 +90,7 @@ def test_measure_and_pictures(name):
     with torch.inference_mode():
         one, two = (task.measure(images, torch.Generator().manual_seed(1)) for _ in range(2))
         sheets = task.draw(images, torch.Generator().manual_seed(1))
-    assert isinstance(one, Measure) and one.bar in one.yardsticks
+    assert isinstance(one, Measure) and one.hurdle() in one.yardsticks
     assert torch.equal(one.values, two.values) and one.values.shape == (4,) and math.isfinite(one.value)
     assert all(values.shape == (4,) and values.isfinite().all() for values in one.yardsticks.values())
     assert sheets

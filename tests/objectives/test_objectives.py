@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from patchloom.objectives.pixels import guessed_statistics, recovered_images, spread, trivial_errors
-from patchloom.objectives.positions import affinity, blind_guess, foreign_places, loss_weights, weighted_mean
+from patchloom.objectives.positions import affinity, foreign_places, loss_weights, weighted_mean
 from patchloom.views.tokens import deal, normalize_patches, patch_statistics, patchify
 
 
@@ -62,15 +62,6 @@ def test_only_dropped_positions_count():
     torch.testing.assert_close(weights, torch.tensor([[0.2, 0.0, 0.4]]) / 0.7)
     assert weighted_mean(torch.tensor([[1.0, 100.0, 4.0]]), weights).item() == pytest.approx((0.2 + 1.6) / 0.6)
     assert loss_weights(dropped, visible).tolist() == [[1.0, 0.0, 1.0]]
-
-
-def test_blind_guess_is_the_chance_of_a_guesser_who_knows_what_is_taken():
-    n, told, trials = 9, 3, 40_000
-    generator = torch.Generator().manual_seed(0)
-    (taken,) = deal(trials, n, (n,), generator)
-    true, free = taken[:, told], taken[:, told:]  # a random guess among the positions that are not taken
-    guess = free.gather(1, torch.randint(0, n - told, (trials, 1), generator=generator))[:, 0]
-    assert (guess == true).float().mean().item() == pytest.approx(blind_guess(n, told), abs=0.01)
 
 
 def test_foreign_places_are_never_ones_own():

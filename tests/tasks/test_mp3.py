@@ -42,7 +42,7 @@ def test_without_barred_patches_attention_is_full(class_token):
     draw = drawn(task)
     assert draw.barred.shape == (2, 0) and task.view(images, draw).context is None
     full = task.head(encode(task.encoder, whole(images, N))[:, int(class_token) :])
-    torch.testing.assert_close(task.place(images, draw), full)
+    torch.testing.assert_close(task.answer(images, draw), full)
     loss = F.cross_entropy(full.flatten(0, 1), torch.arange(N).repeat(2))
     torch.testing.assert_close(task(images, draw=draw).loss, loss)
 
@@ -53,11 +53,11 @@ def test_a_barred_patch_changes_its_own_answer_alone(tokens, value):
     """Not even nan gets out of a barred patch, as it would from keys and values that are computed and masked."""
     task, images = make(context_mask_ratio=0.75, **tokens), torch.randn(2, 3, 16, 16)
     draw = drawn(task)
-    before, after = (task.place(x, draw) for x in (images, repainted(images, draw.barred[:, :2], value)))
+    before, after = (task.answer(x, draw) for x in (images, repainted(images, draw.barred[:, :2], value)))
     changed = (before != after).any(-1)
     expected = torch.zeros(2, N, dtype=torch.bool).scatter(1, draw.barred[:, :2], True)
     assert torch.equal(changed, expected)
-    served = task.place(repainted(images, draw.context[:, :1], value), draw)
+    served = task.answer(repainted(images, draw.context[:, :1], value), draw)
     assert (before != served).any(-1).all()  # while the context is seen by everybody
 
 
@@ -71,7 +71,7 @@ def test_keys_and_values_of_barred_patches_are_never_computed(tokens, monkeypatc
         return real(x, weight, bias)
 
     monkeypatch.setattr(F, "linear", counted)
-    task.place(images, drawn(task, b=3))
+    task.answer(images, drawn(task, b=3))
     prefix = task.prefix
     assert rows[2 * d, d] == [3 * (prefix + 4)] * 2  # keys and values: once a block, of prefix and context
     assert rows[d, d].count(3 * (prefix + N)) == 4  # queries and outputs: of everybody
@@ -87,9 +87,9 @@ def test_moving_the_patches_moves_the_answers(ratio):
     draw = drawn(task)
     place = order.argsort()
     same = Draw(place[draw.context], place[draw.barred], draw.dropped)
-    torch.testing.assert_close(task.place(moved, same), task.place(images, draw)[:, order], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(task.answer(moved, same), task.answer(images, draw)[:, order], rtol=1e-4, atol=1e-5)
     if ratio:  # the test itself: another context gives other answers
-        assert not torch.allclose(task.place(moved, draw), task.place(images, draw)[:, order], atol=1e-3)
+        assert not torch.allclose(task.answer(moved, draw), task.answer(images, draw)[:, order], atol=1e-3)
 
 
 def told_patches(draw):
@@ -105,7 +105,7 @@ def test_known_positions_are_kept_and_never_asked():
     view = task.view(images, draw)
     assert not view.dropped.gather(1, told).any() and view.dropped.sum() == 2 * 12
 
-    logits = task.place(images, draw)
+    logits = task.answer(images, draw)
     each = [F.cross_entropy(logits[i, j][None], j[None]) for i in range(2) for j in draw.dropped[i]]
     torch.testing.assert_close(task(images, draw=draw).loss, torch.stack(each).mean())
     right = (logits.argmax(-1) == torch.arange(N)).float()
@@ -118,11 +118,11 @@ def test_patches_without_position_can_swap_places_and_told_ones_cannot():
     task = make(positions="sincos", known_positions=0.25, context_mask_ratio=0.0)
     images = torch.randn(1, 3, 16, 16)
     draw = drawn(task, b=1)
-    before = task.place(images, draw)
+    before = task.answer(images, draw)
     for pair, exchanged in ((draw.dropped[0, :2], True), (told_patches(draw)[0, :2], False)):
         order = torch.arange(N)
         order[pair] = pair.flip(0)
-        after = task.place(unpatchify(patchify(images, P)[:, order], P, (4, 4)), draw)
+        after = task.answer(unpatchify(patchify(images, P)[:, order], P, (4, 4)), draw)
         assert torch.allclose(after, before[:, order], rtol=1e-4, atol=1e-5) == exchanged
 
 
@@ -161,7 +161,7 @@ def test_an_image_mixed_with_itself_is_the_image(overlap, monkeypatch):
     monkeypatch.setattr(mp3, "deal", lambda *_: (next(hands),))
     mixed = task.place_mixed(images, torch.Generator())
     dropped = torch.arange(N).expand(2, N)
-    alone = task.place(images, Draw(mine, rest, dropped) if overlap else Draw(order, rest[:, :0], dropped))
+    alone = task.answer(images, Draw(mine, rest, dropped) if overlap else Draw(order, rest[:, :0], dropped))
     assert torch.equal(mixed, alone.argmax(-1))
 
 
@@ -170,6 +170,21 @@ def test_mixing_with_another_image_changes_the_answers():
     alone = task.place_mixed(images[:1].expand(2, -1, -1, -1), torch.Generator().manual_seed(0))
     mixed = task.place_mixed(images, torch.Generator().manual_seed(0))
     assert mixed.shape == (2, N) and not torch.equal(alone[:1], mixed[:1])
+
+
+def test_pictures_put_patches_where_they_were_placed_and_leave_told_ones(monkeypatch):
+    task, images = make(positions="sincos", known_positions=0.25), torch.randn(2, 3, 16, 16)
+    everywhere_first = torch.zeros(2, N, N).index_fill(2, torch.tensor([0]), 1.0)
+    monkeypatch.setattr(task, "answer", lambda images, draw: everywhere_first)
+    (sheet,) = task.draw(images, torch.Generator().manual_seed(0))  # with told positions, no images are mixed
+    assert list(sheet.columns) == ["original", "given", "η = 0.0", "η = 0.25", "η = 0.5", "η = 0.75"]
+    for name, column in sheet.columns.items():
+        if name.startswith("η"):
+            shown = patchify(column, P)
+            alike = (shown == patchify(images, P)).all(-1)[:, 1:]
+            assert ((alike.sum(1) == 4) | (alike.sum(1) == 3)).all()  # the first place may be a told one
+            assert (alike | shown[:, 1:].isnan().all(-1)).all()
+    assert [sheet.name for sheet in make().draw(images, torch.Generator())] == ["rebuilt", "mixed"]
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,7 @@ def test_units_of_one_patch_follow_the_paper_otherwise():
         ({"mask_unit": 0}, "mask units of 0 pixels do not fit"),
         ({"mask_unit": 64}, "mask units of 64 pixels do not fit"),
         ({"size": (20, 32), "mask_unit": 8}, "do not fit 5x8 patches"),
+        ({"size": (32, 20), "mask_unit": 8}, "do not fit 8x5 patches"),
         ({"mask_ratio": 0.0}, "masks nothing: raise --task.mask_ratio"),
         ({"mask_ratio": 1.0}, "mask ratio of 1.0 leaves 0 of 64 patches visible"),
         ({"mask_unit": 32}, "leaves none of 1 mask units visible: lower --task.mask_ratio or --task.mask_unit"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from patchloom.data.read import Unreadable, from_pil
 from patchloom.data.shapes import Shapes
-from patchloom.data.source import Data, Source, digest, pick
+from patchloom.data.source import Data, Source, digest, pick, stamp_of_files
 from patchloom.errors import PatchloomError
 
 DEFAULT_ROOT = Path("~/.cache/patchloom")
@@ -90,6 +91,16 @@ class Torchvision(Source):
 
     def fingerprint(self) -> str:
         return digest([type(self.dataset).__name__, self.split, str(len(self))])
+
+    def stamp(self) -> str | None:
+        pixels = getattr(self.dataset, "data", None)
+        if isinstance(pixels, np.ndarray | Tensor):
+            return hashlib.sha256(np.ascontiguousarray(pixels)).hexdigest()[:16]
+        found = (getattr(self.dataset, attribute, None) for attribute in ("_image_files", "_images", "samples"))
+        files = next((files for files in found if files is not None), None)
+        if files is None:
+            return None
+        return stamp_of_files(file[0] if isinstance(file, tuple) else file for file in files)
 
 
 def is_builtin(data: str) -> bool:

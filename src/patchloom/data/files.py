@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from patchloom.data.read import IMAGE_SUFFIXES, read_image
-from patchloom.data.source import Data, Source, digest
+from patchloom.data.source import Data, Source, digest, stamp_of_files
 from patchloom.errors import PatchloomError
 
 _TEST_FOLDERS = ("test", "val", "validation")
@@ -50,6 +50,9 @@ class Files(Source):
                 size = changed = -1
             parts.append(f"{path}\t{size}\t{changed}\t{-1 if self.labels is None else self.labels[i]}")
         return digest([*self.classes, *parts])
+
+    def stamp(self) -> str:
+        return stamp_of_files(self.root / path for path in self.paths)
 
 
 def open_folder(folder: Path, name: str) -> Data:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,13 @@ class Source(ABC):
     def fingerprint(self) -> str:
         """16 hex digits that change when the content does."""
 
+    def stamp(self) -> str | None:
+        """16 hex digits that no other pixels can have, for what is kept and used again; None: that cannot be known.
+
+        Stricter than `fingerprint`, which a folder keeps when it is moved or copied with its times.
+        """
+        return self.fingerprint()
+
     def describe(self, i: int) -> str:
         """What to call image i in a message: its path, or its number."""
         return f"{self.name} #{i}"
@@ -64,6 +72,10 @@ class Subset(Source):
     def fingerprint(self) -> str:
         return digest([self.source.fingerprint(), *map(str, self.indices)])
 
+    def stamp(self) -> str | None:
+        whole = self.source.stamp()
+        return None if whole is None else digest([whole, *map(str, self.indices)])
+
 
 @dataclass(frozen=True)
 class Data:
@@ -79,6 +91,23 @@ def digest(parts: Iterable[str]) -> str:
     for part in parts:
         total.update(part.encode("utf-8", "surrogateescape") + b"\0")
     return total.hexdigest()[:16]
+
+
+def stamp_of_files(paths: Iterable[str | os.PathLike[str]]) -> str:
+    """16 hex digits that change when a file is written, replaced or touched, even if its time is set back.
+
+    Nothing is read: the file's number (inode) and the system's own record of its last change (ctime) tell. Of its name
+    only the suffix matters, which says how it is read.
+    """
+    parts = []
+    for path in paths:
+        try:
+            s = os.stat(path)
+            known = f"{s.st_ino}\t{s.st_size}\t{s.st_mtime_ns}\t{s.st_ctime_ns}"
+        except OSError:
+            known = "missing"
+        parts.append(f"{os.path.splitext(path)[1]}\t{known}")
+    return digest(parts)
 
 
 def hold_out(source: Source, share: float = 0.05, most: int = 2000, seed: int = 0) -> tuple[Source, Source]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from patchloom.data import Source, normalize, plain_batches
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import encode, final_norm
+from patchloom.nets.encode import attend_each, embed, encode, final_norm, layer_names
 from patchloom.nets.heads import InstanceHead, represent
 from patchloom.nets.weights import EncoderCard
 from patchloom.views.view import whole
@@ -30,16 +30,18 @@ class Features:
 
     Attributes:
         tokens: [n d] float32 by name: "class" (if the encoder has that token), "mean" and "instance" (if a head is
-            beside it), or "pixels".
+            beside it), or "pixels", or the layers of `layer_names`.
         labels: [n] int64.
         indices: [n] int64, where in the source the images are.
         unreadable: names of the images that could not be read.
+        kept: they are of an earlier pass (see `cache`).
     """
 
     tokens: dict[str, Tensor]
     labels: Tensor
     indices: Tensor
     unreadable: list[str]
+    kept: bool = False
 
     def poolings(self) -> tuple[str, ...]:
         """What `pooled` can give."""
@@ -128,28 +130,71 @@ def extract(
         PatchloomError: no labels, no readable image, channels that the encoder does not take, or features that are not
             finite.
     """
-    source, device = labelled(source), torch.device(device)
-    patches = vit.patch_embed.num_patches
+    names, patches = tokens_of(vit, head), vit.patch_embed.num_patches
+
+    def pools(images: Tensor) -> dict[str, Tensor]:
+        unnormed = encode(vit, whole(images, patches), norm=False)
+        tokens = final_norm(vit, unnormed).float()
+        found = {"class": tokens[:, 0], "mean": tokens[:, vit.num_prefix_tokens :].mean(1)}
+        found = {name: vit.fc_norm(pooled) for name, pooled in found.items()}
+        if head is not None:
+            found["instance"] = represent(vit, head, unnormed)
+        return {name: found[name] for name in names}
+
+    if head is not None:
+        head.to(device)
+    return _pass(vit, card, source, pools, torch.device(device), batch_size, workers, precision)
+
+
+def extract_layers(
+    vit: VisionTransformer,
+    card: EncoderCard,
+    source: Source,
+    *,
+    device: torch.device | str,
+    batch_size: int = 256,
+    workers: int = 0,
+    precision: Precision = "auto",
+) -> Features:
+    """Mean of the patch tokens in every layer of `layer_names`, all of one pass; arguments and errors of `extract`."""
+    names, patches = layer_names(vit), vit.patch_embed.num_patches
+
+    def pools(images: Tensor) -> dict[str, Tensor]:
+        each = attend_each(vit, embed(vit, whole(images, patches)))
+        means = (tokens[:, vit.num_prefix_tokens :].float().mean(1) for tokens in each)
+        return dict(zip(names, means, strict=True))
+
+    return _pass(vit, card, source, pools, torch.device(device), batch_size, workers, precision)
+
+
+def in_half(device: torch.device, precision: Precision) -> bool:
+    """Whether the encoder runs in bfloat16."""
+    return precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def _pass(
+    vit: VisionTransformer,
+    card: EncoderCard,
+    source: Source,
+    pools: Callable[[Tensor], dict[str, Tensor]],
+    device: torch.device,
+    batch_size: int,
+    workers: int,
+    precision: Precision,
+) -> Features:
+    """What ``pools`` makes of every labelled image [b c h w]: [b d] by name."""
+    source = labelled(source)
     channels, size = vit.patch_embed.proj.in_channels, tuple(vit.patch_embed.img_size)
-    half = precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    found: dict[str, list[Tensor]] = {name: [] for name in tokens_of(vit, head)}
+    found: dict[str, list[Tensor]] = {}
     indices, unreadable = [], []
     training = vit.training
     vit.to(device).eval()
-    if head is not None:
-        head.to(device)
     try:
-        with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=half):
+        with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=in_half(device, precision)):
             for batch in plain_batches(source, size, batch_size, workers, channels):
                 images = normalize(batch.views[0].to(device, non_blocking=True), card.mean, card.std)
-                unnormed = encode(vit, whole(images, patches), norm=False)
-                tokens = final_norm(vit, unnormed).float()
-                pools = {"class": tokens[:, 0], "mean": tokens[:, vit.num_prefix_tokens :].mean(1)}
-                pools = {name: vit.fc_norm(pooled) for name, pooled in pools.items()}
-                if head is not None:
-                    pools["instance"] = represent(vit, head, unnormed)
-                for name, kept in found.items():
-                    kept.append(pools[name].float().cpu())
+                for name, pooled in pools(images).items():
+                    found.setdefault(name, []).append(pooled.float().cpu())
                 indices.append(batch.indices)
                 unreadable += batch.unreadable
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -12,16 +13,18 @@ from timm.models.vision_transformer import VisionTransformer
 
 from patchloom.data import Source
 from patchloom.errors import PatchloomError
+from patchloom.evaluate.cache import about_encoder, remembered
 from patchloom.evaluate.features import (
     Features,
     Pooling,
     check_pooling,
     extract,
+    extract_layers,
     pixel_features,
     pixels_size,
     tokens_of,
 )
-from patchloom.evaluate.how import How, Parts, parts_of
+from patchloom.evaluate.how import How, Parts, parts_of, stratified
 from patchloom.evaluate.knn import TEMPERATURE, knn_accuracies
 from patchloom.evaluate.linear import HELD_OUT_SHARE, STRENGTHS, linear_probe
 from patchloom.evaluate.report import Report, Row
@@ -34,8 +37,12 @@ UNTRAINED, PIXELS, CHANCE = "untrained", "raw pixels", "majority class"
 _USUAL_K = 20
 _KS = (1, 5, 20, 100)
 
-# (training images, test images, pooling) -> settings and accuracy of each number that the protocol gives
-Measure = Callable[[Features, Features, str], list[tuple[dict[str, Any], float]]]
+# test images -> settings and accuracy of each number that the protocol gives
+Score = Callable[[Features], list[tuple[dict[str, Any], float]]]
+# training images, pooling -> how test images are scored; all that is chosen is chosen here
+Fit = Callable[[Features, str], Score]
+# what is measured: its name, and the features it has of some images
+Subject = tuple[str, Callable[[Source], Features]]
 
 
 def knn(
@@ -45,6 +52,7 @@ def knn(
     *,
     pooling: Pooling | Literal["all"] = "all",
     ks: Sequence[int] = _KS,
+    gallery: float = 1.0,
 ) -> Report:
     """Let the most similar training images vote, by the cosine of frozen features.
 
@@ -54,13 +62,16 @@ def knn(
         how: what is common to all protocols.
         pooling: "class", "mean", "instance" (of a head beside the encoder), "both" class and mean, or "all" there are.
         ks: numbers of neighbours.
+        gallery: share of the training images, drawn from each class alike, that may vote.
 
     Raises:
         PatchloomError: no such encoder or data; data without labels; or a pooling that the encoder lacks.
     """
     if any(k < 1 for k in ks):
         raise PatchloomError(f"--ks must be 1 or more, not {min(ks)}")
-    return _one("knn", run, data, how, pooling, tuple(ks))
+    if not 0 < gallery <= 1:
+        raise PatchloomError(f"--gallery must be a share above 0 and up to 1, such as 0.1, not {gallery:g}")
+    return _one("knn", run, data, how, pooling, tuple(ks), gallery)
 
 
 def linear(run: str | Path, data: str | Path, how: How, *, pooling: Pooling | Literal["all"] = "all") -> Report:
@@ -75,10 +86,50 @@ def linear(run: str | Path, data: str | Path, how: How, *, pooling: Pooling | Li
     return _one("linear", run, data, how, pooling)
 
 
-def _one(protocol: Protocol, run: str | Path, data: str | Path, how: How, pooling: str, ks=_KS) -> Report:
+def _one(
+    protocol: Protocol, run: str | Path, data: str | Path, how: How, pooling: str, ks=_KS, gallery: float = 1.0
+) -> Report:
     vit, card = load_encoder(run)
-    (report,) = compare((protocol,), vit, card, parts_of(data, how), how, load_instance_head(run), pooling, ks)
+    parts = parts_of(data, how)
+    if gallery < 1:
+        n = len(parts.train)
+        some = stratified(parts.train, max(1, round(gallery * n)), how.seed)
+        drawn = f"The gallery is a stratified {gallery:.3g} of {n:,} training images (seed {how.seed})."
+        parts = replace(parts, train=some, story=f"{parts.story} {drawn}")
+    (report,) = compare((protocol,), vit, card, parts, how, load_instance_head(run), pooling, ks)
     return report
+
+
+def subjects(
+    vit: VisionTransformer, card: EncoderCard, how: How, head: InstanceHead | None = None, *, layers: bool = False
+) -> list[Subject]:
+    """An encoder, its untrained twin and raw pixels; features that were taken before come from the cache.
+
+    Args:
+        vit, card, how: the encoder, what belongs to it, and how to measure.
+        head: gives the instance representation; the twin has an untrained one.
+        layers: give every layer's features rather than every pooling of the last.
+    """
+    at, read, keep = how.at, how.reading, how.cache
+    size, what = tuple(vit.patch_embed.img_size), "layers" if layers else "pooled"
+
+    def by(net: VisionTransformer, its_head: InstanceHead | None) -> Callable[[Source], Features]:
+        def take(source: Source) -> Features:
+            if layers:
+                return extract_layers(net, card, source, device=at, **read)
+            return extract(net, card, source, device=at, head=its_head, **read)
+
+        about = (what, *about_encoder(net, card, at, its_head)) if keep else ()
+        return lambda source: remembered(about, source, take, keep=keep)
+
+    def pixels(source: Source) -> Features:
+        about = ("pixels", str(pixels_size(size)), str(card.mean), str(card.std))
+        take = partial(pixel_features, size=size, mean=card.mean, std=card.std, **read)
+        return remembered(about, source, take, keep=keep)
+
+    twin, fresh = untrained_twin(card, head, how.seed)
+    # functions, so that only one encoder's features are in memory at a time
+    return [(card.name, by(vit, head)), (UNTRAINED, by(twin, fresh)), (PIXELS, pixels)]
 
 
 def compare(
@@ -100,38 +151,34 @@ def compare(
     """
     if pooling != "all":
         check_pooling(pooling, tokens_of(vit, head))
-    at, read = how.at, how.reading
-    size = tuple(vit.patch_embed.img_size)
-    twin, fresh = untrained_twin(card, head, how.seed)
-    # a list of thunks, so that only one encoder's features are in memory at a time
-    subjects: list[tuple[str, Callable[[Source], Features]]] = [
-        (card.name, lambda source: extract(vit, card, source, device=at, head=head, **read)),
-        (UNTRAINED, lambda source: extract(twin, card, source, device=at, head=fresh, **read)),
-        (PIXELS, lambda source: pixel_features(source, size, card.mean, card.std, **read)),
-    ]
-    measures: dict[str, Measure] = {
+    fits: dict[str, Fit] = {
         "knn": partial(_knn, ks=ks),
-        "linear": partial(_linear, seed=how.seed, device=at),
+        "linear": partial(_linear, seed=how.seed, device=how.at),
     }
     rows: dict[str, list[list[Row]]] = {protocol: [] for protocol in protocols}
-    for name, features_of in subjects:
-        train, test = features_of(parts.train), features_of(parts.test)
+    kept = []
+    for name, features_of in subjects(vit, card, how, head):
+        train = features_of(parts.train)
         poolings = train.poolings() if pooling == "all" or name == PIXELS else (pooling,)
+        scores = {protocol: {pooled: fits[protocol](train, pooled) for pooled in poolings} for protocol in protocols}
+        # all that is chosen has been chosen: now the test images are read
+        test = features_of(parts.test)
         for protocol in protocols:
             found = [
-                Row.of(name, pooled, protocol, chosen, value, len(test.labels))
-                for pooled in poolings
-                for chosen, value in measures[protocol](train, test, pooled)
+                Row.of(name, pooled, protocol, settings, value, len(test.labels))
+                for pooled, score in scores[protocol].items()
+                for settings, value in score(test)
             ]
             rows[protocol].append(found)
+        kept += [name] * (train.kept or test.kept)
     n_test = len(test.labels)
-    instance = head is not None and pooling in ("all", "instance")
+    size, instance = tuple(vit.patch_embed.img_size), head is not None and pooling in ("all", "instance")
     majority = (test.labels == train.labels.bincount().argmax()).double().mean().item()
     quoted = {protocol: tuple(_to_quote(protocol, some) for some in rows[protocol]) for protocol in protocols}
     return [
         Report(
             rows=[*sum(rows[protocol], []), Row.of(CHANCE, "-", protocol, {}, majority, n_test)],
-            protocol=_sentences(protocol, parts, train, test, pixels_size(size), instance),
+            protocol=f"{_sentence(protocol, train, test)} {circumstances(parts, train, test, size, kept, instance)}",
             headline=_headline(protocol, *quoted[protocol], n_test),
             quoted=quoted[protocol],
             data=parts.test.name,
@@ -143,17 +190,18 @@ def compare(
     ]
 
 
-def _knn(train: Features, test: Features, pooling: str, *, ks: Sequence[int]) -> list[tuple[dict[str, Any], float]]:
-    found = knn_accuracies(train.pooled(pooling), train.labels, test.pooled(pooling), test.labels, ks)
-    return [({"k": k, "temperature": TEMPERATURE}, value) for k, value in found.items()]
+def _knn(train: Features, pooling: str, *, ks: Sequence[int]) -> Score:
+    def score(test: Features) -> list[tuple[dict[str, Any], float]]:
+        found = knn_accuracies(train.pooled(pooling), train.labels, test.pooled(pooling), test.labels, ks)
+        return [({"k": k, "temperature": TEMPERATURE}, value) for k, value in found.items()]
+
+    return score
 
 
-def _linear(
-    train: Features, test: Features, pooling: str, *, seed: int, device: torch.device
-) -> list[tuple[dict[str, Any], float]]:
+def _linear(train: Features, pooling: str, *, seed: int, device: torch.device) -> Score:
     probe, choice = linear_probe(train.pooled(pooling), train.labels, seed=seed, device=device)
     settings = {"l2": choice.strength, "held_out_accuracy": choice.accuracy, "held_out": choice.held_out}
-    return [(settings, probe.accuracy(test.pooled(pooling), test.labels))]
+    return lambda test: [(settings, probe.accuracy(test.pooled(pooling), test.labels))]
 
 
 def _to_quote(protocol: Protocol, rows: list[Row]) -> Row:
@@ -164,26 +212,37 @@ def _to_quote(protocol: Protocol, rows: list[Row]) -> Row:
     return min(first, key=lambda row: abs(row.settings["k"] - _USUAL_K))
 
 
-def _sentences(
-    protocol: Protocol, parts: Parts, train: Features, test: Features, pixels: tuple[int, int], instance: bool
-) -> str:
+def _sentence(protocol: Protocol, train: Features, test: Features) -> str:
     n, m = len(train.labels), len(test.labels)
     if protocol == "knn":
-        done = (
+        return (
             f"kNN: for each of {m:,} test images the k most similar of {n:,} training images vote (cosine similarity "
             f"of frozen features, votes weighted by exp(similarity / {TEMPERATURE})); nothing was trained or chosen."
         )
-    else:
-        held = round(100 * HELD_OUT_SHARE)
-        done = (
-            f"Linear probe: a logistic regression on the frozen, standardised features of {n:,} training images, "
-            f"tested on {m:,} others; its L2 strength (of {len(STRENGTHS)} from {min(STRENGTHS):g} to "
-            f"{max(STRENGTHS):g}) and the pooling that is quoted were chosen on a stratified {held} % of the training "
-            "images, then all of them were fitted again."
-        )
-    said = [done, parts.story, f"Raw pixels are the images at {pixels[0]}x{pixels[1]}."]
+    return (
+        f"Linear probe: a logistic regression on the frozen, standardised features of {n:,} training images, "
+        f"tested on {m:,} others; its L2 strength (of {len(STRENGTHS)} from {min(STRENGTHS):g} to "
+        f"{max(STRENGTHS):g}) and the pooling that is quoted were chosen on a stratified {HELD_OUT_SHARE:.0%} of the "
+        "training images, then all of them were fitted again."
+    )
+
+
+def circumstances(
+    parts: Parts, train: Features, test: Features, size: tuple[int, int], kept: Sequence[str], instance: bool = False
+) -> str:
+    """Sentences for any protocol on frozen features: where images and features came from, and what the controls are.
+
+    Args:
+        parts, train, test: the images, and features of them.
+        size: height and width that the encoder sees.
+        kept: whose features are of an earlier pass.
+        instance: the instance representation was measured.
+    """
+    said = [parts.story, "Raw pixels are the images at {}x{}.".format(*pixels_size(size))]
     if instance:
         said.append("Pooling instance is by the head that is beside the encoder; untrained has an untrained head.")
+    if kept:
+        said.append(f"Features of an earlier pass were used for {', '.join(kept)}: --cache false takes them anew.")
     lost = train.unreadable + test.unreadable
     if lost:
         said.append(f"{len(lost):,} images could not be read and were left out, such as {lost[0]}.")

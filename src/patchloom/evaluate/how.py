@@ -25,6 +25,7 @@ class How:
         batch_size: images at once where nothing is trained but on their features.
         workers: processes that read images.
         most: use a stratified subset of at most so many training images, for a quick look.
+        cache: keep features on the disc, and use those of an earlier pass over the same images.
     """
 
     seed: int = 0
@@ -33,6 +34,7 @@ class How:
     batch_size: int = 256
     workers: int = 0
     most: int | None = None
+    cache: bool = True
 
     def check(self) -> None:
         """Refuse what cannot be meant.

@@ -138,17 +138,21 @@ def choose_strength(
     Raises:
         PatchloomError: fewer than two images or two classes.
     """
-    n = len(labels)
     if len(labels.unique()) < 2:
         raise PatchloomError("a linear probe needs training images of at least two classes: add another class's images")
-    chosen = pick(labels.numpy(), min(max(1, round(HELD_OUT_SHARE * n)), n - 1), seed)
-    held = torch.from_numpy(chosen)
-    rest = torch.from_numpy(np.setdiff1d(np.arange(n), chosen))
+    rest, held = hold_out_for_choice(labels, seed)
     ordered = sorted(strengths, reverse=True)
     probes = fit_path(features[rest], labels[rest], ordered, device)
     accuracies = [probe.accuracy(features[held], labels[held]) for probe in probes]
     best = int(np.argmax(accuracies))
     return Choice(ordered[best], accuracies[best], len(held))
+
+
+def hold_out_for_choice(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Indices of (the rest, a stratified fifth) of training images with ``labels`` [n], n >= 2."""
+    n = len(labels)
+    held = pick(labels.numpy(), min(max(1, round(HELD_OUT_SHARE * n)), n - 1), seed)
+    return torch.from_numpy(np.setdiff1d(np.arange(n), held)), torch.from_numpy(held)
 
 
 def linear_probe(

@@ -18,6 +18,7 @@ from patchloom.evaluate.report import Report, append_rows
 PROTOCOLS: dict[str, str] = {
     "knn": "patchloom.evaluate.frozen.knn",
     "linear": "patchloom.evaluate.frozen.linear",
+    "layers": "patchloom.evaluate.layers.layers",
 }
 
 
@@ -32,14 +33,18 @@ def protocol_of(name: str) -> tuple[Callable[..., Report], dict[str, Any]]:
         near = get_close_matches(plain, PROTOCOLS, n=1)
         hint = f"; did you mean {near[0]}?" if near else "."
         raise PatchloomError(f"there is no protocol {name}{hint} Choose one of: {', '.join(PROTOCOLS)}.")
-    module, _, attribute = PROTOCOLS[plain].rpartition(".")
-    return getattr(importlib.import_module(module), attribute), {"count": int(number)} if number else {}
+    return _at(PROTOCOLS[plain]), {"count": int(number)} if number else {}
+
+
+def _at(path: str) -> Callable[..., Any]:
+    module, _, attribute = path.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def evaluate(protocol: str, run: str | Path, data: str | Path, **options: Any) -> Report:
     """Measure what an encoder is worth by one protocol, beside its controls.
 
-    The rows are appended to ``results.csv`` in the run's folder, if ``run`` is one.
+    The rows are appended to ``results.csv`` in the run's folder, if ``run`` is one. Pictures are of the last seed.
 
     Args:
         protocol: one of `PROTOCOLS`.
@@ -67,4 +72,6 @@ def evaluate(protocol: str, run: str | Path, data: str | Path, **options: Any) -
         if not str(run).startswith("timm:") and Path(run).is_dir():
             append_rows(Path(run) / "results.csv", report)
         reports.append(report)
+    for drawing in reports[-1].drawings:
+        _at(drawing.function)(**drawing.content, out=drawing.out)
     return replace(reports[-1], others=tuple(reports[:-1]))

@@ -90,9 +90,14 @@ def draw_curves(metrics_csv: Path, out: Path, measure: str = "held-out measure",
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08, wspace=0.02)
         for axes, content in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             draw_panel(axes, content, longest)
-        buffer = io.BytesIO()
-        # without metadata the same run gives the same bytes, whatever the version of matplotlib
-        FigureCanvasAgg(figure).print_figure(buffer, dpi=DPI, format="png", metadata={"Software": None})
+        return write_figure(figure, out)
+
+
+def write_figure(figure: Figure, out: Path) -> Path:
+    """Write a figure as a PNG file ``out``; its folder is made if it is missing."""
+    buffer = io.BytesIO()
+    # without metadata the same run gives the same bytes, whatever the version of matplotlib
+    FigureCanvasAgg(figure).print_figure(buffer, dpi=DPI, format="png", metadata={"Software": None})
     write_whole(out, buffer.getvalue())
     return out
 
@@ -135,38 +140,43 @@ def panel_of(
 
 def draw_panel(axes: Axes, panel: Panel, longest: float) -> None:
     """Draw one panel from epoch 0 to ``longest``, with every line named at its right end."""
-    axes.set_title(panel.title, loc="left", pad=19, fontsize=10.5, color=INK)
     smoothed = smoothed_values(panel.values, panel.smooth)
     note = panel.note
     marker = "o" if len(panel.values) <= MARKED else None
     if smoothed is not panel.values:
         note, marker = f"{panel.note}, and smoothed", None
         axes.plot(panel.epochs, panel.values, color=RUN_PALE, linewidth=0.7)
-    small = {"xycoords": "axes fraction", "textcoords": "offset points", "fontsize": 8, "color": QUIET}
-    axes.annotate(note, (0, 1), (0, 7), **small)
+    frame_panel(axes, panel._replace(note=note))
     axes.plot(panel.epochs, smoothed, color=RUN, linewidth=1.9, marker=marker, markersize=3.5, clip_on=False)
-    for value in panel.yardsticks.values():
-        axes.axhline(value, color=QUIET, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-    axes.margins(y=0.08)
     axes.set_xlim(0, longest * 1.02 or 1)
     axes.set_xlabel("epochs")
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    name_lines(axes, panel, float(smoothed[-1]))
+
+
+def frame_panel(axes: Axes, panel: Panel) -> None:
+    """Write a panel's title and note above it, rule it, and draw its yardsticks as dashed lines."""
+    axes.set_title(panel.title, loc="left", pad=19, fontsize=10.5, color=INK)
+    small = {"xycoords": "axes fraction", "textcoords": "offset points", "fontsize": 8, "color": QUIET}
+    axes.annotate(panel.note, (0, 1), (0, 7), **small)
+    for value in panel.yardsticks.values():
+        axes.axhline(value, color=QUIET, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+    axes.margins(y=0.08)
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     if panel.percent:
         axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")
     axes.grid(axis="y", color="#eeeeee", linewidth=0.8)
     axes.set_axisbelow(True)
-    name_lines(axes, panel, float(smoothed[-1]))
 
 
-def name_lines(axes: Axes, panel: Panel, last: float) -> None:
+def name_lines(axes: Axes, panel: Panel, last: float, curve: str = "this run") -> None:
     """Write name and value of the curve and of each yardstick beside the panel, moved apart where they would touch."""
 
     def number(value: float) -> str:
         return f"{value:.1%}" if panel.percent else f"{value:#.3g}"
 
     labels = [(value, f"{name} {number(value)}", QUIET, "normal") for name, value in panel.yardsticks.items()]
-    labels.append((last, f"this run {number(last)}" if panel.yardsticks else number(last), RUN, "bold"))
+    labels.append((last, f"{curve} {number(last)}" if panel.yardsticks else number(last), RUN, "bold"))
     labels.sort(key=lambda label: label[0])
     low, high = axes.get_ylim()
     heights = moved_apart([(value - low) / (high - low) for value, *_ in labels], LABEL_GAP)

@@ -1,4 +1,4 @@
-"""The encoder is a guest from timm: this is the only file that knows its insides.
+"""The encoder is a guest from timm: this file alone (and `context`, beneath it) knows its insides.
 
 A stock ``VisionTransformer`` comes in, is fed a `View`, and goes home unchanged: no weight is ever renamed. Letters as
 in `patchloom.views`; d is the width of the encoder and ``prefix`` the number of class and register tokens.
@@ -7,6 +7,7 @@ in `patchloom.views`; d is the width of the encoder and ``prefix`` the number of
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
+from patchloom.nets.context import context_block
 from patchloom.views.positions import sincos_2d
 from patchloom.views.tokens import patchify
 from patchloom.views.view import View
@@ -251,7 +253,7 @@ def attend(vit: VisionTransformer, tokens: Tensor, context: Tensor | None = None
         prefix = torch.arange(vit.num_prefix_tokens, device=context.device).expand(len(context), -1)
         serving = torch.cat([prefix, context + vit.num_prefix_tokens], dim=1)
         for block in vit.blocks:
-            tokens = _context_block(block, tokens, serving)
+            tokens = context_block(block, tokens, serving)
     return vit.norm(tokens) if norm else tokens
 
 
@@ -260,26 +262,21 @@ def final_norm(vit: VisionTransformer, tokens: Tensor) -> Tensor:
     return vit.norm(tokens)
 
 
-def _context_block(block: Block, tokens: Tensor, serving: Tensor) -> Tensor:
-    normed = block.norm1(tokens)
-    rows = torch.arange(len(serving), device=serving.device)[:, None]
-    attended = _context_attention(block.attn, normed, normed[rows, serving])
-    tokens = tokens + block.drop_path1(block.ls1(attended))
-    return tokens + block.drop_path2(block.ls2(block.mlp(block.norm2(tokens))))
+def attend_each(vit: VisionTransformer, tokens: Tensor) -> Iterator[Tensor]:
+    """What `attend` makes of tokens [b prefix+k d] on its way: as they came, after each block, after the final norm.
+
+    `layer_names` tells what they are called.
+    """
+    yield tokens
+    for block in vit.blocks:
+        tokens = block(tokens)
+        yield tokens
+    yield vit.norm(tokens)
 
 
-def _context_attention(attn: Attention, asking: Tensor, serving: Tensor) -> Tensor:
-    """timm's attention with queries from ``asking`` [b t d], keys and values from ``serving`` [b m d]."""
-    heads, side = attn.num_heads, attn.head_dim
-    parts = [heads * side, 2 * heads * side]
-    weights = attn.qkv.weight.split(parts)
-    biases = (None, None) if attn.qkv.bias is None else attn.qkv.bias.split(parts)
-    q = F.linear(asking, weights[0], biases[0]).unflatten(-1, (heads, side)).transpose(1, 2)
-    k, v = F.linear(serving, weights[1], biases[1]).unflatten(-1, (2, heads, side)).permute(2, 0, 3, 1, 4)
-    dropout = attn.attn_drop.p if attn.training else 0.0
-    mixed = F.scaled_dot_product_attention(attn.q_norm(q), attn.k_norm(k), v, dropout_p=dropout)
-    mixed = attn.norm(mixed.transpose(1, 2).flatten(2))
-    return attn.proj_drop(attn.proj(mixed))
+def layer_names(vit: VisionTransformer) -> tuple[str, ...]:
+    """A name for each of what `attend_each` gives."""
+    return ("embedding", *(f"block {i}" for i in range(1, len(vit.blocks) + 1)), "norm")
 
 
 def encode(

@@ -46,15 +46,16 @@ class EncoderCard:
 
 def save_encoder(vit: VisionTransformer, card: EncoderCard, path: Path) -> None:
     """Write the encoder's ``state_dict`` and card; the file appears whole or not at all."""
-    _save(vit, {FORMAT: json.dumps(asdict(card))}, path)
+    save_net(vit, {FORMAT: json.dumps(asdict(card))}, path)
 
 
 def save_head(head: nn.Module, path: Path) -> None:
     """Write a head's ``state_dict`` and the ``sizes`` that build it again; the file appears whole or not at all."""
-    _save(head, {HEAD_FORMAT: json.dumps(head.sizes)}, path)
+    save_net(head, {HEAD_FORMAT: json.dumps(head.sizes)}, path)
 
 
-def _save(net: nn.Module, about: dict[str, str], path: Path) -> None:
+def save_net(net: nn.Module, about: dict[str, str], path: Path) -> None:
+    """Write a net's ``state_dict`` and what is to be known of it; the file appears whole or not at all."""
     # about has one key: the order of several would differ from file to file
     weights = {name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()}
     write_whole(path, save(weights, metadata=about))
@@ -66,12 +67,23 @@ def read_card(path: Path) -> EncoderCard:
     Raises:
         PatchloomError: no such file, or none that patchloom wrote.
     """
-    card = _about(path, FORMAT, "encoder weights")
-    spec = card["spec"] | {"img_size": tuple(card["spec"]["img_size"])}
-    return EncoderCard(EncoderSpec(**spec), tuple(card["mean"]), tuple(card["std"]), card["task"], card["name"])
+    return card_from(read_about(path, FORMAT, "encoder weights"))
 
 
-def _about(path: Path, key: str, what: str) -> dict[str, Any]:
+def card_from(about: dict[str, Any]) -> EncoderCard:
+    """A card from what ``asdict`` and JSON made of it."""
+    spec = about["spec"]
+    if spec is not None:
+        spec = EncoderSpec(**spec | {"img_size": tuple(spec["img_size"])})
+    return EncoderCard(spec, tuple(about["mean"]), tuple(about["std"]), about["task"], about["name"])
+
+
+def read_about(path: Path, key: str, what: str) -> dict[str, Any]:
+    """What `save_net` wrote of a net under ``key``; ``what`` the file should hold is for the error.
+
+    Raises:
+        PatchloomError: no such file, or none that patchloom wrote under that key.
+    """
     try:
         with safe_open(path, "pt") as file:
             about = file.metadata() or {}
@@ -82,7 +94,8 @@ def _about(path: Path, key: str, what: str) -> dict[str, Any]:
     return json.loads(about[key])
 
 
-def _weights(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file that `save_net` wrote."""
     with safe_open(path, "pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}
 
@@ -105,7 +118,7 @@ def load_encoder(source: str | Path) -> tuple[VisionTransformer, EncoderCard]:
         raise PatchloomError(f"there is no encoder at {path}: give a finished run, a .safetensors file or timm:NAME")
     card = read_card(path)
     vit = build_encoder(card.spec)
-    vit.load_state_dict(_weights(path), strict=True)
+    vit.load_state_dict(read_weights(path), strict=True)
     return vit.eval(), card
 
 
@@ -125,8 +138,8 @@ def load_instance_head(source: str | Path) -> InstanceHead | None:
     path /= "instance_head.safetensors"
     if str(source).startswith("timm:") or not path.exists():
         return None
-    head = InstanceHead(**_about(path, HEAD_FORMAT, "an instance head"))
-    head.load_state_dict(_weights(path), strict=True)
+    head = InstanceHead(**read_about(path, HEAD_FORMAT, "an instance head"))
+    head.load_state_dict(read_weights(path), strict=True)
     return head.eval()
 
 

@@ -54,11 +54,6 @@ def loss_weights(dropped: Tensor, visible: Tensor, affinities: Tensor | None = N
     return counted * among_visible / among_visible.sum(1, keepdim=True)
 
 
-def blind_guess(n: int, told: int) -> float:
-    """The exact chance level: a guesser who never names one of the ``told`` positions that others are known to hold."""
-    return 1 / (n - told)
-
-
 def foreign_places(visible: Tensor, n: int, generator: torch.Generator | None = None) -> Tensor:
     """For each visible patch [b k] the index of another patch, uniform over the ``n`` - 1 others."""
     at = generator.device if generator is not None else "cpu"

@@ -15,17 +15,16 @@ from patchloom.nets.encode import encode, patch_positions
 from patchloom.objectives.pixels import pixel_loss, pixel_targets
 from patchloom.objectives.positions import (
     affinity,
-    blind_guess,
     foreign_places,
     loss_weights,
     position_cross_entropy,
     weighted_mean,
 )
 from patchloom.tasks.mae import pixel_decoder, recovery_sheet
-from patchloom.tasks.positions_drawn import position_sheets
+from patchloom.tasks.positions_drawn import POSITION_GRID, position_measure, position_sheets
 from patchloom.tasks.task import Measure, Outcome, Sheet, Size, Task
-from patchloom.views.positions import smoothed_positions
-from patchloom.views.tokens import deal, share_of
+from patchloom.views.positions import Placed, deal_dropped, smoothed_positions
+from patchloom.views.tokens import deal
 from patchloom.views.view import View, drop_positions, mask_patches, whole
 
 _ENOUGH = 16  # visible patches below which there is too little context to tell positions
@@ -133,12 +132,10 @@ class DropPos(Task):
         """
         visible = self.visible_of(self.mask_ratio if mask_ratio is None else mask_ratio)
         ratio = self.position_mask_ratio if position_mask_ratio is None else position_mask_ratio
-        told = min(share_of(visible, 1 - ratio), visible - 1)
         seen, masked = deal(b, self.patches, (visible, self.patches - visible), generator, device)
         if not self.shuffle:
             seen = seen.sort(dim=1).values
-        _, dropped = deal(b, visible, (told, visible - told), generator, device)
-        return seen, masked, dropped
+        return seen, masked, deal_dropped(b, visible, ratio, generator, device)
 
     def view(self, images: Tensor, visible: Tensor, dropped: Tensor) -> View:
         """What the encoder may know: the visible patches, and only some of their positions."""
@@ -165,24 +162,19 @@ class DropPos(Task):
         self.encoder.train(training)
         return affinity(features, self.prefix, self.temperature, self.encoder.has_class_token)
 
-    def place(self, images: Tensor, generator, mask_ratio: float, position_mask_ratio: float):
-        """Predict positions at any ratios, for measures and pictures.
+    def position_axes(self) -> dict[str, tuple[float, ...]]:
+        """The shares of patches and of positions of the paper's Tables S3-S5."""
+        return POSITION_GRID
 
-        Returns:
-            visible [b k], dropped [b k] bool, predicted positions [b k].
-        """
+    def place(self, images: Tensor, generator, mask_ratio=None, position_mask_ratio=None) -> Placed:
+        """Predict positions, by default at the task's ratios, for measures and pictures."""
         visible, _, dropped = self.deal(len(images), generator, images.device, mask_ratio, position_mask_ratio)
         view = self.view(images, visible, dropped)
-        return visible, view.dropped, self.decoder(self.encode(view, generator)).argmax(-1)
+        return Placed(visible, view.dropped, self.decoder(self.encode(view, generator)))
 
     def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
         """Share of the dropped positions that are found, beside the exact chance level."""
-        visible, dropped, predicted = self.place(images, generator, self.mask_ratio, self.position_mask_ratio)
-        asked = dropped.sum(1)
-        found = ((predicted == visible) & dropped).sum(1) / asked
-        told = visible.shape[1] - int(asked[0])
-        chance = torch.full_like(found, blind_guess(self.patches, told))
-        return Measure("position accuracy", found, {"chance": chance}, bar="chance", higher_is_better=True)
+        return position_measure(self.place(images, generator))
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """The picture of the paper's Fig. 3, and the images rebuilt by putting patches where they were predicted."""

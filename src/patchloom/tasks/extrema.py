@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from patchloom.data import TwoViews
 from patchloom.errors import PatchloomError
 from patchloom.hints import check
-from patchloom.nets.encode import attention_heads, encode, final_norm
-from patchloom.nets.heads import InstanceHead, mlp
+from patchloom.nets.encode import attention_heads, encode
+from patchloom.nets.heads import InstanceHead, mlp, represent
 from patchloom.nets.teacher import Teacher
 from patchloom.objectives.agreement import byol_loss, info_nce, momentum
 from patchloom.tasks.siamese import GALLERY, ROWS, agreement_measure, head_sizes, neighbours_sheet, views_sheet
@@ -34,7 +34,7 @@ class ExtreMA(Task):
         mask_ratio: share γ of the patches that is removed.
         masks: disjoint masks of one image, 1 to 8; the teacher runs once for all of them.
         loss: byol, or infonce with the other images of all processes as negatives.
-        temperature: τ of infonce.
+        temperature: τ of infonce; auto: 0.2.
         class_token: what represents the image: a class token in two blocks of class attention after the encoder
             (cait), the encoder's own class token (vit), or the mean of its patch tokens (mean).
         crop: student and teacher see the centre (none), one random crop, or a crop of their own each.
@@ -55,7 +55,7 @@ class ExtreMA(Task):
         mask_ratio: float = 0.8,
         masks: int | Literal["auto"] = "auto",
         loss: Loss = "byol",
-        temperature: float = 0.2,
+        temperature: float | Literal["auto"] = "auto",
         class_token: ClassToken = "cait",
         crop: Which = "shared",
         color: Which = "own",
@@ -76,8 +76,12 @@ class ExtreMA(Task):
                 f"{masks} disjoint masks of {visible} visible patches each cannot be dealt from {self.patches}: give "
                 f"--task.masks 1 to {most}, or raise --task.mask_ratio"
             )
-        if temperature <= 0:
-            raise PatchloomError(f"--task.temperature must be above 0, not {temperature}")
+        if loss == "byol":
+            self.refuse_unused("byol has no temperature", temperature=temperature)
+        else:
+            temperature = self.choose("temperature", temperature, 0.2, "the paper's")
+            if temperature <= 0:
+                raise PatchloomError(f"--task.temperature must be above 0, not {temperature}")
         if not 0 <= momentum <= 1:
             raise PatchloomError(f"--task.momentum must lie in [0, 1], not at {momentum}")
         if class_token == "vit" and not encoder.has_class_token:
@@ -139,8 +143,7 @@ class ExtreMA(Task):
     def represent(self, of: ExtreMA | Teacher, view: View) -> Tensor:
         """Instance representation [b d]: what the linear probe and kNN of the paper use."""
         if self.class_token == "cait":
-            tokens = encode(of.encoder, view, norm=False)
-            return final_norm(of.encoder, of.instance_head(tokens[:, self.prefix :]))
+            return represent(of.encoder, of.instance_head, encode(of.encoder, view, norm=False))
         tokens = encode(of.encoder, view)
         return tokens[:, 0] if self.class_token == "vit" else tokens[:, self.prefix :].mean(1)
 

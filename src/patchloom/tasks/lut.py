@@ -75,6 +75,11 @@ class LUT(Task):
         self.normalized_pixels = self.choose("normalized_pixels", normalized_pixels, sparse, f"usual for {base}")
         if self.normalized_pixels and pixel_weight:
             self.check_normalizable()
+        if sparse:
+            self.refuse_unused("mae masks single patches", mask_unit=mask_unit)
+        decoder = {"decoder_width": decoder_width, "decoder_depth": decoder_depth, "decoder_heads": decoder_heads}
+        if not (sparse and pixel_weight):
+            self.refuse_unused("nothing but mae with pixels has such a decoder", **decoder)
         self.unit = 1 if sparse else patches_of_unit(self, mask_unit)
         self.visible_of(mask_ratio)
         units = self.patches // self.unit**2

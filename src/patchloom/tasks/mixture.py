@@ -15,9 +15,11 @@ from patchloom.hints import check
 from patchloom.nets.encode import encode, patch_positions
 from patchloom.objectives.agreement import momentum
 from patchloom.tasks.degradations import Degradation, build_degrader
+from patchloom.tasks.positions_drawn import CONTEXT_RATIOS, POSITION_GRID
 from patchloom.tasks.questions import Agreement, Pixels, Positions, Seen
 from patchloom.tasks.siamese import GALLERY, hidden
 from patchloom.tasks.task import Measure, Outcome, Sheet, Size, Task
+from patchloom.views.positions import Placed
 from patchloom.views.tokens import deal, share_of
 from patchloom.views.view import View, blank_patches, drop_positions, limit_context, mask_patches, whole
 
@@ -27,6 +29,8 @@ _SHARES = ("mask", "blank", "drop_positions", "limit_context")
 # a degradation, and the option that says how strong it is
 _STRENGTHS = {"zoom_in": "scale", "zoom_out": "scale", "fisheye": "twist", "blur": "kernel", "decolorize": "saturation"}
 _QUESTIONS = ("pixels", "positions", "agreement")
+# what is withheld at the ratios of `Mixture.place`
+_RATIOS = {"mask_ratio": "mask", "position_mask_ratio": "drop_positions", "context_mask_ratio": "limit_context"}
 
 
 class Mixture(Task):
@@ -78,7 +82,7 @@ class Mixture(Task):
         asked_of = "same" if "agreement" in self.ask else "none"
         self.second = self.choose("teacher", teacher, asked_of, "goes with what is asked")
         self._check()
-        self.counts = self._count()
+        self.counts = self._count(self.withhold)
         degradations = [name for name in self.withhold if name in _STRENGTHS]
         kind: Degradation = degradations[0] if degradations else "none"
         strengths = {_STRENGTHS[kind]: float(self.withhold[kind])} if degradations else {}
@@ -97,7 +101,7 @@ class Mixture(Task):
         sizes = decoder_width, decoder_depth, decoder_heads
         builders = {
             "pixels": lambda: Pixels(self, self.degrader, "mask" in self.withhold, sizes),
-            "positions": lambda: Positions(self, self._told(), sigma, (decoder_width, position_depth, decoder_heads)),
+            "positions": lambda: Positions(self, sigma, (decoder_width, position_depth, decoder_heads)),
             "agreement": lambda: Agreement(self, head_width, head_out),
         }
         self.questions = nn.ModuleDict({name: builders[name]() for name in self.ask})
@@ -155,14 +159,14 @@ class Mixture(Task):
                 "the student sees all that the teacher sees: withhold something, or give --task.teacher second"
             )
 
-    def _count(self) -> dict[str, int]:
+    def _count(self, withhold: Mapping[str, float]) -> dict[str, int]:
         """How many patches each withholding leaves (mask, limit_context) or takes (blank, drop_positions)."""
         counts, entering = {}, self.patches
-        if "mask" in self.withhold:
-            counts["mask"] = entering = self.visible_of(self.withhold["mask"])
+        if "mask" in withhold:
+            counts["mask"] = entering = self.visible_of(withhold["mask"])
         for name in ("blank", "drop_positions", "limit_context"):
-            if name in self.withhold:
-                kept = share_of(entering, 1 - self.withhold[name])
+            if name in withhold:
+                kept = share_of(entering, 1 - withhold[name])
                 counts[name] = max(1, kept) if name == "limit_context" else entering - kept
         taken = counts.get("blank", 0) + counts.get("drop_positions", 0)
         if "blank" in counts and taken > entering:
@@ -174,9 +178,6 @@ class Mixture(Task):
             raise PatchloomError("every patch would be blank: lower blank in --task.withhold")
         return counts
 
-    def _told(self) -> int:
-        return self.counts.get("mask", self.patches) - self.counts["drop_positions"]
-
     def forward(
         self, images: Tensor, others: Tensor | None = None, *, progress: float = 0.0, generator=None
     ) -> Outcome:
@@ -186,17 +187,17 @@ class Mixture(Task):
         metrics = {f"{name}_loss": loss.detach() for name, loss in losses.items()}
         return Outcome(sum(self.ask[name] * loss for name, loss in losses.items()), metrics)
 
-    def see(self, images: Tensor, others: Tensor, generator: torch.Generator | None) -> Seen:
+    def see(self, images: Tensor, others: Tensor, generator: torch.Generator | None, counts=None) -> Seen:
         """Withhold from a batch, and encode what is left."""
         degraded, share = self.degrader(images, self.mean, self.std, generator)
-        view = self.view(degraded, generator)
+        view = self.view(degraded, generator, counts)
         position_token = images.new_zeros(()) if self.position_token is None else self.position_token
         tokens = encode(self.encoder, view, mask_token=self.mask_token, position_token=position_token)
         return Seen(images, others, view, share, tokens, hidden(view.visible, self.patches))
 
-    def view(self, images: Tensor, generator: torch.Generator | None) -> View:
+    def view(self, images: Tensor, generator: torch.Generator | None, counts=None) -> View:
         """What the encoder may know of degraded images: no patch loses both its content and its position."""
-        b, device, counts = len(images), images.device, self.counts
+        b, device, counts = len(images), images.device, self.counts if counts is None else counts
         view = whole(images, self.patches)
         if "mask" in counts:
             visible, _ = deal(b, self.patches, (counts["mask"], self.patches - counts["mask"]), generator, device)
@@ -208,6 +209,18 @@ class Mixture(Task):
         if "limit_context" in counts:
             view = limit_context(view, deal(b, entering, (counts["limit_context"],), generator, device)[0])
         return view
+
+    def position_axes(self) -> dict[str, tuple[float, ...]]:
+        """DropPos' grid, or MP3's η where every position is withheld."""
+        if "positions" not in self.ask:
+            return {}
+        return CONTEXT_RATIOS if self.withhold["drop_positions"] == 1 else POSITION_GRID
+
+    def place(self, images: Tensor, generator: torch.Generator, **ratios: float) -> Placed:
+        """Predict positions at other ratios; nothing is blanked, since of a blank patch no position can be asked."""
+        withhold = {name: share for name, share in self.withhold.items() if name != "blank"}
+        counts = self._count(withhold | {_RATIOS[name]: ratio for name, ratio in ratios.items()})
+        return self.questions["positions"].place(self.see(images, images, generator, counts))
 
     def after_step(self, progress: float) -> None:
         """The teacher follows, if there is one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -12,9 +13,9 @@ from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.encode import encode, initialize, patch_positions
-from patchloom.objectives.positions import blind_guess
-from patchloom.tasks.positions_drawn import mixed_sheet, rebuilt_sheet
+from patchloom.tasks.positions_drawn import CONTEXT_RATIOS, mixed_sheet, position_measure, rebuilt_sheet
 from patchloom.tasks.task import Measure, Outcome, Sheet, Task
+from patchloom.views.positions import Placed
 from patchloom.views.tokens import deal, share_of
 from patchloom.views.view import View, drop_positions, limit_context, whole
 
@@ -82,7 +83,7 @@ class MP3(Task):
     def forward(self, images: Tensor, *, progress: float = 0.0, generator=None, draw: Draw | None = None) -> Outcome:
         """The loss on one batch; ``draw`` fixes context and dropped positions."""
         draw = draw or self.deal(len(images), generator, images.device)
-        logits = self.place(images, draw)
+        logits = self.answer(images, draw)
         truth = draw.dropped
         asked = logits.gather(1, truth[..., None].expand(-1, -1, self.patches)) if self.told else logits
         loss = F.cross_entropy(asked.flatten(0, 1).float(), truth.flatten())
@@ -103,10 +104,24 @@ class MP3(Task):
         view = drop_positions(whole(images, self.patches), draw.dropped)
         return limit_context(view, draw.context) if draw.barred.shape[1] else view
 
-    def place(self, images: Tensor, draw: Draw) -> Tensor:
+    def answer(self, images: Tensor, draw: Draw) -> Tensor:
         """Logits [b n n]: where each patch of the grid was."""
         tokens = encode(self.encoder, self.view(images, draw), position_token=images.new_zeros(()))
         return self.head(tokens[:, self.prefix :])
+
+    def position_axes(self) -> dict[str, tuple[float, ...]]:
+        """The η at which the paper measures positions, whatever the task's own."""
+        return CONTEXT_RATIOS
+
+    def place(self, images: Tensor, generator, context_mask_ratio: float | None = None) -> Placed:
+        """Predict positions, by default at the task's η, for measures and pictures."""
+        draw = self.deal(len(images), generator, images.device, context_mask_ratio)
+        return self.placed(self.answer(images, draw), draw)
+
+    def placed(self, logits: Tensor, draw: Draw) -> Placed:
+        """Logits [b n n] beside what was asked."""
+        everywhere = torch.arange(self.patches, device=logits.device).expand(len(logits), -1)
+        return Placed(everywhere, torch.zeros_like(everywhere).scatter(1, draw.dropped, 1).bool(), logits)
 
     def accuracies(self, logits: Tensor, draw: Draw) -> dict[str, Tensor]:
         """Top-1 and top-5 accuracy [b] over the patches asked, for context and other patches apart.
@@ -130,22 +145,12 @@ class MP3(Task):
     def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
         """Share of the positions that are found, beside the exact chance level; context and others apart as details."""
         draw = self.deal(len(images), generator, images.device)
-        logits = self.place(images, draw)
-        right = (logits.argmax(-1) == torch.arange(self.patches, device=logits.device)).float()
-        found = right.gather(1, draw.dropped).mean(1)
-        yardsticks = {"chance": torch.full_like(found, blind_guess(self.patches, self.told))}
-        details = self.accuracies(logits, draw)
-        return Measure("position accuracy", found, yardsticks, "chance", higher_is_better=True, details=details)
+        logits = self.answer(images, draw)
+        return replace(position_measure(self.placed(logits, draw)), details=self.accuracies(logits, draw))
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """Images rebuilt by putting each patch where it was predicted, at several η; and two images in one context."""
-        rebuilt = {}
-        for ratio in RATIOS_DRAWN:
-            draw = self.deal(len(images), generator, images.device, ratio)
-            placed = self.place(images, draw).argmax(-1)
-            truth = torch.arange(self.patches, device=images.device)
-            told = torch.ones_like(placed).scatter(1, draw.dropped, 0).bool()
-            rebuilt[f"η = {ratio}"] = torch.where(told, truth, placed)
+        rebuilt = {f"η = {ratio}": self.place(images, generator, ratio).places() for ratio in RATIOS_DRAWN}
         sheets = [rebuilt_sheet(self, images, rebuilt, generator)]
         if len(images) > 1 and not self.told:
             sheets.append(mixed_sheet(self, images, self.place_mixed(images, generator)))

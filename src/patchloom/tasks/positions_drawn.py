@@ -1,31 +1,40 @@
-"""Pictures of predicted positions (DropPos Fig. 3, MP3's rebuilt and mixed images)."""
+"""Predicted positions: their measure, where to measure, pictures (DropPos Fig. 3, MP3's rebuilt and mixed images)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from patchloom.tasks.task import WITHHELD, WRONG, Sheet, Task
+from patchloom.tasks.task import WITHHELD, WRONG, Measure, Sheet, Task
+from patchloom.views.positions import Placed, blind_guess
 from patchloom.views.tokens import deal, grid_of, patchify, put, share_of, take, unpatchify
 
 MASK_RATIOS = (0.0, 0.25, 0.5, 0.75)
 POSITION_MASK_RATIO = 0.95
+# ratios at which positions are measured: DropPos' Tables S3-S5, MP3's curve
+POSITION_GRID = {"mask_ratio": MASK_RATIOS, "position_mask_ratio": (0.25, 0.5, 0.75, POSITION_MASK_RATIO)}
+CONTEXT_RATIOS = {"context_mask_ratio": (0.0, 0.25, 0.5, 0.75, 0.9)}
+
+
+def position_measure(placed: Placed) -> Measure:
+    """Share of the withheld positions that are found, beside the exact chance level."""
+    chance = blind_guess(placed.logits.shape[-1], placed.told())
+    return Measure("position accuracy", placed.found(), {"chance": chance}, bar="chance", higher_is_better=True)
 
 
 def position_sheets(task: Task, images: Tensor, generator: torch.Generator) -> list[Sheet]:
     """Two sheets, over the mask ratios of Fig. 3: which patches are placed rightly, and the images put together again.
 
-    ``task`` offers ``place`` as DropPos does.
+    ``task`` offers ``place`` at the ratios of `POSITION_GRID`.
     """
     marked, rebuilt = {"original": images}, {"original": images}
     for ratio in MASK_RATIOS:
         if share_of(task.patches, 1 - ratio) < 2:  # nothing to compare with
             continue
-        visible, dropped, predicted = task.place(images, generator, ratio, POSITION_MASK_RATIO)
-        # a position that was told needs no finding
-        placed = torch.where(dropped, predicted, visible)
+        answer = task.place(images, generator, mask_ratio=ratio, position_mask_ratio=POSITION_MASK_RATIO)
+        visible, placed = answer.visible, answer.places()
         if ratio == 0:
-            rebuilt["given"] = put_together(images, task.p, visible, scattered(visible, dropped, generator))
+            rebuilt["given"] = put_together(images, task.p, visible, scattered(visible, answer.dropped, generator))
         marked[f"γ = {ratio}"] = mark_wrong(images, task.p, visible, placed)
         rebuilt[f"γ = {ratio}"] = put_together(images, task.p, visible, placed)
     told = share_of(task.patches, 1 - POSITION_MASK_RATIO)

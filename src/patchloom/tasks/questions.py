@@ -14,13 +14,13 @@ from patchloom.nets.heads import mlp
 from patchloom.nets.teacher import Teacher
 from patchloom.objectives.agreement import byol_loss
 from patchloom.objectives.pixels import paint_patches, spread
-from patchloom.objectives.positions import blind_guess, position_cross_entropy, weighted_mean
+from patchloom.objectives.positions import position_cross_entropy, weighted_mean
 from patchloom.objectives.restoration import answer_of, restoration_targets
 from patchloom.tasks.degradations import Degrader
-from patchloom.tasks.positions_drawn import mark_wrong
+from patchloom.tasks.positions_drawn import mark_wrong, position_measure
 from patchloom.tasks.siamese import ROWS, agreement_measure, head_sizes, hidden, neighbours_sheet
 from patchloom.tasks.task import WITHHELD, Measure, Sheet, Size, Task
-from patchloom.views.positions import sincos_2d, smoothed_positions
+from patchloom.views.positions import Placed, sincos_2d, smoothed_positions
 from patchloom.views.tokens import patch_channel_statistics, patchify, take, unpatchify
 from patchloom.views.view import View, whole
 
@@ -150,9 +150,9 @@ class Pixels(nn.Module):
 class Positions(nn.Module):
     """Where each visible patch without a position was, with labels softened as DropPos does."""
 
-    def __init__(self, task: Task, told: int, sigma: float, sizes: tuple[Size, Size, Size]):
+    def __init__(self, task: Task, sigma: float, sizes: tuple[Size, Size, Size]):
         super().__init__()
-        self.p, self.grid, self.told, self.sigma = task.p, task.grid, told, sigma
+        self.p, self.grid, self.sigma = task.p, task.grid, sigma
         sizes = task.decoder_sizes(*sizes, (512, 2, 16), depth_option="position_depth")
         self.decoder = Decoder(task.encoder.embed_dim, task.patches, *sizes, task.prefix)
 
@@ -164,17 +164,15 @@ class Positions(nn.Module):
 
     def measure(self, seen: Seen) -> Measure:
         """Share of the dropped positions that are found, beside the exact chance level."""
-        dropped = seen.view.dropped
-        right = (self.decoder(seen.tokens).argmax(-1) == seen.view.visible) & dropped
-        found = right.sum(1) / dropped.sum(1).clamp_min(1)
-        chance = torch.full_like(found, blind_guess(self.grid[0] * self.grid[1], self.told))
-        return Measure("position accuracy", found, {"chance": chance}, bar="chance", higher_is_better=True)
+        return position_measure(self.place(seen))
+
+    def place(self, seen: Seen) -> Placed:
+        """Where the visible patches are placed."""
+        return Placed(seen.view.visible, seen.view.dropped, self.decoder(seen.tokens))
 
     def draw(self, seen: Seen) -> list[Sheet]:
         """Which patches are placed rightly."""
-        predicted = self.decoder(seen.tokens).argmax(-1)
-        placed = torch.where(seen.view.dropped, predicted, seen.view.visible)
-        marked = mark_wrong(seen.view.images, self.p, seen.view.visible, placed)
+        marked = mark_wrong(seen.view.images, self.p, seen.view.visible, self.place(seen).places())
         caption = "Black: masked. White: placed wrongly. The rest: placed rightly, or told."
         columns = {"given": seen.view.images, "placed": marked}
         return [Sheet("positions", caption, {name: images[:ROWS] for name, images in columns.items()})]

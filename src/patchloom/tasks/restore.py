@@ -45,6 +45,7 @@ class Restore(Task):
         canvas: shorter side in pixels of the picture of which zoom_in or fisheye shows the centre; auto: 10/7 of the
             image for zoom_in (320 for 224), the image itself for fisheye.
         band_weight: with zoom_in and masks, share of the loss on what lies around the input; the rest is on the masks.
+            auto: 0.2.
         scale: share of the side that zoom_in shows (on images of the usual size) or to which zoom_out shrinks; a number
             or a list to draw from; auto: 0.714.
         twist: of fisheye; a number, or the two bounds from between which it is drawn; auto: 0.2 to 0.25.
@@ -69,7 +70,7 @@ class Restore(Task):
         mask_ratio: float | Literal["auto"] = "auto",
         sampling: Sampling = "random",
         canvas: Size = "auto",
-        band_weight: float = 0.2,
+        band_weight: float | Literal["auto"] = "auto",
         scale: Strength = "auto",
         twist: Strength = "auto",
         kernel: Strength = "auto",
@@ -88,9 +89,7 @@ class Restore(Task):
             "mask_ratio", mask_ratio, usual, "the paper's" if usual else "the degradation is enough"
         )
         visible = self.visible_of(mask_ratio)
-        if not 0 <= band_weight <= 1:
-            raise PatchloomError(f"--task.band_weight is a share from 0 to 1, not {band_weight}")
-        self.block = block_of(self.grid, visible) if sampling == "block" else None
+        self.block = block_of(self.grid, 1 - mask_ratio) if sampling == "block" else None
         if self.block is not None:
             visible = self.block[0] * self.block[1]
         if degradation == "masked":
@@ -99,9 +98,16 @@ class Restore(Task):
             self.check_normalizable(each_channel=True)
         self.hands = (visible, self.patches - visible)
         self.augment = RandomCrop(self.degrader.canvas)
-        self.band_weight, self.normalized_pixels = band_weight, normalized_pixels
+        self.normalized_pixels = normalized_pixels
         masks = visible < self.patches
         self.two_losses = masks and degradation == "zoom_in" and self.degrader.canvas != self.degrader.size
+        if self.two_losses:
+            band_weight = self.choose("band_weight", band_weight, 0.2, "the authors' program's")
+            if not 0 <= band_weight <= 1:
+                raise PatchloomError(f"--task.band_weight is a share from 0 to 1, not {band_weight}")
+        else:
+            self.refuse_unused("only zooming in with masks and a canvas has two losses", band_weight=band_weight)
+        self.band_weight = band_weight
         # where nothing but patches is missing, the visible ones have nothing to answer
         self.asks_all = not masks or degradation not in ("masked", "none")
         width, depth, heads = self.decoder_sizes(decoder_width, decoder_depth, decoder_heads, (384, 4, 6))
@@ -150,7 +156,7 @@ class Restore(Task):
         return {"loss": (predicted - target).square().mean((1, 2))}
 
     def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
-        """The loss of each image beside those of its mean colours and of what was given, put at its place.
+        """The loss of each image beside those of patches of one colour and of what was given, put at its place.
 
         The holes of what was given are filled by a blur of what is around them.
         """
@@ -163,10 +169,10 @@ class Restore(Task):
         colour = patch_channel_statistics(patchify(truth, self.p), self.channels)[0]
         colour = torch.zeros_like(colour) if self.normalized_pixels else colour
         yardsticks = {}
-        for name, guess in {"mean colour": colour, "what was given": answer}.items():
+        for name, guess in {"flat patches": colour, "what was given": answer}.items():
             guess = guess if self.asks_all else take(guess, masked)
             yardsticks[name] = self.errors(guess, images, masked)["loss"]
-        return Measure("error", errors, yardsticks, bar="what was given", higher_is_better=False, form=".3f")
+        return Measure("error", errors, yardsticks, bar=tuple(yardsticks), higher_is_better=False, form=".3f")
 
     def given(self, seen: Tensor, share: Tensor | None, visible: Tensor) -> Tensor:
         """The degraded picture [b c h w] in [0, 1], holes blurred over, at its place in the picture that is asked."""
@@ -211,11 +217,7 @@ class Restore(Task):
         return unpatchify(predicted, self.p, self.grid)
 
 
-def block_of(grid: tuple[int, int], visible: int) -> tuple[int, int]:
-    """Rows and columns of the rectangle of about ``visible`` patches that is most like the ``grid``."""
-
-    def unlike(block: tuple[int, int]) -> tuple[int, float]:
-        rows, columns = block
-        return abs(rows * columns - visible), abs(rows / columns - grid[0] / grid[1])
-
-    return min(((rows, columns) for rows in range(1, grid[0] + 1) for columns in range(1, grid[1] + 1)), key=unlike)
+def block_of(grid: tuple[int, int], share: float) -> tuple[int, int]:
+    """Rows and columns of a rectangle like the ``grid``, of about ``share`` of its patches."""
+    rows, columns = (max(1, round(side * share**0.5)) for side in grid)
+    return rows, columns

@@ -50,7 +50,8 @@ class Measure:
         name: what is measured, in words.
         values: [b] the result on each image.
         yardsticks: [b] each, results of trivial answers by name, such as chance.
-        bar: the yardstick that has to be beaten before anything is learnt; others may know what the network does not.
+        bar: the yardstick that has to be beaten before anything is learnt, or several, of which the best one on the mean
+            has to be; others may know what the network does not.
         higher_is_better: which way is up.
         form: how a result is written, as for `format`.
         details: [b] each, further results by name, on the same scale.
@@ -60,7 +61,7 @@ class Measure:
     name: str
     values: Tensor
     yardsticks: dict[str, Tensor]
-    bar: str
+    bar: str | tuple[str, ...]
     higher_is_better: bool
     form: str = ".1%"
     details: dict[str, Tensor] = field(default_factory=dict)
@@ -92,9 +93,20 @@ class Measure:
         return {"spread": output_spread(self.outputs), "effective rank": effective_rank(self.outputs)}
 
     def collapsed(self) -> bool:
-        """Whether the teacher gives nearly the same answer to every image, so that agreeing with it means little."""
+        """Whether the teacher gives nearly the same answer to every image, so that agreeing with it means little.
+
+        Of fewer than 16 images nothing is said: their outputs cannot differ in many directions.
+        """
+        if self.outputs is None or len(self.outputs) < 16:
+            return False
         found = self.diversity()
-        return bool(found) and (found["spread"] < _LEAST_SPREAD or found["effective rank"] < _LEAST_RANK)
+        return found["spread"] < _LEAST_SPREAD or found["effective rank"] < _LEAST_RANK
+
+    def hurdle(self) -> str:
+        """The name of the yardstick that has to be beaten."""
+        bars = (self.bar,) if isinstance(self.bar, str) else self.bar
+        means = self.means()
+        return (max if self.higher_is_better else min)(bars, key=means.__getitem__)
 
     @property
     def value(self) -> float:
@@ -110,7 +122,7 @@ class Measure:
 
         The difference is taken image by image, since some images are easier than others for both.
         """
-        better = self.values - self.yardsticks[self.bar]
+        better = self.values - self.yardsticks[self.hurdle()]
         better = better if self.higher_is_better else -better
         if len(better) < 2:
             return better.mean().item(), float("inf")
@@ -207,6 +219,16 @@ class Task(nn.Module, ABC):
         self.chosen[option] = (value, why)
         return value
 
+    def refuse_unused(self, why: str, **options: Any) -> None:
+        """Refuse options (their values, ``auto`` where not given) that would change nothing.
+
+        Raises:
+            PatchloomError: one is given.
+        """
+        for option, value in options.items():
+            if value != "auto":
+                raise PatchloomError(f"--task.{option} changes nothing here, since {why}: leave it out")
+
     def decoder_sizes(
         self,
         width: Size,
@@ -276,6 +298,13 @@ class Task(nn.Module, ABC):
 
     def after_step(self, progress: float) -> None:
         """Called after each optimiser step; tasks with a moving-average teacher follow here."""
+
+    def position_axes(self) -> dict[str, tuple[float, ...]]:
+        """Ratios at which positions are measured, by their names; none unless positions are asked.
+
+        A task that has some also has ``place(images, generator, **ratios) -> Placed``.
+        """
+        return {}
 
     def beside(self) -> dict[str, nn.Module]:
         """What is saved beside the encoder, by file name without suffix: modules whose ``sizes`` build them again."""

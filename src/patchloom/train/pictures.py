@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -43,6 +44,36 @@ def prepare_task(settings: Settings, mean: Sequence[float], std: Sequence[float]
     task.normalized_by(mean, std)
     task.augment.scale, task.augment.flip = (settings.crop_scale, 1.0), settings.flip
     return task
+
+
+class Loaded(NamedTuple):
+    """A run's task with its weights, the card of its encoder, its settings, and its folder."""
+
+    task: Task
+    card: EncoderCard
+    settings: Settings
+    folder: RunFolder
+
+
+def load_task(run: str | Path) -> Loaded:
+    """The task of a run in eval mode, as its last checkpoint has it.
+
+    Raises:
+        PatchloomError: no run there, or a damaged checkpoint.
+    """
+    folder = RunFolder(run)
+    settings = folder.read_config()
+    found = folder.read_data()
+    task = prepare_task(settings, found["mean"], found["std"])
+    if not folder.checkpoint.exists():
+        raise PatchloomError(f"{folder.path} has no checkpoint yet: let the run train first")
+    load_checkpoint(folder.checkpoint, task)
+    return Loaded(task.eval(), run_card(settings, found["mean"], found["std"], folder.path.name), settings, folder)
+
+
+def own_held_out(settings: Settings, train: Source) -> Source:
+    """The images that a run held out of its data's ``train``, and never trained on."""
+    return hold_out(train, settings.held_out, seed=settings.seed)[1]
 
 
 def draw_task(
@@ -104,19 +135,12 @@ def look(
     """
     if images < 1:
         raise PatchloomError(f"--images must be 1 or more, not {images}")
-    folder = RunFolder(run)
-    settings = folder.read_config()
-    found = folder.read_data()
-    task = prepare_task(settings, found["mean"], found["std"])
-    if not folder.checkpoint.exists():
-        raise PatchloomError(f"{folder.path} has no checkpoint yet: let the run train first")
-    load_checkpoint(folder.checkpoint, task)
+    task, card, settings, folder = load_task(run)
     if data is None or str(data) == settings.data or str(Path(data).absolute()) == settings.data:
-        source = hold_out(open_data(settings.data).train, settings.held_out, seed=settings.seed)[1]
+        source = own_held_out(settings, open_data(settings.data).train)
         target = folder.pictures
     else:
         opened = open_data(data)
         source = opened.test or opened.train
         target = folder.path / f"pictures-{plain_name(data)}"
-    card = run_card(settings, found["mean"], found["std"], folder.path.name)
     return draw_task(task, source, card, Path(out) if out else target, images=images, seed=seed)

@@ -209,7 +209,8 @@ class _Pretraining:
             train, story = train.subset(np.sort(some)), f"{story} The training images are a random subset."
         parts = Parts(labelled(train), labelled(test), story)
         device = str(next(self.task.parameters()).device)
-        how = How(self.settings.seed, device=device, batch_size=watch.batch_size, workers=watch.workers)
+        # these weights and this split are measured once: nothing to keep
+        how = How(self.settings.seed, device=device, batch_size=watch.batch_size, workers=watch.workers, cache=False)
         head = self.task.beside().get("instance_head")
         knn, linear = compare(("knn", "linear"), self.task.encoder, self.card, parts, how, head)
         for report in (knn, linear):

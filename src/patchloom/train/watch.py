@@ -106,9 +106,9 @@ def verdict(measure: Measure, knn: Report | None) -> str:
     elif gain > noise:
         head = "The task is being learnt"
     elif gain < -noise:
-        head = f"The task is not learnt yet (it must beat: {measure.bar})"
+        head = f"The task is not learnt yet (it must beat: {measure.hurdle()})"
     else:
-        head = f"Nothing can be said of the task yet ({measure.bar} is within the noise of the held-out images)"
+        head = f"Nothing can be said of the task yet ({measure.hurdle()} is within the noise of the held-out images)"
     text = f"{head}: {measure.name} {measure.show(measure.value)} on {images:,} held-out images, against {others}"
     if knn is None:
         return text + "; the images have no labels, so what the features are good for was not measured."

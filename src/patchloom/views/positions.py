@@ -1,7 +1,51 @@
-"""Positions on the patch grid: fixed embeddings, distances, and softened labels."""
+"""Positions on the patch grid: fixed embeddings, distances, softened labels, and where patches were placed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from patchloom.views.tokens import deal, share_of
+
+
+class Placed(NamedTuple):
+    """Where a network places patches whose positions were withheld, and where they are.
+
+    Attributes:
+        visible: [b k] true places.
+        dropped: [b k] True where the position was withheld, and is asked.
+        logits: [b k n] for each of the n places.
+    """
+
+    visible: Tensor
+    dropped: Tensor
+    logits: Tensor
+
+    def places(self) -> Tensor:
+        """[b k] the likeliest place of each patch; one whose position was told stands there."""
+        return torch.where(self.dropped, self.logits.argmax(-1), self.visible)
+
+    def found(self) -> Tensor:
+        """[b] share of the withheld positions that are found."""
+        right = (self.places() == self.visible) & self.dropped
+        return right.sum(1) / self.dropped.sum(1).clamp_min(1)
+
+    def told(self) -> Tensor:
+        """[b] how many positions were told."""
+        return (~self.dropped).sum(1)
+
+
+def blind_guess(n: int, told: int | Tensor) -> float | Tensor:
+    """The exact chance level: a guesser who never names one of the ``told`` positions that others are known to hold."""
+    return 1 / (n - told)
+
+
+def deal_dropped(b: int, k: int, ratio: float, generator: torch.Generator | None, device) -> Tensor:
+    """Draw which of ``k`` visible patches lose their position [b j]: a share ``ratio`` of them, rounded up."""
+    told = min(share_of(k, 1 - ratio), k - 1)  # at least one is asked
+    return deal(b, k, (told, k - told), generator, device)[1]
 
 
 def sincos_1d(width: int, places: Tensor) -> Tensor:

@@ -1,0 +1,192 @@
+"""An encoder with a linear head: built for a recipe, trained by `fit`, saved whole and loaded again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from timm.models.vision_transformer import Block, VisionTransformer
+from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+from torch import Tensor, nn
+
+from patchloom.data import Source
+from patchloom.errors import PatchloomError
+from patchloom.nets.encode import attention_heads, encode, final_norm, initialize, patch_positions
+from patchloom.nets.heads import InstanceHead, represent
+from patchloom.nets.variants import Variant, vary
+from patchloom.nets.weights import EncoderCard, card_from, read_about, read_weights, save_net, untrained_twin
+from patchloom.views.view import whole
+
+FORMAT = "patchloom-classifier-1"
+
+Pool = Literal["class", "mean", "instance"]
+Positions = Literal["auto", "keep", "fixed", "learned", "relative", "none"]
+
+
+class Classifier(nn.Module):
+    """Logits from images. Letters: b batch, d width, c classes.
+
+    Args:
+        encoder: it is taken in, not copied.
+        classes: how many.
+        pooling: what the head sees: class token, mean of the patch tokens, or ``instance``'s representation.
+        instance: gives the instance representation.
+        body: fresh blocks between the encoder's tokens and the pooling; a frozen encoder goes with them.
+        stem: what stands between the pooling and the linear layer, as ExtreMA's first projection layer.
+        width: what that gives; the encoder's, if absent.
+    """
+
+    def __init__(
+        self,
+        encoder: VisionTransformer,
+        classes: int,
+        pooling: Pool,
+        *,
+        instance: InstanceHead | None = None,
+        body: nn.Module | None = None,
+        stem: nn.Module | None = None,
+        width: int | None = None,
+    ):
+        super().__init__()
+        self.encoder, self.pooling, self.instance, self.body, self.stem = encoder, pooling, instance, body, stem
+        self.head = nn.Linear(width or encoder.embed_dim, classes)
+        nn.init.trunc_normal_(self.head.weight, std=2e-5)  # as MAE's: at first no class is preferred
+        nn.init.zeros_(self.head.bias)
+        self.frozen = body is not None
+        self.encoder.requires_grad_(False) if self.frozen else None
+
+    @property
+    def classes(self) -> int:
+        """How many."""
+        return self.head.out_features
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the images."""
+        return tuple(self.encoder.patch_embed.img_size)
+
+    @property
+    def channels(self) -> int:
+        """Of the images."""
+        return self.encoder.patch_embed.proj.in_channels
+
+    def train(self, mode: bool = True) -> Classifier:
+        """As ever, but a frozen encoder stays in eval mode."""
+        super().train(mode)
+        if self.frozen:
+            self.encoder.eval()
+        return self
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [b c] of normalised images [b channels h w]."""
+        pooled = self.pooled(images)
+        return self.head(pooled if self.stem is None else self.stem(pooled))
+
+    def pooled(self, images: Tensor) -> Tensor:
+        """What the head sees [b d]; without a body the features that the linear probe measures."""
+        vit = self.encoder
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            unnormed = encode(vit, whole(images, vit.patch_embed.num_patches), norm=False)
+            tokens = final_norm(vit, unnormed)
+        if self.pooling == "instance":
+            return represent(vit, self.instance, unnormed)
+        if self.body is not None:
+            tokens = self.body(tokens)
+        pooled = tokens[:, 0] if self.pooling == "class" else tokens[:, vit.num_prefix_tokens :].mean(1)
+        return vit.fc_norm(pooled) if self.body is None else pooled
+
+    def groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
+        """Trainable parameters for an optimiser, each group with its ``lr_scale``: 1 for all that is on the encoder."""
+        free = {*self.encoder.no_weight_decay(), *_vectors(self.encoder)}
+        groups = param_groups_layer_decay(self.encoder, weight_decay, free, layer_decay=layer_decay)
+        for group in groups:
+            group["lr_scale"] *= layer_decay  # to timm, the last block of a model without a head is the top
+        top = nn.ModuleList(part for part in (self.instance, self.body, self.stem, self.head) if part is not None)
+        groups += [
+            {**group, "lr_scale": 1.0}
+            for group in param_groups_weight_decay(top, weight_decay, no_weight_decay_list=_vectors(top))
+        ]
+        return groups
+
+
+def _vectors(net: nn.Module) -> list[str]:
+    """Names of tokens, and of tables of relative positions, which take no weight decay."""
+    return [
+        name
+        for name, weight in net.named_parameters()
+        if weight.numel() == weight.shape[-1] or name.endswith("relative_position_bias_table")
+    ]
+
+
+def fresh_blocks(vit: VisionTransformer, count: int) -> nn.Sequential:
+    """``count`` transformer blocks of the encoder's sizes, and a norm."""
+    norm = partial(nn.LayerNorm, eps=1e-6)
+    made = (Block(vit.embed_dim, attention_heads(vit), qkv_bias=True, norm_layer=norm) for _ in range(count))
+    body = nn.Sequential(*made, norm(vit.embed_dim))
+    initialize(body)
+    return body
+
+
+def variant_of(positions: Positions, vit: VisionTransformer) -> Variant:
+    """What ``auto`` becomes: what the encoder has, and fixed sine-cosine positions where it has none (MP3)."""
+    if positions == "auto":
+        return "fixed" if patch_positions(vit) is None else "keep"
+    return positions
+
+
+def class_names(source: Source) -> tuple[str, ...]:
+    """Names of the classes that labels 0 ... c-1 stand for."""
+    return source.classes or tuple(map(str, range(int(source.labels.max()) + 1)))
+
+
+@dataclass(frozen=True)
+class ClassifierCard:
+    """What belongs to a fine-tuned classifier's weights.
+
+    Attributes:
+        encoder: the card of the encoder that it came from.
+        positions, pooling: how it was changed.
+        classes: their names, in the order of the logits.
+        data: the name of the training data.
+        test: fingerprint of the images that were kept for the test, which others must not be measured on.
+        seed: of split and training.
+        settings: the recipe.
+    """
+
+    encoder: EncoderCard
+    positions: Variant
+    pooling: Pool
+    classes: tuple[str, ...]
+    data: str
+    test: str
+    seed: int
+    settings: dict[str, Any]
+
+
+def save_classifier(model: Classifier, card: ClassifierCard, path: Path) -> None:
+    """Write weights and card; the file appears whole or not at all."""
+    save_net(model, {FORMAT: json.dumps(asdict(card))}, path)
+
+
+def load_classifier(path: str | Path) -> tuple[Classifier, ClassifierCard]:
+    """A fine-tuned classifier in eval mode, and its card.
+
+    Raises:
+        PatchloomError: no such file, or not one of a classifier.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise PatchloomError(f"there is no classifier at {path}: patchloom evaluate finetune writes one")
+    about = read_about(path, FORMAT, "a classifier")
+    about |= {"encoder": card_from(about["encoder"]), "classes": tuple(about["classes"])}
+    card = ClassifierCard(**about)
+    twin, _ = untrained_twin(card.encoder)
+    with torch.random.fork_rng(devices=[]):
+        encoder = vary(twin, card.encoder, card.positions, card.pooling == "class")
+        model = Classifier(encoder, len(card.classes), card.pooling)
+    model.load_state_dict(read_weights(path), strict=True)
+    return model.eval(), card

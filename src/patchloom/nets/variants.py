@@ -1,0 +1,98 @@
+"""An encoder as fine-tuning wants it: other positions, a class token, drop path. Weights keep timm's names."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import timm
+import torch
+from timm.layers import Attention
+from timm.layers.pos_embed_rel import RelPosBias
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.encode import grid_size, patch_positions
+from patchloom.nets.weights import EncoderCard
+from patchloom.views.positions import sincos_2d
+
+# what MP3 compares (section 4), and what the encoder has
+Variant = Literal["keep", "fixed", "learned", "relative", "none"]
+
+
+class RelativeAttention(Attention):
+    """timm's attention with a 2-d relative position bias; its weights have the names of timm's `RelPosAttention`."""
+
+    rel_pos: RelPosBias
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Attention over tokens [b t d]; the bias takes the mask's place."""
+        return super().forward(x, attn_mask=self.rel_pos.get_bias())
+
+
+def vary(
+    vit: VisionTransformer,
+    card: EncoderCard,
+    positions: Variant = "keep",
+    class_token: bool = False,
+    drop_path: float = 0.0,
+) -> VisionTransformer:
+    """A copy of an encoder with other positions, a class token or drop path; random numbers are torch's.
+
+    Args:
+        vit: the encoder; it stays as it is.
+        card: tells how to build it.
+        positions: keep what it has; fixed sine-cosine; learned, from what it has or normal(0.02); relative: a learned
+            bias in each attention, zero at first, and nothing else; none.
+        class_token: add one, normal(0.02), if it has none.
+        drop_path: largest rate of stochastic depth, that of the last block.
+
+    Raises:
+        PatchloomError: positions that this encoder cannot have.
+    """
+    table = patch_positions(vit)
+    absolute = positions in ("fixed", "learned") or (positions == "keep" and table is not None)
+    arguments = {"model_name": card.name, "num_classes": 0} if card.spec is None else card.spec.timm_arguments()
+    arguments |= {"drop_path_rate": drop_path, "pos_embed": "learn" if absolute else "none"}
+    if class_token:
+        arguments["class_token"] = True
+    copy: VisionTransformer = timm.create_model(**arguments)
+    state = vit.state_dict()
+    known = state.pop("pos_embed", None)
+    if class_token and not vit.has_class_token:
+        state["cls_token"] = torch.empty(1, 1, vit.embed_dim).normal_(std=0.02)
+    if absolute:
+        parameter = copy.get_parameter("pos_embed")
+        state["pos_embed"] = _positions(vit, positions, known, parameter.shape[1])
+        kept = positions == "keep" and not vit.get_parameter("pos_embed").requires_grad
+        parameter.requires_grad_(positions != "fixed" and not kept)
+    copy.load_state_dict(state, strict=True)
+    if positions == "relative":
+        _relate(copy)
+    return copy
+
+
+def _positions(vit: VisionTransformer, variant: Variant, known: Tensor | None, length: int) -> Tensor:
+    """Position embeddings [1 length d] of class and register tokens, if they have any, and patches."""
+    d, n = vit.embed_dim, vit.patch_embed.num_patches
+    if variant == "fixed":
+        if d % 4:
+            raise PatchloomError(
+                f"fixed sine-cosine positions need a width that 4 divides, not {d}: use --positions learned"
+            )
+        return torch.cat([torch.zeros(length - n, d), sincos_2d(d, grid_size(vit))])[None]
+    if known is None:
+        return torch.empty(1, length, d).normal_(std=0.02)
+    # a class token that is new stands in front, and begins without a position as MAE's
+    return torch.cat([known.new_zeros(1, length - known.shape[1], d), known], dim=1)
+
+
+def _relate(vit: VisionTransformer) -> None:
+    prefix = vit.num_prefix_tokens
+    if prefix > 1:
+        raise PatchloomError("relative positions cannot be given to register tokens: use --positions keep")
+    for module in list(vit.modules()):
+        if type(module) is Attention:
+            module.__class__ = RelativeAttention  # in place: it keeps its weights and whatever options it has
+            module.rel_pos = RelPosBias(grid_size(vit), module.num_heads, prefix_tokens=prefix)
+            nn.init.zeros_(module.rel_pos.relative_position_bias_table)
