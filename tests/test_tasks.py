@@ -11,7 +11,8 @@ from sweep import build, spec_of, views_of
 from patchloom.errors import PatchloomError
 from patchloom.nets.encode import build_encoder
 from patchloom.tasks import TASKS, build_task, task_class, with_defaults
-from patchloom.tasks.task import Measure, Outcome
+from patchloom.tasks.measure import Measure
+from patchloom.tasks.task import Outcome
 from patchloom.train.optim import build_optimizer
 
 ENCODERS = {

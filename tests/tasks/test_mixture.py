@@ -205,7 +205,11 @@ def test_answers_are_by_the_grid():
 
 
 def test_the_first_question_is_reported():
-    for first, bar in (("pixels", "what was given"), ("positions", "chance"), ("agreement", "on other images")):
+    for first, bar in (
+        ("pixels", ("flat patches", "what was given")),
+        ("positions", "chance"),
+        ("agreement", "on other images"),
+    ):
         ask = {first: 1.0} | {name: 1.0 for name in ("pixels", "positions", "agreement")}
         task = make(ask=ask).eval()
         assert task.measure(batch()[0], generator()).bar == bar

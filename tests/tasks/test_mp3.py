@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from patchloom.errors import PatchloomError
 from patchloom.nets.encode import EncoderSpec, build_encoder, encode
 from patchloom.tasks import mp3
-from patchloom.tasks.mp3 import MP3, Draw
+from patchloom.tasks.mp3 import MP3, Hands
 from patchloom.views.tokens import patchify, put, unpatchify
 from patchloom.views.view import whole
 
@@ -44,7 +44,7 @@ def test_without_barred_patches_attention_is_full(class_token):
     full = task.head(encode(task.encoder, whole(images, N))[:, int(class_token) :])
     torch.testing.assert_close(task.answer(images, draw), full)
     loss = F.cross_entropy(full.flatten(0, 1), torch.arange(N).repeat(2))
-    torch.testing.assert_close(task(images, draw=draw).loss, loss)
+    torch.testing.assert_close(task(images, hands=draw).loss, loss)
 
 
 @pytest.mark.parametrize("value", [3.0, float("nan")])
@@ -86,7 +86,7 @@ def test_moving_the_patches_moves_the_answers(ratio):
     moved = unpatchify(patchify(images, P)[:, order], P, (4, 4))
     draw = drawn(task)
     place = order.argsort()
-    same = Draw(place[draw.context], place[draw.barred], draw.dropped)
+    same = Hands(place[draw.context], place[draw.barred], draw.dropped)
     torch.testing.assert_close(task.answer(moved, same), task.answer(images, draw)[:, order], rtol=1e-4, atol=1e-5)
     if ratio:  # the test itself: another context gives other answers
         assert not torch.allclose(task.answer(moved, draw), task.answer(images, draw)[:, order], atol=1e-3)
@@ -107,7 +107,7 @@ def test_known_positions_are_kept_and_never_asked():
 
     logits = task.answer(images, draw)
     each = [F.cross_entropy(logits[i, j][None], j[None]) for i in range(2) for j in draw.dropped[i]]
-    torch.testing.assert_close(task(images, draw=draw).loss, torch.stack(each).mean())
+    torch.testing.assert_close(task(images, hands=draw).loss, torch.stack(each).mean())
     right = (logits.argmax(-1) == torch.arange(N)).float()
     measured = task.measure(images, torch.Generator().manual_seed(0))
     torch.testing.assert_close(measured.values, right.gather(1, draw.dropped).mean(1))
@@ -142,7 +142,7 @@ def test_accuracies_against_a_loop(known, ratio):
                 asked = set(those[i].tolist()) & set(draw.dropped[i].tolist())
                 hits = [j in logits[i, j].argsort(descending=True)[:k].tolist() for j in asked]
                 assert found[f"{kind}_top{k}"][i].item() == pytest.approx(sum(hits) / len(hits)), (kind, k)
-    metrics = task(torch.randn(5, 3, 16, 16), draw=draw).metrics
+    metrics = task(torch.randn(5, 3, 16, 16), hands=draw).metrics
     assert metrics.keys() == {f"{name}_accuracy" for name in found}
 
 
@@ -161,7 +161,7 @@ def test_an_image_mixed_with_itself_is_the_image(overlap, monkeypatch):
     monkeypatch.setattr(mp3, "deal", lambda *_: (next(hands),))
     mixed = task.place_mixed(images, torch.Generator())
     dropped = torch.arange(N).expand(2, N)
-    alone = task.answer(images, Draw(mine, rest, dropped) if overlap else Draw(order, rest[:, :0], dropped))
+    alone = task.answer(images, Hands(mine, rest, dropped) if overlap else Hands(order, rest[:, :0], dropped))
     assert torch.equal(mixed, alone.argmax(-1))
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from patchloom.errors import PatchloomError
-from patchloom.tasks.task import Measure
+from patchloom.tasks.measure import Measure
 from patchloom.train.pretrain import pretrain, request
 from patchloom.train.watch import verdict
 

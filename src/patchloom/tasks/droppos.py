@@ -21,8 +21,9 @@ from patchloom.objectives.positions import (
     weighted_mean,
 )
 from patchloom.tasks.mae import pixel_decoder, recovery_sheet
+from patchloom.tasks.measure import Measure
 from patchloom.tasks.positions_drawn import POSITION_GRID, position_measure, position_sheets
-from patchloom.tasks.task import Measure, Outcome, Sheet, Size, Task
+from patchloom.tasks.task import Outcome, Sheet, Size, Task
 from patchloom.views.positions import Placed, deal_dropped, smoothed_positions
 from patchloom.views.tokens import deal
 from patchloom.views.view import View, drop_positions, mask_patches, whole

@@ -16,8 +16,9 @@ from patchloom.nets.encode import attention_heads, encode
 from patchloom.nets.heads import InstanceHead, mlp, represent
 from patchloom.nets.teacher import Teacher
 from patchloom.objectives.agreement import byol_loss, info_nce, momentum
+from patchloom.tasks.measure import Measure
 from patchloom.tasks.siamese import GALLERY, ROWS, agreement_measure, head_sizes, neighbours_sheet, views_sheet
-from patchloom.tasks.task import Measure, Outcome, Sheet, Size, Task
+from patchloom.tasks.task import Outcome, Sheet, Size, Task
 from patchloom.views.tokens import deal
 from patchloom.views.view import View, mask_patches, whole
 

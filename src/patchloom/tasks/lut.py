@@ -17,9 +17,10 @@ from patchloom.nets.teacher import Teacher
 from patchloom.objectives.agreement import byol_loss, momentum
 from patchloom.objectives.pixels import pixel_loss, pixel_targets
 from patchloom.tasks.mae import pixel_decoder, recovery_sheet
+from patchloom.tasks.measure import Measure
 from patchloom.tasks.siamese import GALLERY, ROWS, agreement_measure, hidden, neighbours_sheet, views_sheet
 from patchloom.tasks.simmim import patches_of_unit, pixel_head
-from patchloom.tasks.task import Measure, Outcome, Sheet, Size, Task
+from patchloom.tasks.task import Outcome, Sheet, Size, Task
 from patchloom.views.tokens import deal_units, share_of, take
 from patchloom.views.view import blank_patches, mask_patches, whole
 

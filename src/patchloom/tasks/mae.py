@@ -18,7 +18,8 @@ from patchloom.objectives.pixels import (
     recovered_images,
     trivial_errors,
 )
-from patchloom.tasks.task import WITHHELD, Measure, Outcome, Sheet, Size, Task
+from patchloom.tasks.measure import Measure
+from patchloom.tasks.task import WITHHELD, Outcome, Sheet, Size, Task
 from patchloom.views.positions import sincos_2d
 from patchloom.views.tokens import deal, patch_statistics, patchify
 from patchloom.views.view import mask_patches, whole

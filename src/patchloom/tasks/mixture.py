@@ -15,10 +15,11 @@ from patchloom.hints import check
 from patchloom.nets.encode import encode, patch_positions
 from patchloom.objectives.agreement import momentum
 from patchloom.tasks.degradations import Degradation, build_degrader
+from patchloom.tasks.measure import Measure
 from patchloom.tasks.positions_drawn import CONTEXT_RATIOS, POSITION_GRID
 from patchloom.tasks.questions import Agreement, Pixels, Positions, Seen
 from patchloom.tasks.siamese import GALLERY, hidden
-from patchloom.tasks.task import Measure, Outcome, Sheet, Size, Task
+from patchloom.tasks.task import Outcome, Sheet, Size, Task
 from patchloom.views.positions import Placed
 from patchloom.views.tokens import deal, share_of
 from patchloom.views.view import View, blank_patches, drop_positions, limit_context, mask_patches, whole
@@ -38,9 +39,10 @@ class Mixture(Task):
 
     Args:
         encoder: the ViT to train.
-        withhold: what, in this order, and how much: mask, blank, drop_positions and limit_context take the share of
-            the patches that is withheld; one of zoom_in, zoom_out (share of the side), fisheye (twist), blur (side of
-            the kernel) and decolorize (share of the colour that stays) degrades the picture. auto: mask 0.5 and
+        withhold: what and how much. mask takes the share of the patches that is removed; blank, drop_positions and
+            limit_context the shares of the others that lose content, position, or their use as keys and values, no
+            patch both of the first two. One of zoom_in, zoom_out (share of the side), fisheye (twist), blur (side of
+            the kernel) and decolorize (share of the colour that stays) degrades the picture before. auto: mask 0.5 and
             drop_positions 0.75.
         ask: the questions and their weights: pixels, positions, agreement; the first is the one that is reported. auto:
             pixels and positions, 1 each.
@@ -98,6 +100,12 @@ class Mixture(Task):
         self.mask_token = nn.Parameter(torch.empty(d).normal_(std=0.02)) if "blank" in self.withhold else None
         partly = 0 < self.withhold.get("drop_positions", 0) < 1
         self.position_token = nn.Parameter(torch.empty(d).normal_(std=0.02)) if partly else None
+        if "agreement" not in self.ask:
+            self.refuse_unused("agreement is not asked", head_width=head_width, head_out=head_out)
+        if "pixels" not in self.ask:
+            self.refuse_unused("pixels are not asked", decoder_depth=decoder_depth)
+        if "positions" not in self.ask:
+            self.refuse_unused("positions are not asked", position_depth=position_depth)
         sizes = decoder_width, decoder_depth, decoder_heads
         builders = {
             "pixels": lambda: Pixels(self, self.degrader, "mask" in self.withhold, sizes),
@@ -193,7 +201,8 @@ class Mixture(Task):
         view = self.view(degraded, generator, counts)
         position_token = images.new_zeros(()) if self.position_token is None else self.position_token
         tokens = encode(self.encoder, view, mask_token=self.mask_token, position_token=position_token)
-        return Seen(images, others, view, share, tokens, hidden(view.visible, self.patches))
+        masked = hidden(view.visible, self.patches)
+        return Seen(images, others, view, share, tokens, masked, self.mean, self.std)
 
     def view(self, images: Tensor, generator: torch.Generator | None, counts=None) -> View:
         """What the encoder may know of degraded images: no patch loses both its content and its position."""

@@ -13,8 +13,9 @@ from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.encode import encode, initialize, patch_positions
+from patchloom.tasks.measure import Measure
 from patchloom.tasks.positions_drawn import CONTEXT_RATIOS, mixed_sheet, position_measure, rebuilt_sheet
-from patchloom.tasks.task import Measure, Outcome, Sheet, Task
+from patchloom.tasks.task import Outcome, Sheet, Task
 from patchloom.views.positions import Placed
 from patchloom.views.tokens import deal, share_of
 from patchloom.views.view import View, drop_positions, limit_context, whole
@@ -22,8 +23,8 @@ from patchloom.views.view import View, drop_positions, limit_context, whole
 RATIOS_DRAWN = (0.0, 0.25, 0.5, 0.75)
 
 
-class Draw(NamedTuple):
-    """What is drawn for a batch: context and barred patches [b m], [b n-m], and those without a position [b j]."""
+class Hands(NamedTuple):
+    """What is dealt for a batch: context and barred patches [b m], [b n-m], and those without a position [b j]."""
 
     context: Tensor
     barred: Tensor
@@ -80,33 +81,33 @@ class MP3(Task):
             wishes["positions"] = ("none", "mp3 withholds them all")
         return wishes
 
-    def forward(self, images: Tensor, *, progress: float = 0.0, generator=None, draw: Draw | None = None) -> Outcome:
-        """The loss on one batch; ``draw`` fixes context and dropped positions."""
-        draw = draw or self.deal(len(images), generator, images.device)
-        logits = self.answer(images, draw)
-        truth = draw.dropped
+    def forward(self, images: Tensor, *, progress: float = 0.0, generator=None, hands: Hands | None = None) -> Outcome:
+        """The loss on one batch; ``hands`` fixes context and dropped positions."""
+        hands = hands or self.deal(len(images), generator, images.device)
+        logits = self.answer(images, hands)
+        truth = hands.dropped
         asked = logits.gather(1, truth[..., None].expand(-1, -1, self.patches)) if self.told else logits
         loss = F.cross_entropy(asked.flatten(0, 1).float(), truth.flatten())
         with torch.no_grad():
-            found = {f"{name}_accuracy": values.mean() for name, values in self.accuracies(logits, draw).items()}
+            found = {f"{name}_accuracy": values.mean() for name, values in self.accuracies(logits, hands).items()}
         return Outcome(loss, found)
 
-    def deal(self, b: int, generator, device, context_mask_ratio: float | None = None) -> Draw:
-        """Draw for ``b`` images; by default at the task's η."""
+    def deal(self, b: int, generator, device, context_mask_ratio: float | None = None) -> Hands:
+        """Hands for ``b`` images; by default at the task's η."""
         ratio = self.context_mask_ratio if context_mask_ratio is None else context_mask_ratio
         serving = max(1, share_of(self.patches, 1 - ratio))
         context, barred = deal(b, self.patches, (serving, self.patches - serving), generator, device)
         _, dropped = deal(b, self.patches, (self.told, self.patches - self.told), generator, device)
-        return Draw(context, barred, dropped.sort(dim=1).values)
+        return Hands(context, barred, dropped.sort(dim=1).values)
 
-    def view(self, images: Tensor, draw: Draw) -> View:
+    def view(self, images: Tensor, hands: Hands) -> View:
         """What the encoder may know: patches without positions, few of which serve as keys and values."""
-        view = drop_positions(whole(images, self.patches), draw.dropped)
-        return limit_context(view, draw.context) if draw.barred.shape[1] else view
+        view = drop_positions(whole(images, self.patches), hands.dropped)
+        return limit_context(view, hands.context) if hands.barred.shape[1] else view
 
-    def answer(self, images: Tensor, draw: Draw) -> Tensor:
+    def answer(self, images: Tensor, hands: Hands) -> Tensor:
         """Logits [b n n]: where each patch of the grid was."""
-        tokens = encode(self.encoder, self.view(images, draw), position_token=images.new_zeros(()))
+        tokens = encode(self.encoder, self.view(images, hands), position_token=images.new_zeros(()))
         return self.head(tokens[:, self.prefix :])
 
     def position_axes(self) -> dict[str, tuple[float, ...]]:
@@ -115,26 +116,26 @@ class MP3(Task):
 
     def place(self, images: Tensor, generator, context_mask_ratio: float | None = None) -> Placed:
         """Predict positions, by default at the task's η, for measures and pictures."""
-        draw = self.deal(len(images), generator, images.device, context_mask_ratio)
-        return self.placed(self.answer(images, draw), draw)
+        hands = self.deal(len(images), generator, images.device, context_mask_ratio)
+        return self.placed(self.answer(images, hands), hands)
 
-    def placed(self, logits: Tensor, draw: Draw) -> Placed:
+    def placed(self, logits: Tensor, hands: Hands) -> Placed:
         """Logits [b n n] beside what was asked."""
         everywhere = torch.arange(self.patches, device=logits.device).expand(len(logits), -1)
-        return Placed(everywhere, torch.zeros_like(everywhere).scatter(1, draw.dropped, 1).bool(), logits)
+        return Placed(everywhere, torch.zeros_like(everywhere).scatter(1, hands.dropped, 1).bool(), logits)
 
-    def accuracies(self, logits: Tensor, draw: Draw) -> dict[str, Tensor]:
+    def accuracies(self, logits: Tensor, hands: Hands) -> dict[str, Tensor]:
         """Top-1 and top-5 accuracy [b] over the patches asked, for context and other patches apart.
 
         A kind of which there are no patches is left out.
         """
         truth = torch.arange(self.patches, device=logits.device).expand(len(logits), -1)
         best = logits.topk(min(5, self.patches), dim=-1).indices == truth[..., None]
-        asked = torch.zeros_like(truth).scatter(1, draw.dropped, 1)
-        among_context = torch.zeros_like(truth).scatter(1, draw.context, 1)
+        asked = torch.zeros_like(truth).scatter(1, hands.dropped, 1)
+        among_context = torch.zeros_like(truth).scatter(1, hands.context, 1)
         found = {}
         for kind, those in {"context": among_context, "other": 1 - among_context}.items():
-            if kind == "other" and not draw.barred.shape[1]:
+            if kind == "other" and not hands.barred.shape[1]:
                 continue
             counted = asked * those
             for name, right in {f"{kind}_top1": best[..., 0], f"{kind}_top5": best.any(-1)}.items():
@@ -144,9 +145,9 @@ class MP3(Task):
 
     def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
         """Share of the positions that are found, beside the exact chance level; context and others apart as details."""
-        draw = self.deal(len(images), generator, images.device)
-        logits = self.answer(images, draw)
-        return replace(position_measure(self.placed(logits, draw)), details=self.accuracies(logits, draw))
+        hands = self.deal(len(images), generator, images.device)
+        logits = self.answer(images, hands)
+        return replace(position_measure(self.placed(logits, hands)), details=self.accuracies(logits, hands))
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """Images rebuilt by putting each patch where it was predicted, at several η; and two images in one context."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from patchloom.tasks.task import WITHHELD, WRONG, Measure, Sheet, Task
+from patchloom.tasks.measure import Measure
+from patchloom.tasks.task import WITHHELD, WRONG, Sheet, Task
 from patchloom.views.positions import Placed, blind_guess
 from patchloom.views.tokens import deal, grid_of, patchify, put, share_of, take, unpatchify
 

@@ -17,9 +17,10 @@ from patchloom.objectives.pixels import paint_patches, spread
 from patchloom.objectives.positions import position_cross_entropy, weighted_mean
 from patchloom.objectives.restoration import answer_of, restoration_targets
 from patchloom.tasks.degradations import Degrader
+from patchloom.tasks.measure import Measure
 from patchloom.tasks.positions_drawn import mark_wrong, position_measure
 from patchloom.tasks.siamese import ROWS, agreement_measure, head_sizes, hidden, neighbours_sheet
-from patchloom.tasks.task import WITHHELD, Measure, Sheet, Size, Task
+from patchloom.tasks.task import WITHHELD, Sheet, Size, Task
 from patchloom.views.positions import Placed, sincos_2d, smoothed_positions
 from patchloom.views.tokens import patch_channel_statistics, patchify, take, unpatchify
 from patchloom.views.view import View, whole
@@ -36,6 +37,7 @@ class Seen:
         share: [b] of the side that zoom_in shows, or None.
         tokens: [b prefix+k d] from the encoder.
         masked: [b n-k] patches that did not enter.
+        mean, std: [c 1 1] by which the images are normalised.
     """
 
     images: Tensor
@@ -44,6 +46,12 @@ class Seen:
     share: Tensor | None
     tokens: Tensor
     masked: Tensor
+    mean: Tensor
+    std: Tensor
+
+    def plain(self, images: Tensor) -> Tensor:
+        """Normalised images [b c h w] in [0, 1]."""
+        return images * self.std + self.mean
 
     def shows(self) -> Tensor:
         """[b k] True where a visible patch kept its content."""
@@ -66,7 +74,7 @@ class Pixels(nn.Module):
         super().__init__()
         task.check_normalizable(each_channel=True)
         self.p, self.grid, self.channels, self.prefix = task.p, task.grid, task.channels, task.prefix
-        self.degrader, self.statistics = degrader, lambda: (task.mean, task.std)
+        self.degrader = degrader
         width, depth, heads = task.decoder_sizes(*sizes, (512, 8, 16))
         self.decoder = RefillingDecoder(
             task.encoder.embed_dim,
@@ -92,33 +100,28 @@ class Pixels(nn.Module):
         shown = torch.zeros(len(seen.images), n, device=seen.images.device)
         return 1 - shown.scatter(1, seen.view.visible, seen.shows().float())
 
-    def plain(self, images: Tensor) -> Tensor:
-        """Normalised images [b c h w] in [0, 1]."""
-        mean, std = self.statistics()
-        return images * std + mean
-
     def errors(self, answer: Tensor, seen: Seen) -> Tensor:
         """Squared error [b n] of each patch of an answer."""
-        return (answer - restoration_targets(self.plain(seen.images), self.p, None, True)).square().mean(-1)
+        return (answer - restoration_targets(seen.plain(seen.images), self.p, None, True)).square().mean(-1)
 
     def loss(self, seen: Seen, progress: float) -> Tensor:
         """Mean squared error of the patches asked."""
         return weighted_mean(self.errors(self.answer(seen), seen), self.asked(seen))
 
     def measure(self, seen: Seen) -> Measure:
-        """The error beside those of each patch's mean colour and of what was given, holes blurred over."""
+        """The error beside those of patches of one colour and of what was given, holes blurred over."""
         asked = self.asked(seen)
-        given = answer_of(self.given(seen), self.plain(seen.images), self.p, True)
-        answers = {"": self.answer(seen), "mean colour": torch.zeros_like(given), "what was given": given}
+        given = answer_of(self.given(seen), seen.plain(seen.images), self.p, True)
+        answers = {"": self.answer(seen), "flat patches": torch.zeros_like(given), "what was given": given}
         found = {name: (self.errors(one, seen) * asked).sum(1) / asked.sum(1) for name, one in answers.items()}
-        return Measure("pixel error", found.pop(""), found, "what was given", higher_is_better=False, form=".3f")
+        return Measure("pixel error", found.pop(""), found, tuple(found), higher_is_better=False, form=".3f")
 
     def given(self, seen: Seen) -> Tensor:
         """What was seen [b c h w] in [0, 1] at its place in the picture, with the holes blurred over."""
         images = seen.view.images
         if seen.masked.shape[1] or seen.view.blank is not None:
             images = spread(images, self.p, self.shown(seen))
-        return self.degrader.placed(self.plain(images), seen.share)
+        return self.degrader.placed(seen.plain(images), seen.share)
 
     def shown(self, seen: Seen) -> Tensor:
         """[b j] the patches whose content was seen; as many for every image."""
@@ -128,8 +131,7 @@ class Pixels(nn.Module):
 
     def draw(self, seen: Seen) -> list[Sheet]:
         """Original | given | recovered."""
-        mean, std = self.statistics()
-        truth, p = self.plain(seen.images), self.p
+        truth, p = seen.plain(seen.images), self.p
         columns = {"original": seen.images}
         columns["given"] = paint_patches(
             seen.view.images, p, hidden(self.shown(seen), self.grid[0] * self.grid[1]), WITHHELD
@@ -139,7 +141,7 @@ class Pixels(nn.Module):
             answer = torch.where(
                 self.asked(seen)[..., None] > 0, self.answer(seen) * deviation + own, patchify(truth, p)
             )
-            columns[heading] = (unpatchify(answer, p, self.grid) - mean) / std
+            columns[heading] = (unpatchify(answer, p, self.grid) - seen.mean) / seen.std
         caption = (
             "Pixels are predicted normalised in each patch. Own statistics: each patch's mean and deviation come from "
             "the original. Guessed: from what was given, so nothing withheld is shown."

@@ -17,7 +17,8 @@ from patchloom.objectives.pixels import paint_patches, spread
 from patchloom.objectives.restoration import answer_of, canvas_errors, restoration_targets
 from patchloom.tasks.degradations import Degradation, Strength, build_degrader
 from patchloom.tasks.mae import check_masks_something
-from patchloom.tasks.task import WITHHELD, Measure, Outcome, Sheet, Size, Task
+from patchloom.tasks.measure import Measure
+from patchloom.tasks.task import WITHHELD, Outcome, Sheet, Size, Task
 from patchloom.views.positions import sincos_2d
 from patchloom.views.tokens import (
     deal,

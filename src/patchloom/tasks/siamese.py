@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from patchloom.errors import PatchloomError
 from patchloom.objectives.agreement import cosine, others
 from patchloom.objectives.pixels import paint_patches
-from patchloom.tasks.task import WITHHELD, Measure, Sheet, Size, Task
+from patchloom.tasks.measure import Measure
+from patchloom.tasks.task import WITHHELD, Sheet, Size, Task
 
 GALLERY = 200  # images among which neighbours are looked for
 ROWS, NEIGHBOURS = 8, 3

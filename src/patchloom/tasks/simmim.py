@@ -10,7 +10,8 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.encode import encode, initialize
 from patchloom.objectives.pixels import pixel_errors, pixel_loss, pixel_targets, trivial_errors
 from patchloom.tasks.mae import check_masks_something, recovery_sheet
-from patchloom.tasks.task import Measure, Outcome, Sheet, Size, Task
+from patchloom.tasks.measure import Measure
+from patchloom.tasks.task import Outcome, Sheet, Size, Task
 from patchloom.views.tokens import deal_units, share_of, take
 from patchloom.views.view import blank_patches, whole
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from patchloom.data import Batch, Source, normalize, steps_per_epoch, training_batches
 from patchloom.errors import PatchloomError
 from patchloom.nets.weights import EncoderCard
-from patchloom.tasks.task import Measure, Task
+from patchloom.tasks.measure import Measure
+from patchloom.tasks.task import Task
 from patchloom.train.checkpoint import load_checkpoint, save_checkpoint
 from patchloom.train.folder import MetricsFile, RunFolder
 from patchloom.train.optim import build_optimizer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from patchloom.tasks.task import Measure
+from patchloom.tasks.measure import Measure
 
 
 class Reporter:

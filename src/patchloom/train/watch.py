@@ -10,7 +10,8 @@ import torch
 from patchloom.data import Source, normalize, plain_batches
 from patchloom.evaluate import Features, Report, classes_of, extract, has_labels, knn_accuracies, pixel_features
 from patchloom.nets.weights import EncoderCard
-from patchloom.tasks.task import Measure, Task
+from patchloom.tasks.measure import Measure
+from patchloom.tasks.task import Task
 from patchloom.train.settings import Settings
 
 _K = 20
