@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import types
-from typing import Any, Literal, Union, get_args, get_origin
+from collections.abc import Callable, Mapping
+from inspect import signature
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from patchloom.errors import PatchloomError
 
@@ -57,3 +59,15 @@ def check(name: str, value: Any, hint: Any) -> None:
     """
     if not conforms(value, hint):
         raise PatchloomError(f"--{name} cannot be {value}: it takes {in_words(hint)}")
+
+
+def check_options(function: Callable, values: Mapping[str, Any]) -> None:
+    """Refuse values of another type for a function's keyword-only parameters; ``values`` may hold others, too.
+
+    Raises:
+        PatchloomError: one is of another type.
+    """
+    hints = get_type_hints(function)
+    for name, parameter in signature(function).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY and name in values:
+            check(name, values[name], hints[name])

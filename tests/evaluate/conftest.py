@@ -1,7 +1,14 @@
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+
+from patchloom.data import Data, Source, open_data
+from patchloom.evaluate import how
+from patchloom.nets.encode import EncoderSpec, build_encoder
+from patchloom.nets.weights import EncoderCard, save_encoder
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -11,3 +18,54 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of this test's features, which is not there yet."""
+    home = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    return home / "patchloom" / "features"
+
+
+@pytest.fixture(scope="package")
+def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a small encoder for digits, whose features tell some of them apart."""
+    path = tmp_path_factory.mktemp("tiny") / "encoder.safetensors"
+    spec = EncoderSpec("nano", (8, 8), 2, channels=1, options={"depth": 3, "embed_dim": 32, "num_heads": 2})
+    torch.manual_seed(1)
+    save_encoder(build_encoder(spec), EncoderCard(spec, (0.3,), (0.37,), "mae", "tiny"), path)
+    return path
+
+
+class Recorded(Source):
+    """Some images of another source that keep a record of what is read."""
+
+    def __init__(self, source: Source, name: str, record: list[str]) -> None:
+        self.source, self.labels, self.classes = source, source.labels, source.classes
+        self.name, self.record = name, record
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def read(self, i: int) -> torch.Tensor:
+        self.record.append(self.name)
+        return self.source.read(i)
+
+    def fingerprint(self) -> str:
+        return self.source.fingerprint()
+
+
+@pytest.fixture
+def record_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Makes digits, some of them, a source that records reads; with other labels for the test images, if given."""
+
+    def install(n_train: int = 120, n_test: int = 60, test_labels: np.ndarray | None = None) -> list[str]:
+        digits, record = open_data("digits"), []
+        train, test = digits.train.subset(range(n_train)), digits.test.subset(range(n_test))
+        test.labels = test.labels if test_labels is None else test_labels
+        both = Data(Recorded(train, "train", record), Recorded(test, "test", record))
+        monkeypatch.setattr(how, "open_data", lambda data: both)
+        return record
+
+    return install

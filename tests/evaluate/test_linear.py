@@ -1,13 +1,19 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from patchloom.data import open_data
+from patchloom.data.source import pick
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import choose_strength, linear_probe
-from patchloom.evaluate.linear import fit_path
+from patchloom.evaluate import choose_strength, evaluate, extract, linear_probe
+from patchloom.evaluate.linear import STRENGTHS, fit_path
+from patchloom.nets.weights import load_encoder
 
 IMAGES, LABELS = load_digits(return_X_y=True)
 X, Y = torch.from_numpy(IMAGES.astype(np.float32)), torch.from_numpy(LABELS)
@@ -24,6 +30,27 @@ def test_agrees_with_scikit_learn() -> None:
         assert np.abs(probe.biases.numpy() - theirs.intercept_).max() < 0.01 * reach
         expected = theirs.predict(scaler.transform(IMAGES[1000:]))
         assert (probe.predict(X[1000:]).numpy() == expected).mean() > 0.997
+
+
+def test_the_protocol_agrees_with_scikit_learn_on_features_of_an_encoder(tiny_encoder: Path) -> None:
+    report = evaluate("linear", tiny_encoder, "digits", device="cpu", pooling="mean", most=400, seed=3)
+    row = report.rows[0]
+    digits, (vit, card) = open_data("digits"), load_encoder(tiny_encoder)
+    some = digits.train.subset(np.setdiff1d(np.arange(1437), pick(digits.train.labels, 1437 - 400, 3)))
+    train, test = (extract(vit, card, source, device="cpu") for source in (some, digits.test))
+    x, y = train.pooled("mean").numpy(), some.labels
+    held = pick(y, 80, 3)
+    rest = np.setdiff1d(np.arange(400), held)
+
+    def score(of: np.ndarray, labels: np.ndarray, on: np.ndarray, truth: np.ndarray, strength: float) -> float:
+        theirs = LogisticRegression(C=1 / (strength * len(of)), solver="newton-cg", tol=1e-6, max_iter=500)
+        return make_pipeline(StandardScaler(), theirs).fit(of, labels).score(on, truth)
+
+    inner = {strength: score(x[rest], y[rest], x[held], y[held], strength) for strength in STRENGTHS}
+    assert row.settings["held_out_accuracy"] == pytest.approx(inner[row.settings["l2"]], abs=1.1 / 80)
+    assert inner[row.settings["l2"]] >= max(inner.values()) - 1.1 / 80 > inner[10.0]
+    theirs = score(x, y, test.pooled("mean").numpy(), digits.test.labels, row.settings["l2"])
+    assert row.value == pytest.approx(theirs, abs=2.1 / 360) and row.settings["held_out"] == 80
 
 
 def test_starting_from_a_stronger_fit_changes_nothing() -> None:

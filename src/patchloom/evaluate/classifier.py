@@ -35,7 +35,7 @@ class Classifier(nn.Module):
         classes: how many.
         pooling: what the head sees: class token, mean of the patch tokens, or ``instance``'s representation.
         instance: gives the instance representation.
-        body: fresh blocks between the encoder's tokens and the pooling; a frozen encoder goes with them.
+        body: fresh blocks on the encoder's tokens, which is frozen then; a norm of their own follows the pooling.
         stem: what stands between the pooling and the linear layer, as ExtreMA's first projection layer.
         width: what that gives; the encoder's, if absent.
     """
@@ -53,11 +53,12 @@ class Classifier(nn.Module):
     ):
         super().__init__()
         self.encoder, self.pooling, self.instance, self.body, self.stem = encoder, pooling, instance, body, stem
+        self.norm = None if body is None else nn.LayerNorm(encoder.embed_dim, eps=1e-6)
         self.head = nn.Linear(width or encoder.embed_dim, classes)
         nn.init.trunc_normal_(self.head.weight, std=2e-5)  # as MAE's: at first no class is preferred
         nn.init.zeros_(self.head.bias)
-        self.frozen = body is not None
-        self.encoder.requires_grad_(False) if self.frozen else None
+        if body is not None:
+            self.encoder.requires_grad_(False)
 
     @property
     def classes(self) -> int:
@@ -77,7 +78,7 @@ class Classifier(nn.Module):
     def train(self, mode: bool = True) -> Classifier:
         """As ever, but a frozen encoder stays in eval mode."""
         super().train(mode)
-        if self.frozen:
+        if self.body is not None:
             self.encoder.eval()
         return self
 
@@ -87,17 +88,15 @@ class Classifier(nn.Module):
         return self.head(pooled if self.stem is None else self.stem(pooled))
 
     def pooled(self, images: Tensor) -> Tensor:
-        """What the head sees [b d]; without a body the features that the linear probe measures."""
-        vit = self.encoder
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            unnormed = encode(vit, whole(images, vit.patch_embed.num_patches), norm=False)
-            tokens = final_norm(vit, unnormed)
+        """What the head sees [b d]. The norm comes after the mean, as in MAE's program: with it, training is faster."""
+        vit, frozen = self.encoder, self.body is not None
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
+            tokens = encode(vit, whole(images, vit.patch_embed.num_patches), norm=frozen)
         if self.pooling == "instance":
-            return represent(vit, self.instance, unnormed)
-        if self.body is not None:
-            tokens = self.body(tokens)
+            return represent(vit, self.instance, tokens)
+        tokens = self.body(tokens) if frozen else tokens
         pooled = tokens[:, 0] if self.pooling == "class" else tokens[:, vit.num_prefix_tokens :].mean(1)
-        return vit.fc_norm(pooled) if self.body is None else pooled
+        return self.norm(pooled) if frozen else vit.fc_norm(final_norm(vit, pooled))
 
     def groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
         """Trainable parameters for an optimiser, each group with its ``lr_scale``: 1 for all that is on the encoder."""
@@ -105,7 +104,9 @@ class Classifier(nn.Module):
         groups = param_groups_layer_decay(self.encoder, weight_decay, free, layer_decay=layer_decay)
         for group in groups:
             group["lr_scale"] *= layer_decay  # to timm, the last block of a model without a head is the top
-        top = nn.ModuleList(part for part in (self.instance, self.body, self.stem, self.head) if part is not None)
+        top = nn.ModuleList(
+            part for part in (self.instance, self.body, self.norm, self.stem, self.head) if part is not None
+        )
         groups += [
             {**group, "lr_scale": 1.0}
             for group in param_groups_weight_decay(top, weight_decay, no_weight_decay_list=_vectors(top))
@@ -123,10 +124,10 @@ def _vectors(net: nn.Module) -> list[str]:
 
 
 def fresh_blocks(vit: VisionTransformer, count: int) -> nn.Sequential:
-    """``count`` transformer blocks of the encoder's sizes, and a norm."""
+    """``count`` transformer blocks of the encoder's sizes."""
     norm = partial(nn.LayerNorm, eps=1e-6)
     made = (Block(vit.embed_dim, attention_heads(vit), qkv_bias=True, norm_layer=norm) for _ in range(count))
-    body = nn.Sequential(*made, norm(vit.embed_dim))
+    body = nn.Sequential(*made)
     initialize(body)
     return body
 
@@ -178,15 +179,19 @@ def load_classifier(path: str | Path) -> tuple[Classifier, ClassifierCard]:
     Raises:
         PatchloomError: no such file, or not one of a classifier.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise PatchloomError(f"there is no classifier at {path}: patchloom evaluate finetune writes one")
-    about = read_about(path, FORMAT, "a classifier")
-    about |= {"encoder": card_from(about["encoder"]), "classes": tuple(about["classes"])}
-    card = ClassifierCard(**about)
+    card = read_classifier(path)
     twin, _ = untrained_twin(card.encoder)
     with torch.random.fork_rng(devices=[]):
         encoder = vary(twin, card.encoder, card.positions, card.pooling == "class")
         model = Classifier(encoder, len(card.classes), card.pooling)
-    model.load_state_dict(read_weights(path), strict=True)
+    model.load_state_dict(read_weights(Path(path)), strict=True)
     return model.eval(), card
+
+
+def read_classifier(path: str | Path) -> ClassifierCard:
+    """The card of a classifier's file; errors as `load_classifier`."""
+    path = Path(path)
+    if not path.is_file():
+        raise PatchloomError(f"there is no classifier at {path}: patchloom evaluate finetune writes one")
+    about = read_about(path, FORMAT, "a classifier")
+    return ClassifierCard(**about | {"encoder": card_from(about["encoder"]), "classes": tuple(about["classes"])})

@@ -85,7 +85,7 @@ def of_step(recipe: Recipe, n: int) -> tuple[int, int]:
 def seeded(seed: int) -> Iterator[None]:
     """Everything random inside follows from ``seed``, and nothing outside notices."""
     before = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         random_seed(seed % 2**32)
         try:
             yield
@@ -139,9 +139,7 @@ class _Training:
         self.steps = recipe.epochs * self.per_epoch
         self.labels = torch.from_numpy(source.labels)
         views = Views(model.size, recipe, card.mean)
-        self.batches = training_batches(
-            source, views, images, how.seed, 0, self.steps, how.workers, model.channels
-        )
+        self.batches = training_batches(source, views, images, how.seed, 0, self.steps, how.workers, model.channels)
         self.optimizer = torch.optim.AdamW(
             model.groups(recipe.weight_decay, recipe.layer_decay),
             lr=recipe.blr * self.batch / 256,
@@ -161,9 +159,7 @@ class _Training:
     def _mixup(self, classes: int) -> Mixup | None:
         if not self.recipe.mixes:
             return None
-        return Mixup(
-            self.recipe.mixup, self.recipe.cutmix, label_smoothing=self.recipe.smoothing, num_classes=classes
-        )
+        return Mixup(self.recipe.mixup, self.recipe.cutmix, label_smoothing=self.recipe.smoothing, num_classes=classes)
 
     def run(self, name: str) -> Classifier:
         start, recent = time.perf_counter(), []

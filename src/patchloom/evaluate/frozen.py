@@ -94,7 +94,7 @@ def _one(
     if gallery < 1:
         n = len(parts.train)
         some = stratified(parts.train, max(1, round(gallery * n)), how.seed)
-        drawn = f"The gallery is a stratified {gallery:.3g} of {n:,} training images (seed {how.seed})."
+        drawn = f"The gallery is a stratified {100 * gallery:.3g} % of {n:,} training images (seed {how.seed})."
         parts = replace(parts, train=some, story=f"{parts.story} {drawn}")
     (report,) = compare((protocol,), vit, card, parts, how, load_instance_head(run), pooling, ks)
     return report
@@ -173,12 +173,13 @@ def compare(
         kept += [name] * (train.kept or test.kept)
     n_test = len(test.labels)
     size, instance = tuple(vit.patch_embed.img_size), head is not None and pooling in ("all", "instance")
+    around = circumstances(parts, train, test, size, kept, instance)
     majority = (test.labels == train.labels.bincount().argmax()).double().mean().item()
     quoted = {protocol: tuple(_to_quote(protocol, some) for some in rows[protocol]) for protocol in protocols}
     return [
         Report(
             rows=[*sum(rows[protocol], []), Row.of(CHANCE, "-", protocol, {}, majority, n_test)],
-            protocol=f"{_sentence(protocol, train, test)} {circumstances(parts, train, test, size, kept, instance)}",
+            protocol=f"{_sentence(protocol, train, test, ks)} {around}",
             headline=_headline(protocol, *quoted[protocol], n_test),
             quoted=quoted[protocol],
             data=parts.test.name,
@@ -212,18 +213,20 @@ def _to_quote(protocol: Protocol, rows: list[Row]) -> Row:
     return min(first, key=lambda row: abs(row.settings["k"] - _USUAL_K))
 
 
-def _sentence(protocol: Protocol, train: Features, test: Features) -> str:
+def _sentence(protocol: Protocol, train: Features, test: Features, ks: Sequence[int]) -> str:
     n, m = len(train.labels), len(test.labels)
     if protocol == "knn":
+        large = ", ".join(f"k = {k}" for k in ks if k > n)
         return (
             f"kNN: for each of {m:,} test images the k most similar of {n:,} training images vote (cosine similarity "
             f"of frozen features, votes weighted by exp(similarity / {TEMPERATURE})); nothing was trained or chosen."
+            + (f" Left out, since more than there are: {large}." if large else "")
         )
     return (
         f"Linear probe: a logistic regression on the frozen, standardised features of {n:,} training images, "
         f"tested on {m:,} others; its L2 strength (of {len(STRENGTHS)} from {min(STRENGTHS):g} to "
-        f"{max(STRENGTHS):g}) and the pooling that is quoted were chosen on a stratified {HELD_OUT_SHARE:.0%} of the "
-        "training images, then all of them were fitted again."
+        f"{max(STRENGTHS):g}) and the pooling that is quoted were chosen on a stratified {100 * HELD_OUT_SHARE:.0f} % "
+        "of the training images, then all of them were fitted again."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from patchloom.data import Source, open_data, split_for_test
 from patchloom.data.source import pick
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import has_labels, labelled
+from patchloom.hints import check
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,10 @@ class How:
         """Refuse what cannot be meant.
 
         Raises:
-            PatchloomError: a number out of its range.
+            PatchloomError: a number out of its range, or a value of another kind.
         """
+        for name, hint in get_type_hints(How).items():
+            check(name, getattr(self, name), hint)
         for name, least in {"batch_size": 1, "workers": 0, "seed": 0, "seeds": 1, "most": 2}.items():
             value = getattr(self, name)
             if value is not None and value < least:
@@ -70,21 +74,35 @@ class How:
 
 @dataclass(frozen=True)
 class Parts:
-    """Labelled training and test images, and how they came about, in words."""
+    """Training and test images, and how they came about, in words."""
 
     train: Source
     test: Source
     story: str
 
 
-def parts_of(data: str | Path, how: How) -> Parts:
-    """The labelled training and test images of ``data``; a stratified fifth is split off where there is no test.
+def parts_of(data: str | Path, how: How, labels: bool = True) -> Parts:
+    """The training and test images of ``data``; a stratified fifth is split off where there is no test.
+
+    Args:
+        data: as `patchloom.data.open_data` takes it.
+        how: the seed, and how many training images to use.
+        labels: only images that have one.
 
     Raises:
-        PatchloomError: no such data, or no labels.
+        PatchloomError: no such data, or no labels where they are needed.
     """
     opened = open_data(data)
-    if has_labels(opened.test):
+    if not labels:
+        own = opened.test is not None
+        train, test = (opened.train, opened.test) if own else split_for_test(opened.train, seed=how.seed)
+        story = (
+            "The data brings its own test images."
+            if own
+            else "The data brings no test images, so a fifth was split off for the test "
+            f"(seed {how.seed}): pre-training may have seen those images."
+        )
+    elif has_labels(opened.test):
         train, test = labelled(opened.train), labelled(opened.test)
         story = "The data brings its own test images."
     else:
@@ -102,7 +120,8 @@ def parts_of(data: str | Path, how: How) -> Parts:
 
 
 def stratified(source: Source, count: int, seed: int) -> Source:
-    """``count`` of a source's labelled images, each class in its share; a rare class keeps an image."""
+    """``count`` of a source's images, each class, if there are any, in its share; a rare class keeps an image."""
     n = len(source)
+    labels = np.zeros(n, np.int64) if source.labels is None else source.labels
     # what is left when the others are drawn
-    return source.subset(np.setdiff1d(np.arange(n), pick(source.labels, n - count, seed)))
+    return source.subset(np.setdiff1d(np.arange(n), pick(labels, n - count, seed)))

@@ -41,11 +41,11 @@ def layers(run: str | Path, data: str | Path, how: How, *, k: int = 20, out: str
         settings = [{}] if name == PIXELS else _held_out(train, k, how)
         # what chooses the best layer is known: now the test images are read
         test = features_of(parts.test)
-        found = []
+        pooling, found = "pixels" if name == PIXELS else "mean", []
         for values, queries, about in zip(train.tokens.values(), test.tokens.values(), settings, strict=True):
             accuracy = _vote(values, train.labels, queries, test.labels, k, how)
             about = {"k": k, "temperature": TEMPERATURE, **about}
-            found.append(Row.of(name, "mean", "layers", about, accuracy, len(test.labels)))
+            found.append(Row.of(name, pooling, "layers", about, accuracy, len(test.labels)))
         groups.append(found)
         kept += [name] * (train.kept or test.kept)
     ours, twins, (pixels,) = groups
@@ -101,7 +101,8 @@ def _sentences(blocks: int, k: int, train: Features, test: Features) -> str:
         f"final norm, all of one pass; in each layer the {k} most similar of {len(train.labels):,} training images "
         f"vote for each of {len(test.labels):,} test images (kNN by cosine similarity, votes weighted by "
         f"exp(similarity / {TEMPERATURE})). The best layer was chosen by the same vote on a stratified "
-        f"{HELD_OUT_SHARE:.0%} of the training images, for which the rest of them voted; the test images took no part."
+        f"{100 * HELD_OUT_SHARE:.0f} % of the training images, for which the rest of them voted; the test images took "
+        "no part."
     )
 
 

@@ -5,7 +5,7 @@ Nothing here knows of tasks: a `Place` is any function that places patches. Lett
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Protocol
@@ -13,11 +13,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from patchloom.data import Batch, normalize
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.report import Row
+from patchloom.nets.weights import EncoderCard
 from patchloom.views.positions import Placed, blind_guess, distances
 
-UNITS = {"top-1": "%", "top-5": "%", "distance": "patches"}
+UNITS = {"top-1": "%", "top-5": "%", "distance": "patches"}  # by measure
 CHANCE, CENTRE = "chance", "always the centre"
 AVERAGE = "average"
 
@@ -81,6 +83,22 @@ def chance(grid: tuple[int, int], told: int) -> dict[str, float]:
 def centre_distance(grid: tuple[int, int]) -> float:
     """Expected distance of a guesser who always names the patch that is nearest to all."""
     return distances(grid).double().mean(0).min().item()
+
+
+def normalized(
+    batches: Iterable[Batch], card: EncoderCard, device: torch.device, unreadable: list[str]
+) -> Iterator[Tensor]:
+    """The images of batches, normalised; names of those that could not be read are added to ``unreadable``."""
+    for batch in batches:
+        unreadable += batch.unreadable
+        yield normalize(batch.views[0].to(device, non_blocking=True), card.mean, card.std)
+
+
+def lost_images(unreadable: Sequence[str]) -> str:
+    """What to say of images that could not be read, if there are any."""
+    if not unreadable:
+        return ""
+    return f" {len(unreadable):,} images could not be read and were left out, such as {unreadable[0]}."
 
 
 @torch.inference_mode()

@@ -18,7 +18,14 @@ from patchloom.evaluate.report import Report, append_rows
 PROTOCOLS: dict[str, str] = {
     "knn": "patchloom.evaluate.frozen.knn",
     "linear": "patchloom.evaluate.frozen.linear",
+    "positions": "patchloom.train.positions.positions",
+    "position-sensitivity": "patchloom.evaluate.sensitivity.position_sensitivity",
+    "order": "patchloom.evaluate.order.order",
     "layers": "patchloom.evaluate.layers.layers",
+    "finetune": "patchloom.evaluate.finetune.finetune",
+    "blocks": "patchloom.evaluate.blocks.blocks",
+    "few-shot": "patchloom.evaluate.fewshot.fewshot",
+    "ensemble": "patchloom.evaluate.ensemble.ensemble",
 }
 
 
@@ -63,7 +70,9 @@ def evaluate(protocol: str, run: str | Path, data: str | Path, **options: Any) -
     known = [name for name in signature(function).parameters if name not in ("run", "data", "how")]
     for name in options:
         if name not in common and name not in known:
-            raise PatchloomError(f"{protocol} has no option {name}: its options are {', '.join([*known, *common])}")
+            near = get_close_matches(name, [*known, *common], n=1)
+            hint = f"did you mean {near[0]}?" if near else f"its options are {', '.join([*known, *common])}"
+            raise PatchloomError(f"{protocol} has no option {name}: {hint}")
     how = How(**{name: options.pop(name) for name in list(options) if name in common})
     how.check()
     reports: list[Report] = []

@@ -133,15 +133,22 @@ _RANGES = {
 _MAE = Recipe()
 # ours: light, since a small set with all of the papers' augmentation would want many times their epochs
 _SMALL = Recipe(
-    **{"epochs": "auto", "warmup_epochs": "auto", "batch": "auto", "drop_path": 0.0, "mixup": 0.0, "cutmix": 0.0},
-    **{"randaugment": 0.0, "crop_scale": 0.6, "clip": 5.0},
+    epochs="auto",
+    warmup_epochs="auto",
+    batch="auto",
+    drop_path=0.0,
+    mixup=0.0,
+    cutmix=0.0,
+    randaugment=0.0,
+    crop_scale=0.6,
+    clip=5.0,
 )
 # DeiT, table 9, on which MP3 builds; DeiT states its rate as 5e-4 for 512 images
 _DEIT = Recipe(epochs=150, blr=2.5e-4, layer_decay=1.0, erasing=0.25, repeats=3, pooling="class")
 
 # by name: for ViT-B and whatever has no entry of its own; and what is different for other sizes
 RECIPES: dict[str, tuple[Recipe, dict[str, dict[str, Any]]]] = {
-    "small": (_SMALL, {}),
+    "small": (_SMALL, {"XS": {"blr": 4e-3}}),
     "mae": (_MAE, {"L": {"epochs": 50}}),
     "droppos": (replace(_MAE, layer_decay=0.8), {"L": {"epochs": 50}}),
     "mp3": (_DEIT, {}),
@@ -154,10 +161,10 @@ RECIPES: dict[str, tuple[Recipe, dict[str, dict[str, Any]]]] = {
 
 
 def size_of(vit: VisionTransformer) -> str:
-    """S, B or L, by width and depth; what is smaller than ViT-S is S."""
+    """XS (narrower than ViT-S), S, B or L, by width and depth."""
     if vit.embed_dim >= 1024 or len(vit.feature_info) >= 24:
         return "L"
-    return "S" if vit.embed_dim <= 384 else "B"
+    return "XS" if vit.embed_dim < 384 else "S" if vit.embed_dim == 384 else "B"
 
 
 def recipe_for(name: str, vit: VisionTransformer, changes: Mapping[str, Any]) -> Recipe:
@@ -169,7 +176,10 @@ def recipe_for(name: str, vit: VisionTransformer, changes: Mapping[str, Any]) ->
     if name not in RECIPES:
         raise PatchloomError(f"there is no recipe {name}: choose one of {', '.join(RECIPES)}")
     base, sizes = RECIPES[name]
-    recipe = replace(base, **sizes.get(size_of(vit), {}))
+    size = size_of(vit)
+    if size not in sizes and size == "XS":  # the papers' smallest
+        size = "S"
+    recipe = replace(base, **sizes.get(size, {}))
     given = {key: value for key, value in changes.items() if value is not None}
     if "betas" in given:
         given["betas"] = tuple(given["betas"])

@@ -122,6 +122,7 @@ class Report:
         date: ISO 8601, UTC.
         across: the setting whose values are columns of the table; by default k, if there is one.
         down: its values are lines instead, and the encoders columns.
+        short: the table has neither intervals nor units, for one that would be too large with them.
         drawings: pictures of what was found.
         others: reports of the same with other seeds.
     """
@@ -138,13 +139,14 @@ class Report:
     others: tuple[Report, ...] = ()
     across: str = "k"
     down: bool = False
+    short: bool = False
     drawings: tuple[Drawing, ...] = ()
 
     def print(self, console: Console) -> None:
         """Print the protocol, the table and the headline."""
         wide = any(self.across in row.settings for row in self.rows)
-        draw = _by_row if not wide else partial(_down if self.down else _across, across=self.across)
-        table = draw(self.rows)
+        across = _down if self.down else partial(_across, short=self.short)
+        table = across(self.rows, self.across) if wide else _by_row(self.rows)
         # names and paths may hold brackets, which rich would take for markup
         console.print(self.protocol, markup=False, highlight=False)
         console.print(table, markup=False, highlight=False)
@@ -206,7 +208,7 @@ def append_rows(path: Path, report: Report) -> None:
         ) from problem
 
 
-def _across(rows: list[Row], across: str) -> Table:
+def _across(rows: list[Row], across: str, short: bool = False) -> Table:
     """A line an encoder, pooling and choice of the other settings, a column a value of the setting ``across``."""
     columns = list(dict.fromkeys(row.settings[across] for row in rows if across in row.settings))
     names = [name for name in _varying(rows) if name != across]
@@ -219,7 +221,8 @@ def _across(rows: list[Row], across: str) -> Table:
         line = (row.encoder, row.pooling)[: len(first)] + tuple(_setting(row, name) for name in names)
         # what does not depend on the setting stands in every column
         under = [row.settings[across]] if across in row.settings else columns
-        lines.setdefault(line, {}).update(dict.fromkeys(under, row.text().replace(" [", "\n[")))
+        shown = row.number().removesuffix(row.unit).strip() if short else row.text().replace(" [", "\n[")
+        lines.setdefault(line, {}).update(dict.fromkeys(under, shown))
     for line, after in zip(lines, [*list(lines)[1:], None], strict=True):
         last = after is None or after[0] != line[0]
         table.add_row(*line, *(lines[line].get(value, "") for value in columns), end_section=last)
@@ -227,14 +230,19 @@ def _across(rows: list[Row], across: str) -> Table:
 
 
 def _down(rows: list[Row], across: str) -> Table:
-    """A line a value of the setting ``across``, a column an encoder."""
-    encoders = list(dict.fromkeys(row.encoder for row in rows))
+    """A line a value of the setting ``across``, a column an encoder; then a line for each that lacks the setting."""
+    encoders = list(dict.fromkeys(row.encoder for row in rows if across in row.settings))
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
-        cells.setdefault(_setting(row, across), {})[row.encoder] = row.text()
+        if across in row.settings:
+            cells.setdefault(_setting(row, across), {})[row.encoder] = row.text()
     table = Table(across, *encoders)
     for value, found in cells.items():
         table.add_row(value, *(found.get(encoder, "") for encoder in encoders))
+    table.add_section()
+    for row in rows:
+        if across not in row.settings:  # it stands in every column
+            table.add_row(row.encoder, *[row.text()] * len(encoders))
     return table
 
 

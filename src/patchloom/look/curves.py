@@ -146,8 +146,8 @@ def draw_panel(axes: Axes, panel: Panel, longest: float) -> None:
     if smoothed is not panel.values:
         note, marker = f"{panel.note}, and smoothed", None
         axes.plot(panel.epochs, panel.values, color=RUN_PALE, linewidth=0.7)
-    frame_panel(axes, panel._replace(note=note))
     axes.plot(panel.epochs, smoothed, color=RUN, linewidth=1.9, marker=marker, markersize=3.5, clip_on=False)
+    frame_panel(axes, panel._replace(note=note))
     axes.set_xlim(0, longest * 1.02 or 1)
     axes.set_xlabel("epochs")
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))

@@ -27,7 +27,7 @@ def draw_layers(
     """Draw an encoder's accuracy in each of its layers as a PNG file, beside an untrained one's.
 
     Args:
-        layers: their names, from the first to the last.
+        layers: their names, from what enters the first block to the last norm.
         values: of each layer, accuracy and its interval, as shares.
         untrained: the untrained encoder's.
         yardsticks: what has no layers, by name.
@@ -54,11 +54,12 @@ def draw_layers(
         axes.plot(places, untrained, color=QUIET, linewidth=1.4, marker="o", markersize=2.5)
         axes.plot(places, shares, color=RUN, linewidth=1.9, marker="o", markersize=3.5)
         axes.plot(places[best], shares[best], "o", markersize=8, markerfacecolor="none", color=INK)
-        chosen = {"textcoords": "offset points", "ha": "center", "fontsize": 8, "color": INK}
-        axes.annotate("chosen", (places[best], shares[best]), (0, 8), **chosen)
+        chosen = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": 8, "color": INK}
+        away = 12 if shares[best] >= untrained[best] else -12  # from the other curve
+        axes.annotate("chosen", (places[best], shares[best]), (0, away), **chosen)
         axes.margins(x=0.02)
-        axes.set_xticks(places, [layer.removeprefix("block ") for layer in layers])
-        axes.set_xlabel("block")
+        axes.set_xticks(places, ["0", *(layer.removeprefix("block ") for layer in layers[1:])])
+        axes.set_xlabel("after block")
         beside = {"untrained": untrained[-1], **yardsticks}  # its curve is named as the dashed lines are
         name_lines(axes, panel._replace(yardsticks=beside), float(shares[-1]), "this encoder")
         return write_figure(figure, out)

@@ -39,7 +39,7 @@ def draw_maps(
 
     Args:
         maps: rows of maps.
-        row_names: beside each row; an empty name leaves its room free.
+        row_names: beside each row; may be empty.
         column_names: above each column.
         caption: beneath.
         out: the picture; its folder is made if it is missing.
@@ -55,9 +55,8 @@ def draw_maps(
     rows, columns = maps[0][0].shares.shape
     height = SIDE * min(2.0, max(0.5, rows / columns)) + 0.3
     with matplotlib.rc_context(STYLE):
-        figure = Figure(
-            (LEFT + (SIDE + 0.15) * len(column_names) + 0.6, height * len(maps) + EDGE), layout="constrained"
-        )
+        size = LEFT + (SIDE + 0.15) * len(column_names) + 0.6, height * len(maps) + EDGE
+        figure = Figure(size, layout="constrained")
         figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06)
         axes = figure.subplots(len(maps), len(column_names), squeeze=False)
         for i, row in enumerate(maps):

@@ -94,10 +94,11 @@ def read_about(path: Path, key: str, what: str) -> dict[str, Any]:
     return json.loads(about[key])
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file that `save_net` wrote."""
+def read_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
+    """The tensors of a safetensors file whose names begin with ``prefix``, by what follows it."""
     with safe_open(path, "pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}
+        names = [name for name in file.keys() if name.startswith(prefix)]
+        return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
 
 
 def load_encoder(source: str | Path) -> tuple[VisionTransformer, EncoderCard]:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from patchloom.data import Source, normalize, open_data, plain_batches
+from patchloom.data import Source, open_data, plain_batches
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import How, Report, Row
-from patchloom.evaluate.positions import AVERAGE, CHANCE, STORY, Cell, measure_positions, rows_of
-from patchloom.look import Map, draw_maps
+from patchloom.evaluate.positions import (
+    AVERAGE,
+    CHANCE,
+    STORY,
+    Cell,
+    lost_images,
+    measure_positions,
+    normalized,
+    rows_of,
+)
+from patchloom.evaluate.report import Drawing
+from patchloom.look import Map
 from patchloom.train.folder import plain_name
 from patchloom.train.pictures import Loaded, load_task, own_held_out
 
@@ -52,17 +62,12 @@ def positions(run: str | Path, data: str | Path, how: How, *, images: int = 1000
         story += f" {len(some):,} of {len(source):,} images were drawn (seed {how.seed})."
         source = source.subset(np.sort(some))
     unreadable: list[str] = []
-
-    def batches() -> Iterator[Tensor]:
-        size = tuple(task.augment.size)  # larger than the encoder's where a task sees a part of its images
-        for batch in plain_batches(source, size, how.batch_size, how.workers, card.spec.channels):
-            unreadable.extend(batch.unreadable)
-            yield normalize(batch.views[0].to(how.at), card.mean, card.std)
-
+    # larger than the encoder's where a task sees a part of its images
+    size = tuple(task.augment.size)
+    drawn = plain_batches(source, size, how.batch_size, how.workers, task.channels)
+    batches = normalized(drawn, card, how.at, unreadable)
     task.to(how.at)
-    cells = measure_positions(task.place, axes, task.grid, batches(), how.seed)
-    if unreadable:
-        story += f" {len(unreadable):,} images could not be read and were left out, such as {unreadable[0]}."
+    cells = measure_positions(task.place, axes, task.grid, batches, how.seed)
     rows = rows_of("positions", {card.name: cells}, task.grid)
     quoted = tuple(row for row in rows if row.settings["measure"] == "top-1" and AVERAGE in row.settings.values())
     n_test, n = len(cells[0].values["top-1"]), task.patches
@@ -70,14 +75,15 @@ def positions(run: str | Path, data: str | Path, how: How, *, images: int = 1000
     out = folder.pictures / f"position_map-{plain_name(data)}.png"
     caption = (
         f"Share of the patches of each place that are found, on {n_test:,} test images; grey: none was asked for. "
-        + ", ".join(f"{_SYMBOLS[name]}: {name.replace('_', ' ')}" for name in axes)
+        "A place that is named for every patch is always found."
     )
-    _draw(cells, list(axes), task.grid, caption, out)
     return Report(
         rows=rows,
         protocol=(
             f"Positions: {withheld}; the run's own task then placed every patch without position among {n}, on "
-            f"{n_test:,} test images. {STORY} {story} Where in the image positions are found is drawn in {out}."
+            f"{n_test:,} test images. {STORY} {story}{lost_images(unreadable)} The table has accuracies in % and "
+            f"distances in patches; their intervals are in the rows of results.csv. Where in the image positions are "
+            f"found is drawn in {out}."
         ),
         headline=_headline(cells, *quoted, n_test),
         quoted=quoted,
@@ -86,6 +92,8 @@ def positions(run: str | Path, data: str | Path, how: How, *, images: int = 1000
         seed=how.seed,
         n_test=n_test,
         across=list(axes)[-1],
+        short=True,
+        drawings=(Drawing("patchloom.look.maps.draw_maps", out, {**_maps(cells, task.grid), "caption": caption}),),
     )
 
 
@@ -111,8 +119,8 @@ def _said(ratios: Mapping[str, float]) -> str:
     return ", ".join(f"{_SYMBOLS[name]} {ratio:g}" for name, ratio in ratios.items())
 
 
-def _draw(cells: Sequence[Cell], axes: Sequence[str], grid: tuple[int, int], caption: str, out: Path) -> None:
-    """A map a cell; the last ratio varies along the columns, the one before along the rows."""
+def _maps(cells: Sequence[Cell], grid: tuple[int, int]) -> dict[str, Any]:
+    """What `draw_maps` draws: a map a cell; the last ratio varies along the columns, the one before along the rows."""
     maps: dict[str, list[Map]] = {}
     columns: dict[str, None] = {}
     for cell in cells:
@@ -120,4 +128,4 @@ def _draw(cells: Sequence[Cell], axes: Sequence[str], grid: tuple[int, int], cap
         columns[_said({last: ratio})] = None
         note = f"{cell.accuracy:.1%} (chance {cell.chance['top-1']:.1%})"
         maps.setdefault(_said(dict(before)), []).append(Map(cell.map(grid).numpy(), note))
-    draw_maps(list(maps.values()), list(maps), list(columns), caption, out)
+    return {"maps": list(maps.values()), "row_names": list(maps), "column_names": list(columns)}

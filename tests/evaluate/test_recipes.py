@@ -1,0 +1,209 @@
+"""Recipes say what the papers say, every value can be replaced, and timm's parts are put together as timm does."""
+
+from copy import deepcopy
+from dataclasses import fields, replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from timm.data import Mixup
+from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
+from timm.optim import param_groups_layer_decay
+from timm.utils import random_seed
+
+from patchloom.data import normalize, open_data
+from patchloom.errors import PatchloomError
+from patchloom.evaluate import How
+from patchloom.evaluate.classifier import Classifier, fresh_blocks
+from patchloom.evaluate.fit import Views, _Training, answers, of_step, train
+from patchloom.evaluate.protocols import protocol_of
+from patchloom.evaluate.recipes import RECIPES, Recipe, recipe_for
+from patchloom.nets.encode import EncoderSpec, build_encoder
+from patchloom.nets.weights import EncoderCard
+from patchloom.options import parse_evaluate
+
+SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
+SPEC = EncoderSpec("nano", (8, 8), 4, channels=1, options=SMALL)
+CARD = EncoderCard(SPEC, (0.3,), (0.37,), "mae", "tiny")
+SIZES = {"S": (384, 12), "B": (768, 12), "L": (1024, 24)}
+HOW = How(device="cpu")
+
+
+def of_size(size: str, name: str, **changes) -> Recipe:
+    width, depth = SIZES[size]
+    return recipe_for(name, SimpleNamespace(embed_dim=width, feature_info=[{}] * depth), changes)
+
+
+def classifier(**options) -> Classifier:
+    torch.manual_seed(0)
+    model = Classifier(build_encoder(replace(SPEC, options=SMALL | options)), 10, "mean")
+    torch.nn.init.normal_(model.head.weight)  # at its start all classes are alike, which hides mistakes
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "values"),
+    [
+        ("droppos", "B", {"epochs": 100, "blr": 1e-3, "layer_decay": 0.8, "mixup": 0.8, "cutmix": 1.0}),
+        ("droppos", "L", {"epochs": 50, "warmup_epochs": 5, "batch": 1024, "weight_decay": 0.05, "smoothing": 0.1}),
+        ("droppos", "B", {"betas": (0.9, 0.999), "drop_path": 0.1, "randaugment": 9.0, "randaugment_std": 0.5}),
+        ("extrema", "S", {"epochs": 200, "layer_decay": 0.75, "pooling": "mean"}),
+        ("extrema", "B", {"epochs": 100, "layer_decay": 0.65}),
+        ("lut", "S", {"epochs": 300, "blr": 5e-4, "layer_decay": 0.75}),
+        ("lut", "B", {"epochs": 100, "blr": 2.5e-4, "layer_decay": 0.65}),
+        ("lut", "L", {"epochs": 50, "blr": 1e-3, "layer_decay": 0.65}),
+        ("mp3", "B", {"pooling": "class", "repeats": 3, "erasing": 0.25, "drop_path": 0.1, "layer_decay": 1.0}),
+    ],
+)
+def test_recipes_are_the_papers(name: str, size: str, values: dict) -> None:
+    recipe = of_size(size, name)
+    assert {key: getattr(recipe, key) for key in values} == values
+
+
+def test_every_value_is_an_option_of_every_protocol_that_trains() -> None:
+    told = {"epochs": "7", "blr": "[1e-4, 0.01]", "betas": "[0.9, 0.95]", "flip": "false", "pooling": "class"}
+    words = [part for name, value in told.items() for part in (f"--{name}", value)]
+    expected = {"epochs": 7, "blr": [1e-4, 0.01], "betas": (0.9, 0.95), "flip": False, "pooling": "class"}
+    for protocol in ("finetune", "blocks:2", "few-shot"):
+        given = parse_evaluate([protocol, "RUN", "DATA", *words])
+        assert {name: given[name] for name in told} == expected
+        assert all(given[field.name] is None for field in fields(Recipe) if field.name not in told)
+        documented = protocol_of(protocol)[0].__doc__
+        assert all(f"    {field.name}: " in documented for field in fields(Recipe)) and "changes:" not in documented
+    changes = {name: value for name, value in given.items() if name in expected}
+    recipe = of_size("B", "mae", **changes | {"blr": 1e-4})
+    assert (recipe.epochs, recipe.warmup_epochs, recipe.betas, recipe.cutmix) == (7, 0.35, (0.9, 0.95), 1.0)
+
+
+def test_auto_values_follow_from_the_data() -> None:
+    small = of_size("S", "small")
+    for n, batch, epochs in ((14, 8, 300), (1437, 64, 70), (50_000, 64, 10)):
+        settled = small.settled(n, "cpu")
+        assert (settled.batch, settled.epochs, settled.warmup_epochs) == (batch, epochs, epochs / 10)
+    assert small.settled(50_000, "cuda").batch == 256
+    assert recipe_for("small", build_encoder(SPEC), {}).blr > small.blr == of_size("B", "small").blr
+    assert set(RECIPES) == {"small", "droppos", "mae", "mp3", "extrema", "lut"}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": "mea"}, "no recipe mea: choose one of small, mae"),
+        ({"batch": 63}, "a batch, which must be even: use --batch 64"),
+        ({"batch": 2, "repeats": 3}, "--batch 2 cannot hold 3 views"),
+        ({"epochs": 0}, "--epochs must be 1 or more, not 0"),
+        ({"epochs": 2.5}, "--epochs cannot be 2.5: it takes a whole number or auto"),
+        ({"drop_path": 1.0}, "--drop_path must be 0 to 0.99"),
+        ({"blr": 0.0}, "--blr must be above 0"),
+        ({"warmup_epochs": 200}, "--warmup_epochs 200 is more than --epochs 100"),
+        ({"pooling": "both"}, "--pooling cannot be both"),
+        ({"betas": (0.9, 1.0)}, "--betas must lie in"),
+    ],
+)
+def test_refusals(change: dict, said: str) -> None:
+    with pytest.raises(PatchloomError, match=said):
+        of_size("B", **{"name": "mae"} | change)
+
+
+def test_a_step_has_even_batches_and_repeats() -> None:
+    mp3 = of_size("B", "mp3").settled(10_000, "cpu")
+    assert of_step(mp3, 10_000) == (340, 1020)
+    assert of_step(of_size("B", "mae"), 15) == (14, 14)
+    assert of_step(of_size("B", "mae", mixup=0.0, cutmix=0.0), 15) == (15, 15)
+    with pytest.raises(PatchloomError, match="need 2 images in a batch"):
+        of_step(of_size("B", "mae"), 1)
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_the_loss_of_a_batch_is_timms(mixed: bool) -> None:
+    model, source = classifier(), open_data("digits").train.subset(range(16))
+    mixing = {"mixup": 0.8, "cutmix": 1.0} if mixed else {"mixup": 0.0, "cutmix": 0.0}
+    recipe = Recipe(epochs=1, warmup_epochs=0, batch=16, drop_path=0.0, randaugment=0.0, crop_scale=1.0, **mixing)
+    training = _Training(deepcopy(model), source, recipe, CARD, HOW, "float32")
+    batch = next(iter(training.batches))
+    random_seed(3)
+    loss = training._step(0, batch)
+    images = normalize(batch.views[0], CARD.mean, CARD.std)
+    labels = torch.from_numpy(source.labels)[batch.indices]
+    if mixed:
+        random_seed(3)
+        mix = Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, label_smoothing=0.1, num_classes=10)
+        images, labels = mix(images, labels)
+        assert labels.sum(1).allclose(torch.ones(16)) and labels.min() >= 0.01 - 1e-6
+        expected = SoftTargetCrossEntropy()(model(images), labels)
+    else:
+        expected = LabelSmoothingCrossEntropy(0.1)(model(images), labels)
+    torch.testing.assert_close(loss, expected.detach())
+
+
+@pytest.mark.parametrize("options", [{}, {"class_token": False}, {"reg_tokens": 2}])
+def test_layerwise_learning_rates_are_timms(options: dict) -> None:
+    model = classifier(**options)
+    found = {}
+    for group in model.groups(0.05, 0.5):
+        found |= {id(weight): (group["lr_scale"], group["weight_decay"]) for weight in group["params"]}
+    whole = deepcopy(model.encoder)
+    whole.reset_classifier(10, "avg")
+    ours = dict(model.encoder.named_parameters()) | dict(model.head.named_parameters(prefix="head"))
+    names = {id(weight): name for name, weight in whole.named_parameters()}
+    compared = 0
+    for group in param_groups_layer_decay(whole, 0.05, whole.no_weight_decay(), layer_decay=0.5):
+        for weight in group["params"]:
+            assert found.pop(id(ours[names[id(weight)]])) == (group["lr_scale"], group["weight_decay"])
+            compared += 1
+    assert not found and compared == sum(weight.requires_grad for weight in model.parameters())
+
+
+def test_a_frozen_encoder_has_no_learning_rate() -> None:
+    vit = build_encoder(SPEC)
+    model = Classifier(vit, 10, "mean", body=fresh_blocks(vit, 1))
+    trained = {id(weight) for group in model.groups(0.05, 0.75) for weight in group["params"]}
+    on_top = [weight for name, weight in model.named_parameters() if not name.startswith("encoder.")]
+    assert trained == {id(weight) for weight in on_top} and not vit.training == model.train().encoder.training
+
+
+def test_the_rate_rises_and_falls_to_nothing_layer_by_layer() -> None:
+    source = open_data("digits").train.subset(range(32))
+    recipe = Recipe(epochs=10, warmup_epochs=2, batch=16, blr=0.16, layer_decay=0.5, randaugment=0.0)
+    training = _Training(classifier(), source, recipe, CARD, HOW, "float32")
+    rates = {group["lr_scale"]: [] for group in training.optimizer.param_groups}
+    for step in range(training.steps):
+        training.schedule.step_update(step + 1)
+        for scale, rate in {group["lr_scale"]: group["lr"] for group in training.optimizer.param_groups}.items():
+            rates[scale].append(rate)
+    top = rates[1.0]
+    assert len(top) == 20 and top[:5] == pytest.approx([0.0025, 0.005, 0.0075, 0.01, top[4]]) and 0 < top[-1] < 1e-4
+    assert top[4:] == sorted(top[4:], reverse=True)
+    assert set(rates) == {1.0, 0.5, 0.25, 0.125}
+    for scale, found in rates.items():
+        assert found == pytest.approx([scale * rate for rate in top])
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5])
+@pytest.mark.parametrize("deep", [False, True])
+def test_views_follow_from_the_generator_alone(channels: int, deep: bool) -> None:
+    image = torch.randint(256, (channels, 12, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    image = image.float() / 255 if deep else image
+    views = Views((8, 8), Recipe(repeats=3), (0.5,) * channels)
+    state = torch.get_rng_state()
+    seen = [views(image, np.random.default_rng(seed)) for seed in range(12)]
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(view.shape == (channels, 8, 8) and view.dtype == image.dtype for three in seen for view in three)
+    torch.manual_seed(5)
+    assert all(torch.equal(*pair) for pair in zip(seen[3], views(image, np.random.default_rng(3)), strict=True))
+    assert not torch.equal(seen[0][0], seen[0][1]) and not torch.equal(seen[0][0], seen[1][0])
+    assert deep is False or all(view.min() >= 0 and view.max() <= 1 for three in seen for view in three)
+
+
+def test_a_moving_average_is_what_comes_back() -> None:
+    source = open_data("digits").train.subset(range(16))
+    recipe = Recipe(epochs=3, warmup_epochs=0, batch=16, erasing=0.5, clip=1.0, repeats=2)
+    model = classifier()
+    plain = train(model, source, recipe, CARD, HOW, "float32", "plain")
+    average = train(classifier(), source, replace(recipe, ema=0.9), CARD, HOW, "float32", "average")
+    assert plain is model and not plain.training and not average.training
+    start, last, mean = (model.head.weight for model in (classifier(), plain, average))
+    assert (last - start).norm() > (mean - start).norm() > 0
+    found = answers(average, source, CARD, HOW, "bfloat16")
+    assert found.logits.shape == (16, 10) and found.logits.dtype == torch.float32
