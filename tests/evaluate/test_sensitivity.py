@@ -55,12 +55,12 @@ def top1(report) -> dict[str, float]:
 def test_marks_are_read_and_noise_is_not(encoder: Path, images: dict[str, Path], placeholder: str) -> None:
     marked = evaluate("position-sensitivity", encoder, images["marked"], placeholder=placeholder, **QUICK)
     noise = evaluate("position-sensitivity", encoder, images["noise"], placeholder=placeholder, **QUICK)
-    assert top1(marked)["tiny"] > 0.9 and top1(marked)["chance"] == pytest.approx(CHANCE)
+    assert top1(marked)["tiny"] > 0.6 and top1(marked)["chance"] == pytest.approx(CHANCE)
     assert top1(noise)["tiny"] < 0.2
     assert {"learned": "a learned vector", "zeros": "zeros"}[placeholder] in marked.protocol
     assert marked.n_test == 12 and "a fifth was split off" in marked.protocol
     distance = {row.encoder: row for row in marked.rows if row.settings["measure"] == "distance"}
-    assert distance["tiny"].value < 0.3 < distance["always the centre"].value and distance["tiny"].unit == "patches"
+    assert distance["tiny"].value < 1 < distance["always the centre"].value and distance["tiny"].unit == "patches"
 
 
 @pytest.mark.parametrize("placeholder", ["learned", "zeros"])

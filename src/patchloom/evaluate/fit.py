@@ -163,7 +163,9 @@ class _Training:
 
     def run(self, name: str) -> Classifier:
         start, recent = time.perf_counter(), []
+        unreadable: set[str] = set()
         for step, batch in enumerate(self.batches):
+            unreadable.update(batch.unreadable)
             random_seed((self.seed * 1_000_003 + step) % 2**32)
             recent.append(self._step(step, batch))
             done = step + 1
@@ -177,6 +179,9 @@ class _Training:
                 epoch = f"epoch {done / self.per_epoch:.1f}/{self.recipe.epochs}"
                 print(f"  {name} · {epoch} · loss {loss:.4f} · {left} left", flush=True)
                 recent = []
+        if unreadable:
+            count, first = len(unreadable), min(unreadable)
+            print(f"  {name}: {count:,} training images could not be read and were left out, such as {first}")
         return (self.average.module if self.average else self.model).eval()
 
     def _step(self, step: int, batch: Batch) -> Tensor:

@@ -135,13 +135,14 @@ def measure_positions(
                     f"of {n} patches only one would be visible ({_said(ratios)}), with nothing to be placed by: "
                     "train a run with smaller patches or larger images"
                 )
-            dropped = placed.dropped
-            each = {name: score * dropped for name, score in scores(placed, grid).items()}
+            dropped = placed.dropped.cpu()
+            # float64 from here on, which not every device has
+            each = {name: score.cpu().double() * dropped for name, score in scores(placed, grid).items()}
             for name, score in each.items():
-                values[i][name].append((score.double().sum(1) / dropped.sum(1)).cpu())
+                values[i][name].append(score.sum(1) / dropped.sum(1))
             where = placed.visible.flatten().cpu()
-            found[i].index_add_(0, where, each["top-1"].double().flatten().cpu())
-            asked[i].index_add_(0, where, dropped.double().flatten().cpu())
+            found[i].index_add_(0, where, each["top-1"].flatten())
+            asked[i].index_add_(0, where, dropped.double().flatten())
             told[i] = int(placed.told()[0])
     return [
         Cell(ratios, {name: torch.cat(parts) for name, parts in values[i].items()}, chance(grid, told[i]), *counts)

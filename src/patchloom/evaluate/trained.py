@@ -14,7 +14,7 @@ from patchloom.data import Source, hold_out
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier, class_names
 from patchloom.evaluate.features import classes_of
-from patchloom.evaluate.fit import Answers, Precision, answers, seeded, train
+from patchloom.evaluate.fit import Answers, Precision, answers, halves, seeded, train
 from patchloom.evaluate.frozen import CHANCE
 from patchloom.evaluate.how import How, Parts
 from patchloom.evaluate.recipes import Recipe, recipe_for
@@ -114,7 +114,8 @@ def fit(subject: Subject, plan: Plan, source: Source) -> tuple[Classifier, dict[
         best = int(np.argmax(found))
         recipe = replace(recipe, blr=plan.rates[best])
         chosen = {"held_out_accuracy": found[best], "held_out": len(held)}
-    settings = {"recipe": plan.name, **recipe.plain(), **subject.settings, **chosen}
+    precision = "bfloat16" if halves(plan.how.at, plan.precision) else "float32"
+    settings = {"recipe": plan.name, **recipe.plain(), "precision": precision, **subject.settings, **chosen}
     return _fitted(subject, recipe, plan, source, subject.name), settings
 
 
@@ -148,7 +149,8 @@ def measure(protocol: str, title: str, done: str, subjects: Sequence[Subject], p
         row = Row.of(subject.name, model.pooling, protocol, settings, found.accuracy(), len(found.labels))
         rows.append(row)
         model.cpu()
-    return report_of(protocol, f"{title} ({plan.name}): ", [done, _told(plan, parts)], rows, parts, plan.how, found)
+    said = [done, _told(plan, parts, rows[0].settings)]
+    return report_of(protocol, f"{title} ({plan.name}): ", said, rows, parts, plan.how, found)
 
 
 def report_of(
@@ -185,10 +187,10 @@ def report_of(
     )
 
 
-def _told(plan: Plan, parts: Parts) -> str:
-    values = {name: value for name, value in plan.recipe.plain().items() if name != "blr"}
-    rates = " or ".join(f"{rate:g}" for rate in plan.rates)
-    recipe = ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in {"blr": rates, **values}.items())
+def _told(plan: Plan, parts: Parts, settings: Mapping[str, Any]) -> str:
+    values = {name: settings[name] for name in (*plan.recipe.plain(), "precision")}
+    values["blr"] = " or ".join(f"{rate:g}" for rate in plan.rates)
+    recipe = ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in values.items())
     chosen = ""
     if len(plan.rates) > 1:
         chosen = (
