@@ -100,7 +100,8 @@ def draw_task(
         The files.
     """
     shown, rest = _spread(len(source), images), _spread(len(source), task.pictured)
-    some = source.subset(np.concatenate([shown, np.setdiff1d(rest, shown)]))
+    rest = np.setdiff1d(rest, shown)[: max(0, task.pictured - len(shown))]
+    some = source.subset(np.concatenate([shown, rest]))
     batch = next(plain_batches(some, tuple(task.augment.size), len(some), channels=card.spec.channels))
     given = normalize(batch.views[0].to(device), card.mean, card.std)
     was_training = task.training
