@@ -264,7 +264,11 @@ def test_the_command_line_from_end_to_end(run: Path, capsys: pytest.CaptureFixtu
     printed = " ".join(capsys.readouterr().out.split())
     for part in (
         *("small · epoch 1.0/1 · loss", "0:00:00 left", "saved as", "positions: learned. From scratch is the same"),
-        *("Trained on 40 images by the recipe small: epochs 1, warmup epochs 0.1, batch 8, blr 0.004,", "majority class", "on 360 test images."),
+        *(
+            "Trained on 40 images by the recipe small: epochs 1, warmup epochs 0.1, batch 8, blr 0.004,",
+            "majority class",
+            "on 360 test images.",
+        ),
     ):
         assert part in printed
     with open(run / "results.csv") as file:

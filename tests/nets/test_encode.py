@@ -96,9 +96,11 @@ def test_blank_content_is_unknown():
     assert not torch.equal(encode(vit, whole(images, 9)), encode(vit, whole(other, 9)))
 
 
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
-def test_a_full_context_is_plain_attention(options):
+def test_a_full_context_is_plain_attention(options, fused):
     vit = tiny(**options)
+    fuse_attention(vit, fused)
     view = whole(torch.randn(2, 3, 24, 24), 9)
     everyone = torch.arange(9).expand(2, 9)
     torch.testing.assert_close(encode(vit, limit_context(view, everyone)), encode(vit, view), rtol=1e-5, atol=1e-5)

@@ -26,7 +26,10 @@ def _context_attention(attn: Attention, asking: Tensor, serving: Tensor) -> Tens
     biases = (None, None) if attn.qkv.bias is None else attn.qkv.bias.split(parts)
     q = F.linear(asking, weights[0], biases[0]).unflatten(-1, (heads, side)).transpose(1, 2)
     k, v = F.linear(serving, weights[1], biases[1]).unflatten(-1, (2, heads, side)).permute(2, 0, 3, 1, 4)
-    dropout = attn.attn_drop.p if attn.training else 0.0
-    mixed = F.scaled_dot_product_attention(attn.q_norm(q), attn.k_norm(k), v, dropout_p=dropout)
+    q, k = attn.q_norm(q), attn.k_norm(k)
+    if attn.fused_attn:
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=attn.attn_drop.p if attn.training else 0.0)
+    else:  # in bfloat16 on CPUs the fused kernel is the slower one
+        mixed = attn.attn_drop((q * attn.scale @ k.mT).softmax(-1)) @ v
     mixed = attn.norm(mixed.transpose(1, 2).flatten(2))
     return attn.proj_drop(attn.proj(mixed))

@@ -18,7 +18,8 @@ class Entry(NamedTuple):
         paper: where it comes from.
         withheld: what is withheld from the encoder.
         asked: what is asked of it.
-        cost: seconds of a step over those of MAE's (benchmarks/step_time.py); None where that depends on the options.
+        cost: seconds of a step over those of MAE, ViT-S/16 in bfloat16 on a CPU (`benchmarks/step_time.py tasks`); None
+            where that depends on the options.
     """
 
     path: str
@@ -31,34 +32,46 @@ class Entry(NamedTuple):
 TASKS = {
     "mae": Entry("patchloom.tasks.mae.MAE", "He et al. 2022", "patches (removed)", "their pixels", 1.0),
     "simmim": Entry(
-        "patchloom.tasks.simmim.SimMIM", "Xie et al. 2022", "patches (a mask token instead)", "their pixels"
+        "patchloom.tasks.simmim.SimMIM",
+        "Xie et al. 2022",
+        "patches (a mask token instead)",
+        "their pixels",
+        0.8,
     ),
     "droppos": Entry(
         "patchloom.tasks.droppos.DropPos",
         "Wang et al. 2023",
         "patches, and most visible patches' positions",
         "where each visible patch was",
+        0.5,
     ),
     "mp3": Entry(
-        "patchloom.tasks.mp3.MP3", "Zhai et al. 2022", "positions, and most keys and values", "where every patch was"
+        "patchloom.tasks.mp3.MP3",
+        "Zhai et al. 2022",
+        "positions, and most keys and values",
+        "where every patch was",
+        0.5,
     ),
     "restore": Entry(
         "patchloom.tasks.restore.Restore",
         "Tian et al. 2022",
         "surroundings, geometry, sharpness or colour, and patches",
         "the original pixels",
+        0.6,
     ),
     "extrema": Entry(
         "patchloom.tasks.extrema.ExtreMA",
         "Wu et al. 2023",
         "almost all patches, several times over",
         "agreement with a teacher that sees all",
+        0.8,
     ),
     "lut": Entry(
         "patchloom.tasks.lut.LUT",
         "Kim et al. 2024",
         "patches, in two disjoint hands",
         "pixels, and agreement on the other view",
+        1.7,
     ),
     "mixture": Entry("patchloom.tasks.mixture.Mixture", "your own", "any of these", "any of these, weighted"),
 }
