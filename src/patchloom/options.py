@@ -152,8 +152,9 @@ def _add_signature(parser: ArgumentParser, owner: Callable, skip: set[str] = fro
 
 
 def _parse(parser: ArgumentParser, words: list[str]):
-    # YAML, in which values are read, spells infinity .inf and wants brackets around 5,20
+    # YAML, in which values are read, spells infinity .inf, and wants brackets around 5,20 and a space in {mask: 0.5}
     words = [re.sub(r"^(--[^=]+=)([-+]?)inf(inity)?$", r"\1\2.inf", word, flags=re.IGNORECASE) for word in words]
+    words = [re.sub(r":(?=\S)", ": ", word) if re.match(r"--[\w.]+=\{.*\}$", word) else word for word in words]
     words = [re.sub(r"^(--ks=)(\d+(?:,\d+)*)$", r"\1[\2]", word) for word in words]
     try:
         return parser.parse_args(words)

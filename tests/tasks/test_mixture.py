@@ -287,8 +287,9 @@ def test_from_the_command_line(tmp_path):
     task = make(**{name: value for name, value in given["task"].items() if name != "name"})
     assert isinstance(task, Mixture) and task.counts == {"drop_positions": 48, "blank": 13}
     assert (task.ask, task.second) == (asked, "second")
-    given, _ = parse_pretrain(["shapes", "--task", "mixture", "--task.withhold", "{mask: 0.5}"])
-    assert given["task"]["withhold"] == {"mask": 0.5} and given["task"]["ask"] == "auto"
+    for typed in ("{mask: 0.5}", "{mask:0.5}", '{"mask":0.5}'):
+        given, _ = parse_pretrain(["shapes", "--task", "mixture", "--task.withhold", typed])
+        assert given["task"]["withhold"] == {"mask": 0.5} and given["task"]["ask"] == "auto"
     with pytest.raises(PatchloomError, match="--task.withhold cannot be mask: it takes names with numbers"):
         parse_pretrain(["shapes", "--task", "mixture", "--task.withhold", "mask"])
 
