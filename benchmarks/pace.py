@@ -8,7 +8,6 @@ import time
 import torch
 
 from patchloom.data import channels_of, hold_out, measure, normalize, open_data, training_batches
-from patchloom.tasks import build_task  # noqa: F401  (imported before anything is timed)
 from patchloom.train.loop import build_fabric
 from patchloom.train.optim import build_optimizer
 from patchloom.train.pictures import prepare_task

@@ -87,7 +87,7 @@ def worker(rank, cases, folder):
         dist.init_process_group("gloo", meeting, timedelta(seconds=60), WORLD, rank)
         try:
             found.append(tuple(train(*case, rank, WORLD)))
-        except Exception:
+        except Exception:  # whatever it is, the test of this case shows it, and the other cases go on
             found.append(traceback.format_exc())
         finally:
             dist.destroy_process_group()

@@ -51,8 +51,7 @@ def plain_errors(predicted, canvas, p, masked, normalized):
                     continue
                 strip = 0 if y < 0 else 1 if y >= h else 2 if x < 0 else 3
                 strips[strip].append((grown[c, i, j] - target[i, j]) ** 2)
-    mean = lambda values: sum(values) / len(values)  # noqa: E731
-    return mean(hole).item(), sum(mean(strip) for strip in strips).item()
+    return torch.stack(hole).mean().item(), sum(torch.stack(strip).mean() for strip in strips).item()
 
 
 @pytest.mark.parametrize("normalized", [True, False])

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
 
 from patchloom.data import Source
 from patchloom.errors import PatchloomError
@@ -27,7 +28,7 @@ from patchloom.evaluate.features import (
 from patchloom.evaluate.how import How, Parts, parts_of, stratified
 from patchloom.evaluate.knn import TEMPERATURE, knn_accuracies
 from patchloom.evaluate.linear import HELD_OUT_SHARE, STRENGTHS, linear_probe
-from patchloom.evaluate.report import Report, Row
+from patchloom.evaluate.report import Report, Row, lost_images
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.weights import EncoderCard, load_encoder, load_instance_head, untrained_twin
 
@@ -174,11 +175,10 @@ def compare(
     n_test = len(test.labels)
     size, instance = tuple(vit.patch_embed.img_size), head is not None and pooling in ("all", "instance")
     around = circumstances(parts, train, test, size, kept, instance)
-    majority = (test.labels == train.labels.bincount().argmax()).double().mean().item()
     quoted = {protocol: tuple(_to_quote(protocol, some) for some in rows[protocol]) for protocol in protocols}
     return [
         Report(
-            rows=[*sum(rows[protocol], []), Row.of(CHANCE, "-", protocol, {}, majority, n_test)],
+            rows=[*sum(rows[protocol], []), majority(protocol, train.labels, test.labels)],
             protocol=f"{_sentence(protocol, train, test, ks)} {around}",
             headline=_headline(protocol, *quoted[protocol], n_test),
             quoted=quoted[protocol],
@@ -246,10 +246,13 @@ def circumstances(
         said.append("Pooling instance is by the head that is beside the encoder; untrained has an untrained head.")
     if kept:
         said.append(f"Features of an earlier pass were used for {', '.join(kept)}: --cache false takes them anew.")
-    lost = train.unreadable + test.unreadable
-    if lost:
-        said.append(f"{len(lost):,} images could not be read and were left out, such as {lost[0]}.")
-    return " ".join(said)
+    return " ".join([*said, *lost_images(train.unreadable + test.unreadable)])
+
+
+def majority(protocol: str, train: Tensor, test: Tensor) -> Row:
+    """The row of a guesser who names the most frequent label [n] of the training images for all of ``test`` [m]."""
+    right = (test == train.bincount().argmax()).double().mean().item()
+    return Row.of(CHANCE, "-", protocol, {}, right, len(test))
 
 
 def _headline(protocol: Protocol, trained: Row, untrained: Row, pixels: Row, n_test: int) -> str:

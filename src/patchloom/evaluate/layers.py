@@ -9,7 +9,7 @@ from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import Features
-from patchloom.evaluate.frozen import CHANCE, PIXELS, circumstances, subjects
+from patchloom.evaluate.frozen import PIXELS, circumstances, majority, subjects
 from patchloom.evaluate.how import How, parts_of
 from patchloom.evaluate.knn import TEMPERATURE, knn_accuracies
 from patchloom.evaluate.linear import HELD_OUT_SHARE, hold_out_for_choice
@@ -50,13 +50,11 @@ def layers(run: str | Path, data: str | Path, how: How, *, k: int = 20, out: str
         kept += [name] * (train.kept or test.kept)
     ours, twins, (pixels,) = groups
     n_test = len(test.labels)
-    majority = Row.of(
-        CHANCE, "-", "layers", {}, (test.labels == train.labels.bincount().argmax()).double().mean().item(), n_test
-    )
+    guessed = majority("layers", train.labels, test.labels)
     quoted = (ours[-1], _best(ours), twins[-1], _best(twins), pixels)
     size = tuple(vit.patch_embed.img_size)
     return Report(
-        rows=[*ours, *twins, pixels, majority],
+        rows=[*ours, *twins, pixels, guessed],
         protocol=f"{_sentences(len(ours) - 2, k, train, test)} {circumstances(parts, train, test, size, kept)}",
         headline=_headline(*quoted, n_test),
         quoted=quoted,
@@ -66,7 +64,7 @@ def layers(run: str | Path, data: str | Path, how: How, *, k: int = 20, out: str
         n_test=n_test,
         across="layer",
         down=True,
-        drawings=_drawings(run, out, ours, twins, [pixels, majority]),
+        drawings=_drawings(run, out, ours, twins, [pixels, guessed]),
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from patchloom.data import CentreCrop, Source
 from patchloom.data.source import digest
 from patchloom.evaluate.features import Features, check_pooling, tokens_of
-from patchloom.evaluate.frozen import CHANCE, circumstances, subjects
+from patchloom.evaluate.frozen import circumstances, majority, subjects
 from patchloom.evaluate.how import How, parts_of
 from patchloom.evaluate.knn import TEMPERATURE, knn_accuracies
 from patchloom.evaluate.linear import linear_probe
@@ -71,10 +71,9 @@ def order(
         kept += [name] * any(features.kept for features in (train, *tests.values()))
     test = tests[AS_THEY_ARE]
     n_test = len(test.labels)
-    majority = (test.labels == train.labels.bincount().argmax()).double().mean().item()
     quoted = tuple(row for row in rows if row.settings["probe"] == LINEAR)
     return Report(
-        rows=[*rows, Row.of(CHANCE, "-", "order", {}, majority, n_test)],
+        rows=[*rows, majority("order", train.labels, test.labels)],
         protocol=_sentences(vit, len(train.labels), n_test, k) + circumstances(parts, train, test, size, kept),
         headline=_headline(quoted, n_test),
         quoted=quoted,

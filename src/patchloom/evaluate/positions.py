@@ -94,13 +94,6 @@ def normalized(
         yield normalize(batch.views[0].to(device, non_blocking=True), card.mean, card.std)
 
 
-def lost_images(unreadable: Sequence[str]) -> str:
-    """What to say of images that could not be read, if there are any."""
-    if not unreadable:
-        return ""
-    return f" {len(unreadable):,} images could not be read and were left out, such as {unreadable[0]}."
-
-
 @torch.inference_mode()
 def measure_positions(
     place: Place,

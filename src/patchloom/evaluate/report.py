@@ -107,6 +107,13 @@ class Drawing:
     content: dict[str, Any]
 
 
+def lost_images(unreadable: Sequence[str], what: str = "images") -> list[str]:
+    """The sentence on images that could not be read, whose names are ``unreadable``; none if there are none."""
+    if not unreadable:
+        return []
+    return [f"{len(unreadable):,} {what} could not be read and were left out, such as {unreadable[0]}."]
+
+
 @dataclass(frozen=True)
 class Report:
     """All rows of one evaluation and what they have in common.

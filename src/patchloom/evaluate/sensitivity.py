@@ -16,8 +16,8 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import load_classifier
 from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.how import How, Parts, parts_of
-from patchloom.evaluate.positions import STORY, Cell, lost_images, measure_positions, normalized, rows_of
-from patchloom.evaluate.report import Report
+from patchloom.evaluate.positions import STORY, Cell, measure_positions, normalized, rows_of
+from patchloom.evaluate.report import Report, lost_images
 from patchloom.hints import check
 from patchloom.nets.encode import encode, grid_size, patch_positions
 from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
@@ -86,7 +86,7 @@ def position_sensitivity(
     done = _sentences(ratio, placeholder, steps, grid, n, n_test)
     return Report(
         rows=rows,
-        protocol=f"{done} {STORY} {parts.story}{lost_images(list(unreadable))}",
+        protocol=" ".join([done, STORY, parts.story, *lost_images(list(unreadable))]),
         headline=f"Position sensitivity: {ours.text()} against {against} on {n_test:,} test images.",
         quoted=quoted,
         data=parts.test.name,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from timm.models.vision_transformer import VisionTransformer
 
 from patchloom.data import Source, hold_out
@@ -15,10 +16,10 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier, class_names
 from patchloom.evaluate.features import classes_of
 from patchloom.evaluate.fit import Answers, Precision, answers, halves, seeded, train
-from patchloom.evaluate.frozen import CHANCE
+from patchloom.evaluate.frozen import majority
 from patchloom.evaluate.how import How, Parts
 from patchloom.evaluate.recipes import Recipe, recipe_for
-from patchloom.evaluate.report import Report, Row
+from patchloom.evaluate.report import Report, Row, lost_images
 from patchloom.nets.weights import EncoderCard
 
 SCRATCH = "from scratch"
@@ -167,11 +168,8 @@ def report_of(
         found: any subject's answers.
     """
     n = len(found.labels)
-    majority = (found.labels == int(np.bincount(parts.train.labels).argmax())).double().mean().item()
-    chance = Row.of(CHANCE, "-", protocol, {}, majority, n)
-    said = [*said, parts.story]
-    if lost := found.unreadable:
-        said.append(f"{len(lost):,} test images could not be read and were left out, such as {lost[0]}.")
+    chance = majority(protocol, torch.from_numpy(parts.train.labels), found.labels)
+    said = [*said, parts.story, *lost_images(found.unreadable, "test images")]
     beside = [f"{row.number()} {row.encoder}" for row in (*rows[1:], chance)]
     first = rows[0].text() if rows[0].encoder != SCRATCH else f"{SCRATCH} {rows[0].text()}"
     against = f"{', '.join(beside[:-1])} and {beside[-1]}" if len(beside) > 1 else beside[0]

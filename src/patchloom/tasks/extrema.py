@@ -17,7 +17,15 @@ from patchloom.nets.heads import InstanceHead, mlp, represent
 from patchloom.nets.teacher import Teacher
 from patchloom.objectives.agreement import byol_loss, info_nce, momentum
 from patchloom.tasks.measure import Measure
-from patchloom.tasks.siamese import GALLERY, ROWS, agreement_measure, head_sizes, neighbours_sheet, views_sheet
+from patchloom.tasks.siamese import (
+    GALLERY,
+    ROWS,
+    agreement_measure,
+    check_momentum,
+    head_sizes,
+    neighbours_sheet,
+    views_sheet,
+)
 from patchloom.tasks.task import Outcome, Sheet, Size, Task
 from patchloom.views.tokens import deal
 from patchloom.views.view import View, mask_patches, whole
@@ -83,8 +91,7 @@ class ExtreMA(Task):
             temperature = self.choose("temperature", temperature, 0.2, "the paper's")
             if temperature <= 0:
                 raise PatchloomError(f"--task.temperature must be above 0, not {temperature}")
-        if not 0 <= momentum <= 1:
-            raise PatchloomError(f"--task.momentum must lie in [0, 1], not at {momentum}")
+        check_momentum(momentum)
         if class_token == "vit" and not encoder.has_class_token:
             raise PatchloomError("--task.class_token vit needs an encoder that has one: give --model.class_token true")
         self.augment = TwoViews(self.augment.size, crop=crop, color=color)

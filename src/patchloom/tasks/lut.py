@@ -18,7 +18,16 @@ from patchloom.objectives.agreement import byol_loss, momentum
 from patchloom.objectives.pixels import pixel_loss, pixel_targets
 from patchloom.tasks.mae import pixel_decoder, recovery_sheet
 from patchloom.tasks.measure import Measure
-from patchloom.tasks.siamese import GALLERY, ROWS, agreement_measure, hidden, neighbours_sheet, views_sheet
+from patchloom.tasks.siamese import (
+    GALLERY,
+    ROWS,
+    agreement_measure,
+    check_momentum,
+    head_sizes,
+    hidden,
+    neighbours_sheet,
+    views_sheet,
+)
 from patchloom.tasks.simmim import patches_of_unit, pixel_head
 from patchloom.tasks.task import Outcome, Sheet, Size, Task
 from patchloom.views.tokens import deal_units, share_of, take
@@ -69,8 +78,7 @@ class LUT(Task):
         check("task.base", base, Base)
         if min(context_weight, pixel_weight) < 0 or not context_weight:
             raise PatchloomError("lut asks for agreement: give --task.context_weight above 0, and no negative weight")
-        if not 0 <= momentum <= 1:
-            raise PatchloomError(f"--task.momentum must lie in [0, 1], not at {momentum}")
+        check_momentum(momentum)
         sparse = base == "mae"
         mask_ratio = self.choose("mask_ratio", mask_ratio, 0.75 if sparse else 0.6, f"the paper's on {base}")
         self.normalized_pixels = self.choose("normalized_pixels", normalized_pixels, sparse, f"usual for {base}")
@@ -94,10 +102,7 @@ class LUT(Task):
         self.base, self.context_weight, self.pixel_weight, self.momentum = base, context_weight, pixel_weight, momentum
         self.augment = TwoViews(self.augment.size, crop="own", color="none")
         d = encoder.embed_dim
-        small = d < 384
-        hidden_width = self.choose(
-            "head_width", head_width, 4 * d if small else 4096, "the paper's, or 4 widths if small"
-        )
+        hidden_width, _ = head_sizes(self, head_width, d)  # the heads give as many numbers as the encoder
         self.head = mlp((d, hidden_width, d), "batch")
         self.predictor = mlp((d, hidden_width, d), "batch")
         self.mask_token = None if sparse else nn.Parameter(torch.empty(d).normal_(std=0.02))

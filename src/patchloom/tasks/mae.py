@@ -90,12 +90,22 @@ class MAE(Task):
 
 
 def pixel_decoder(
-    task: Task, width: Size, depth: Size, heads: Size, depth_option: str = "decoder_depth"
+    task: Task,
+    width: Size,
+    depth: Size,
+    heads: Size,
+    depth_option: str = "decoder_depth",
+    usual: tuple[int, int, int] = (512, 8, 16),
+    **what: bool,
 ) -> RefillingDecoder:
-    """A decoder that asks for the pixels of the patches that ``task``'s encoder did not see."""
-    width, depth, heads = task.decoder_sizes(width, depth, heads, (512, 8, 16), depth_option)
+    """A decoder that asks for the pixels of ``task``'s patches; ``usual`` are the paper's width, depth and heads.
+
+    ``what`` are further arguments of `RefillingDecoder`: by default those patches answer that the encoder did not see.
+    """
+    width, depth, heads = task.decoder_sizes(width, depth, heads, usual, depth_option)
+    positions = sincos_2d(width, task.grid)
     pixels = task.channels * task.p**2
-    return RefillingDecoder(task.encoder.embed_dim, pixels, sincos_2d(width, task.grid), depth, heads, task.prefix)
+    return RefillingDecoder(task.encoder.embed_dim, pixels, positions, depth, heads, task.prefix, **what)
 
 
 def check_masks_something(task: Task, visible: int, mask_ratio: float) -> None:

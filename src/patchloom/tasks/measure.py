@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -60,6 +61,7 @@ class Measure:
         """A result as people read it."""
         return format(value, self.form)
 
+    @cached_property
     def diversity(self) -> dict[str, float]:
         """Spread (0 to 1) and effective rank of the teacher's outputs; empty for tasks that cannot collapse."""
         if self.outputs is None:
@@ -73,7 +75,7 @@ class Measure:
         """
         if self.outputs is None or len(self.outputs) < 16:
             return False
-        found = self.diversity()
+        found = self.diversity
         return found["spread"] < _LEAST_SPREAD or found["effective rank"] < _LEAST_RANK
 
     def hurdle(self) -> str:

@@ -18,7 +18,7 @@ from patchloom.tasks.degradations import Degradation, build_degrader
 from patchloom.tasks.measure import Measure
 from patchloom.tasks.positions_drawn import CONTEXT_RATIOS, POSITION_GRID
 from patchloom.tasks.questions import Agreement, Pixels, Positions, Seen
-from patchloom.tasks.siamese import GALLERY, hidden
+from patchloom.tasks.siamese import GALLERY, check_momentum, hidden
 from patchloom.tasks.task import Outcome, Sheet, Size, Task
 from patchloom.views.positions import Placed
 from patchloom.views.tokens import deal, share_of
@@ -91,8 +91,7 @@ class Mixture(Task):
         self.degrader = build_degrader(self, kind, min(encoder.patch_embed.img_size), strengths)
         if self.second == "second":
             self.augment = TwoViews(self.augment.size, crop="own", color="none")
-        if not 0 <= momentum <= 1:
-            raise PatchloomError(f"--task.momentum must lie in [0, 1], not at {momentum}")
+        check_momentum(momentum)
         if sigma < 0:
             raise PatchloomError(f"--task.sigma must be 0 or more, not {sigma}")
         d = encoder.embed_dim

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from patchloom.nets.decode import Decoder, RefillingDecoder
+from patchloom.nets.decode import Decoder
 from patchloom.nets.encode import encode
 from patchloom.nets.heads import mlp
 from patchloom.nets.teacher import Teacher
@@ -17,12 +17,13 @@ from patchloom.objectives.pixels import paint_patches, spread
 from patchloom.objectives.positions import position_cross_entropy, weighted_mean
 from patchloom.objectives.restoration import answer_of, restoration_targets
 from patchloom.tasks.degradations import Degrader
+from patchloom.tasks.mae import pixel_decoder
 from patchloom.tasks.measure import Measure
 from patchloom.tasks.positions_drawn import mark_wrong, position_measure
 from patchloom.tasks.siamese import ROWS, agreement_measure, head_sizes, hidden, neighbours_sheet
 from patchloom.tasks.task import WITHHELD, Sheet, Size, Task
-from patchloom.views.positions import Placed, sincos_2d, smoothed_positions
-from patchloom.views.tokens import patch_channel_statistics, patchify, take, unpatchify
+from patchloom.views.positions import Placed, smoothed_positions
+from patchloom.views.tokens import by_grid, patch_channel_statistics, patchify, take, unpatchify
 from patchloom.views.view import View, whole
 
 
@@ -73,24 +74,14 @@ class Pixels(nn.Module):
     def __init__(self, task: Task, degrader: Degrader, masks: bool, sizes: tuple[Size, Size, Size]):
         super().__init__()
         task.check_normalizable(each_channel=True)
-        self.p, self.grid, self.channels, self.prefix = task.p, task.grid, task.channels, task.prefix
+        self.p, self.grid, self.channels = task.p, task.grid, task.channels
         self.degrader = degrader
-        width, depth, heads = task.decoder_sizes(*sizes, (512, 8, 16))
-        self.decoder = RefillingDecoder(
-            task.encoder.embed_dim,
-            self.channels * self.p**2,
-            sincos_2d(width, self.grid),
-            depth,
-            heads,
-            self.prefix,
-            refills=masks,
-            everything=True,
-        )
+        self.decoder = pixel_decoder(task, *sizes, refills=masks, everything=True)
 
     def answer(self, seen: Seen) -> Tensor:
         """Predicted pixels [b n f] by the grid, normalised in each channel of each patch."""
-        order = torch.cat([seen.view.visible, seen.masked], dim=1)
-        return take(self.decoder(seen.tokens, seen.view.visible, seen.masked).float(), order.argsort(dim=1))
+        answers = self.decoder(seen.tokens, seen.view.visible, seen.masked).float()
+        return by_grid(answers, seen.view.visible, seen.masked)
 
     def asked(self, seen: Seen) -> Tensor:
         """[b n] 1 where a patch is asked for."""
@@ -136,11 +127,10 @@ class Pixels(nn.Module):
         columns["given"] = paint_patches(
             seen.view.images, p, hidden(self.shown(seen), self.grid[0] * self.grid[1]), WITHHELD
         )
+        asked, predicted = self.asked(seen)[..., None] > 0, self.answer(seen)
         for heading, source in {"recovered, own statistics": truth, "guessed statistics": self.given(seen)}.items():
             own, deviation = patch_channel_statistics(patchify(source, p), self.channels)
-            answer = torch.where(
-                self.asked(seen)[..., None] > 0, self.answer(seen) * deviation + own, patchify(truth, p)
-            )
+            answer = torch.where(asked, predicted * deviation + own, patchify(truth, p))
             columns[heading] = (unpatchify(answer, p, self.grid) - seen.mean) / seen.std
         caption = (
             "Pixels are predicted normalised in each patch. Own statistics: each patch's mean and deviation come from "

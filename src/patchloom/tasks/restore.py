@@ -11,16 +11,15 @@ from torch import Tensor
 from patchloom.data import RandomCrop
 from patchloom.errors import PatchloomError
 from patchloom.hints import check
-from patchloom.nets.decode import RefillingDecoder
 from patchloom.nets.encode import encode
 from patchloom.objectives.pixels import paint_patches, spread
 from patchloom.objectives.restoration import answer_of, canvas_errors, restoration_targets
 from patchloom.tasks.degradations import Degradation, Strength, build_degrader
-from patchloom.tasks.mae import check_masks_something
+from patchloom.tasks.mae import check_masks_something, pixel_decoder
 from patchloom.tasks.measure import Measure
 from patchloom.tasks.task import WITHHELD, Outcome, Sheet, Size, Task
-from patchloom.views.positions import sincos_2d
 from patchloom.views.tokens import (
+    by_grid,
     deal,
     deal_block,
     patch_channel_statistics,
@@ -111,17 +110,8 @@ class Restore(Task):
         self.band_weight = band_weight
         # where nothing but patches is missing, the visible ones have nothing to answer
         self.asks_all = not masks or degradation not in ("masked", "none")
-        width, depth, heads = self.decoder_sizes(decoder_width, decoder_depth, decoder_heads, (384, 4, 6))
-        self.decoder = RefillingDecoder(
-            encoder.embed_dim,
-            self.channels * self.p**2,
-            sincos_2d(width, self.grid),
-            depth,
-            heads,
-            self.prefix,
-            refills=masks,
-            everything=self.asks_all,
-        )
+        sizes = decoder_width, decoder_depth, decoder_heads
+        self.decoder = pixel_decoder(self, *sizes, usual=(384, 4, 6), refills=masks, everything=self.asks_all)
 
     def forward(self, images: Tensor, *, progress: float = 0.0, generator=None, hands=None) -> Outcome:
         """The loss on a batch of canvases; ``hands`` fixes visible and masked patches ([b k], [b m])."""
@@ -142,7 +132,7 @@ class Restore(Task):
         """Predicted pixels of a degraded picture: [b n f] by the grid, or [b m f] where only the masked are asked."""
         view = mask_patches(whole(seen, self.patches), visible)
         answers = self.decoder(encode(self.encoder, view), visible, masked).float()
-        return take(answers, torch.cat([visible, masked], dim=1).argsort(dim=1)) if self.asks_all else answers
+        return by_grid(answers, visible, masked) if self.asks_all else answers
 
     def errors(self, predicted: Tensor, images: Tensor, masked: Tensor) -> dict[str, Tensor]:
         """Squared errors [b] of an answer: "loss", and with masks in a canvas its two parts."""

@@ -29,8 +29,18 @@ def agreement_measure(student: Tensor, teacher: Tensor) -> Measure:
     )
 
 
+def check_momentum(momentum: float) -> None:
+    """Refuse a momentum with which no teacher can follow.
+
+    Raises:
+        PatchloomError: it is no share.
+    """
+    if not 0 <= momentum <= 1:
+        raise PatchloomError(f"--task.momentum must lie in [0, 1], not at {momentum}")
+
+
 def head_sizes(task: Task, width: Size, out: Size) -> tuple[int, int]:
-    """Hidden width and output of projection heads; ``auto`` is the papers' 4096 and 256.
+    """Hidden width and output of the heads; ``auto`` is the papers' 4096 and 256.
 
     For an encoder narrower than ViT-S, which the papers do not train, auto is four times its width and its width.
 

@@ -16,12 +16,11 @@ from patchloom.evaluate.positions import (
     CHANCE,
     STORY,
     Cell,
-    lost_images,
     measure_positions,
     normalized,
     rows_of,
 )
-from patchloom.evaluate.report import Drawing
+from patchloom.evaluate.report import Drawing, lost_images
 from patchloom.look import Map
 from patchloom.train.folder import plain_name
 from patchloom.train.pictures import Loaded, load_task, own_held_out
@@ -77,14 +76,17 @@ def positions(run: str | Path, data: str | Path, how: How, *, images: int = 1000
         f"Share of the patches of each place that are found, on {n_test:,} test images; grey: none was asked for. "
         "A place that is named for every patch is always found."
     )
+    done = (
+        f"Positions: {withheld}; the run's own task then placed every patch without position among {n}, on "
+        f"{n_test:,} test images."
+    )
+    table = (
+        "The table has accuracies in % and distances in patches; their intervals are in the rows of results.csv. Where "
+        f"in the image positions are found is drawn in {out}."
+    )
     return Report(
         rows=rows,
-        protocol=(
-            f"Positions: {withheld}; the run's own task then placed every patch without position among {n}, on "
-            f"{n_test:,} test images. {STORY} {story}{lost_images(unreadable)} The table has accuracies in % and "
-            f"distances in patches; their intervals are in the rows of results.csv. Where in the image positions are "
-            f"found is drawn in {out}."
-        ),
+        protocol=" ".join([done, STORY, story, *lost_images(unreadable), table]),
         headline=_headline(cells, *quoted, n_test),
         quoted=quoted,
         data=source.name,

@@ -77,5 +77,5 @@ def line(epoch: float, epochs: int, loss: float, measure: Measure | None, pace: 
     if measure is not None:
         beside = ", ".join(f"{name} {measure.show(value)}" for name, value in measure.means().items())
         told = f" · {measure.name} {measure.show(measure.value)} ({beside})"
-        told += "".join(f", {name} {value:.2f}" for name, value in measure.diversity().items())
+        told += "".join(f", {name} {value:.2f}" for name, value in measure.diversity.items())
     return f"epoch {epoch:.1f}/{epochs} · loss {loss:.4f}{told} · {pace}"

@@ -54,7 +54,7 @@ class Watch:
             measure = self._measure(device)
         row = {"held_out": measure.value} | {f"yardstick:{name}": value for name, value in measure.means().items()}
         row |= {f"held_out:{name}": values.mean().item() for name, values in measure.details.items()}
-        row |= {f"teacher:{name}": value for name, value in measure.diversity().items()}
+        row |= {f"teacher:{name}": value for name, value in measure.diversity.items()}
         if self.gallery is not None:
             reading = self._reading()
             row["knn"] = self._knn(

@@ -122,6 +122,11 @@ def put(tokens: Tensor, indices: Tensor, into: Tensor) -> Tensor:
     return into.index_put((rows, indices), tokens.to(into.dtype))
 
 
+def by_grid(tokens: Tensor, *hands: Tensor) -> Tensor:
+    """Tokens [b n d] in the order of the grid, which came in that of ``hands`` [b k]: together all n patches."""
+    return take(tokens, torch.cat(hands, dim=1).argsort(dim=1))
+
+
 def grid_of(images: Tensor, p: int) -> tuple[int, int]:
     """Rows and columns of patches of side ``p`` in images [b c h w]."""
     return images.shape[2] // p, images.shape[3] // p
