@@ -1,179 +1,213 @@
-"""Time and peak memory of one training step, interleaved in one run: a table of tasks, of MP3's η, or of peers.
+"""Time and peak memory of one training step, interleaved in one run: a table of tasks, of MP3's η, of peers, of sizes.
 
     pip install 'patchloom[bench]'
-    python benchmarks/step_time.py peers           # MAE and DropPos beside Hugging Face's ViTMAEForPreTraining
+    python benchmarks/step_time.py peers           # MAE and DropPos beside Hugging Face's and lightly's MAE
     python benchmarks/step_time.py tasks           # every task, as multiples of MAE
     python benchmarks/step_time.py mp3             # MP3 at η 0 to 0.9, beside MAE and a plain ViT (its cost study)
+    python benchmarks/step_time.py growth          # batches, image sizes and models: time over counted operations
+    python benchmarks/step_time.py memory          # with and without gradient checkpointing
     python benchmarks/step_time.py peers --device cuda --batch 256
 
-ViT-S/16, 224 px, batch 32: 5 to 15 minutes a table on two cores. Each step is forward, backward, fused AdamW and, where
-there is one, the teacher, on random images. Hugging Face's model is measured in both of its attention forms, and the
-faster one counts. Peak memory is that of a process of its own: the resident set on a CPU (less what the process held
-before the model was built), the allocator's peak on a GPU.
+ViT-S/16, 224 px, batch 32 where a table does not say otherwise: 5 to 15 minutes a table on two cores. Each step is
+forward, backward, fused AdamW and, where there is one, the teacher, on random images. Peak memory is that of a process
+of its own. Operations are those of matrix products, as torch counts them; the peak is the rate of 2048 x 2048 products
+(8192 on a GPU) in the same process. Freed memory stays with the process for all of them, the peers included, which
+they would not do by themselves (`patchloom.machine.keep_freed_memory`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
+import multiprocessing
 import statistics
-import subprocess
-import sys
-import time
-from pathlib import Path
+from dataclasses import replace
+from functools import partial
 
-import numpy as np
 import timm
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from patchloom.nets.encode import EncoderSpec, build_encoder, fuse_attention
-from patchloom.tasks import TASKS, build_task, encoder_wishes, task_class
-from patchloom.tasks.task import Task
+from patchloom.bench import Step, memory_of, operations
+from patchloom.data import Stats
+from patchloom.machine import keep_freed_memory, peak_memory, product_rates, seconds_of
+from patchloom.nets.encode import fuse_attention
+from patchloom.tasks import TASKS
+from patchloom.train.pretrain import request
+from patchloom.train.settings import Settings, resolve
 
-SPEC = ("vit_small_patch16_224", (224, 224), 16)
+STATS = Stats((0.5,) * 3, (0.25,) * 3, 224, 224, 1, [])
 RATIOS = (0.0, 0.3, 0.5, 0.75, 0.9)
 
-# by the row's name, what is built: a task with its options as JSON, "vit", or one of Hugging Face's forms
-TABLES = {
-    "peers": {
-        "hf mae (sdpa)": "sdpa",
-        "hf mae (eager)": "eager",
-        "patchloom mae": '{"name": "mae"}',
-        "patchloom droppos": '{"name": "droppos"}',
-    },
-    "tasks": {name: json.dumps({"name": name}) for name in ("mae", *(task for task in TASKS if task != "mae"))},
-    "mp3": {
-        "mae": '{"name": "mae"}',
-        "plain vit": "vit",
-        **{f"mp3, η {ratio}": json.dumps({"name": "mp3", "context_mask_ratio": ratio}) for ratio in RATIOS},
-    },
-}
+
+def settings_for(args: argparse.Namespace, dtype: str, task: dict | str, **changes) -> Settings:
+    """Resolved settings of a task at the sizes of this benchmark."""
+    given = {"model": "vit_small_patch16_224", "img_size": 224, "patch_size": 16, "batch_size": args.batch}
+    given |= {"precision": dtype, "device": args.device, "clip": 0.0, "compile": False, **changes}
+    return resolve(request("shapes", task, given), 100_000, 3, STATS, True)[0]
 
 
-def build(kind: str, dtype: str, device: str, batch: int):
-    """A function that does one step and waits for it."""
-    torch.manual_seed(0)
-    images = torch.randn(batch, 3, 224, 224, device=device)
-    if kind.startswith("{"):
-        net, loss = patchloom_task(json.loads(kind), dtype, device, batch)
-    elif kind == "vit":
-        net = nn.Sequential(timm.create_model(SPEC[0], num_classes=0), nn.Linear(384, 1000))
-        fuse_attention(net, fused=not (device == "cpu" and dtype == "bfloat16"))
-
-        def loss():
-            return nn.functional.cross_entropy(net(images), torch.arange(batch, device=device))
-    else:
-        from transformers import ViTMAEConfig, ViTMAEForPreTraining
-
-        config = ViTMAEConfig(
-            hidden_size=384, num_attention_heads=6, intermediate_size=1536, norm_pix_loss=True, attn_implementation=kind
-        )
-        net = ViTMAEForPreTraining(config)
-
-        def loss():
-            return net(images).loss
-
-    net.to(device).train()
-    optimizer = torch.optim.AdamW([w for w in net.parameters() if w.requires_grad], lr=1e-5, fused=True)
-
-    def step():
-        with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
-            value = loss()
-        value.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if isinstance(net, Task):
-            net.after_step(0.5)
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    return step
+def rows(args: argparse.Namespace, dtype: str) -> dict[str, Settings | str]:
+    """By the row's name, the settings of a task, or the name of a model that is not ours."""
+    task = partial(settings_for, args, dtype)
+    if args.table == "peers":
+        peers = ("hf mae (sdpa)", "hf mae (eager)", "lightly mae")
+        return {**{name: name for name in peers}, "patchloom mae": task("mae"), "patchloom droppos": task("droppos")}
+    if args.table == "tasks":
+        return {name: task(name) for name in ("mae", *(name for name in TASKS if name != "mae"))}
+    if args.table == "mp3":
+        shares = {f"mp3, η {ratio}": task({"name": "mp3", "context_mask_ratio": ratio}) for ratio in RATIOS}
+        return {"mae": task("mae"), "plain vit": "plain vit", **shares}
+    if args.table == "memory":
+        pairs = {f"{name}{', checkpointing' * on}": (name, on) for name in ("mae", "droppos", "mp3") for on in (0, 1)}
+        return {row: task(name, checkpointing=bool(on)) for row, (name, on) in pairs.items()}
+    sizes = {f"{side} px, batch {batch}": (side, batch) for side, batch in ((64, 64), (128, 16), (224, 8), (512, 2))}
+    models = {f"{size}, batch 8": f"vit_{size}_patch16_224" for size in ("tiny", "small", "base", "large")}
+    return {
+        **{f"batch {batch}": task("droppos", batch_size=batch) for batch in (8, 16, 32, 64)},
+        **{name: task("droppos", img_size=side, batch_size=batch) for name, (side, batch) in sizes.items()},
+        **{name: task("droppos", model=model, batch_size=8) for name, model in models.items()},
+    }
 
 
-def patchloom_task(task: dict, dtype: str, device: str, batch: int):
-    """A task, and a function that gives its loss on random views of the sizes that it asks for."""
-    wishes = {name: value for name, (value, _) in encoder_wishes(task).items()}
-    options = {"class_token": wishes["class_token"]} if "class_token" in wishes else {}
-    spec = EncoderSpec(*SPEC, positions=wishes.get("positions", "sincos"), options=options)
-    net = build_task(task, build_encoder(spec))
-    fuse_attention(net, fused=not (device == "cpu" and dtype == "bfloat16"))
-    some = net.augment(torch.rand(3, *net.augment.size), np.random.default_rng(0))
-    views = [torch.randn(batch, *view.shape, device=device) for view in some]
-    return net, lambda: net(*views, progress=0.5).loss
+class Peer:
+    """A step of a model that is not ours."""
+
+    def __init__(self, kind: str, dtype: str, device: str, batch: int):
+        torch.manual_seed(0)
+        self.dtype, self.device = dtype, device
+        images = torch.randn(batch, 3, 224, 224, device=device)
+        self.net, self.loss = {"plain vit": plain_vit, "lightly mae": lightly_mae}.get(kind, hugging_face)(images, kind)
+        if kind == "plain vit":
+            fuse_attention(self.net, fused=not (device == "cpu" and dtype == "bfloat16"))
+        self.net.to(device).train()
+        weights = [weight for weight in self.net.parameters() if weight.requires_grad]
+        self.optimizer = torch.optim.AdamW(weights, lr=1e-5, fused=True)
+
+    def __call__(self) -> None:
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.dtype == "bfloat16"):
+            loss = self.loss()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
 
 
-def peak_memory(kind: str, dtype: str, device: str, batch: int) -> float:
-    """GiB that two steps need at their peak, in a process of its own."""
-    words = [sys.executable, __file__, "--memory-of", kind, "--dtype", dtype, "--device", device, "--batch", str(batch)]
-    return float(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[-1])
+def plain_vit(images, kind):
+    """A classifier over all patches."""
+    net = nn.Sequential(timm.create_model("vit_small_patch16_224", num_classes=0), nn.Linear(384, 1000))
+    target = torch.arange(len(images), device=images.device)
+    return net, lambda: nn.functional.cross_entropy(net(images), target)
 
 
-def print_memory(kind: str, dtype: str, device: str, batch: int) -> None:
-    if not kind.startswith(("{", "vit")):
-        import transformers.models.vit_mae.modeling_vit_mae  # noqa: F401  (imports belong to the start)
-    else:
-        for name in TASKS:
-            task_class(name)
+def hugging_face(images, kind):
+    """``ViTMAEForPreTraining`` in one of its attention forms, named in brackets."""
+    from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
-    before = resident("VmRSS")
-    if device != "cuda":
-        Path("/proc/self/clear_refs").write_text("5")  # or the peak would be that of the process that forked us
-    step = build(kind, dtype, device, batch)
+    form = kind.partition("(")[2].rstrip(")")
+    sizes = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
+    net = ViTMAEForPreTraining(ViTMAEConfig(norm_pix_loss=True, attn_implementation=form, **sizes))
+    return net, lambda: net(images).loss
+
+
+def lightly_mae(images, kind):
+    """lightly's modules put together as its documentation does for MAE, with normalised pixels."""
+    from lightly.models import utils
+    from lightly.models.modules import MAEDecoderTIMM, MaskedVisionTransformerTIMM
+
+    net = nn.ModuleDict()
+    vit = timm.create_model("vit_small_patch16_224", num_classes=0)
+    net["encoder"] = MaskedVisionTransformerTIMM(vit=vit)
+    net["decoder"] = MAEDecoderTIMM(num_patches=196, patch_size=16, embed_dim=384)
+
+    def loss():
+        encoder, decoder = net["encoder"], net["decoder"]
+        keep, mask = utils.random_token_mask(size=(len(images), 197), mask_ratio=0.75, device=images.device)
+        tokens = decoder.embed(encoder.encode(images=images, idx_keep=keep))
+        full = utils.repeat_token(decoder.mask_token, (len(images), 197))
+        full = utils.set_at_index(full, keep, tokens.type_as(full))
+        answers = decoder.predict(utils.get_at_index(decoder.decode(full), mask))
+        target = utils.get_at_index(utils.patchify(images, 16), mask - 1)
+        target = utils.normalize_mean_var(target, dim=-1)
+        return nn.functional.mse_loss(answers, target)
+
+    return net, loss
+
+
+def step_of(row: Settings | str, args: argparse.Namespace, dtype: str):
+    return Step(row) if isinstance(row, Settings) else Peer(row, dtype, args.device, args.batch)
+
+
+def one_step(kind: str, dtype: str, device: str, batch: int) -> None:
+    Peer(kind, dtype, device, batch)()
+
+
+def two_steps(kind: str, dtype: str, device: str, batch: int) -> None:
+    keep_freed_memory()
+    step = Peer(kind, dtype, device, batch)
     step()
     step()
-    if device == "cuda":
-        print(torch.cuda.max_memory_allocated() / 2**30)
-    else:
-        print(resident("VmHWM") - before)
 
 
-def resident(which: str) -> float:
-    """GiB of this process in memory: now (VmRSS) or at its peak (VmHWM); Linux only."""
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(rf"{which}:\s+(\d+) kB", status)[1]) / 2**20
+def memory(row: Settings | str, args: argparse.Namespace, dtype: str) -> float | None:
+    if isinstance(row, Settings):
+        return memory_of(row)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        pool.apply(one_step, (row, dtype, args.device, 1))  # imports belong to the start
+        return pool.apply(peak_memory, (two_steps, args.device, row, dtype, args.device, args.batch))
+
+
+def count(row: Settings | str) -> float:
+    """Operations an image."""
+    if isinstance(row, Settings):
+        return operations(replace(row, batch_size=2))
+    if row == "hf mae (sdpa)":
+        row = "hf mae (eager)"  # torch counts no fused attention on CPUs
+    step = Peer(row, "float32", "cpu", 2)
+    fuse_attention(step.net, False)
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops() / 2
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("table", nargs="?", choices=TABLES, default="peers")
+    parser.add_argument("table", nargs="?", choices=("peers", "tasks", "mp3", "growth", "memory"), default="peers")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
-    parser.add_argument("--memory-of")
+    parser.add_argument("--only", nargs="*", help="rows whose names contain one of these")
     args = parser.parse_args()
-    if args.memory_of:
-        return print_memory(args.memory_of, args.dtype[0], args.device, args.batch)
-    print(
-        f"torch {torch.__version__} on {args.device}, {torch.get_num_threads()} threads",
-        f"ViT-S/16, 224 px, batch {args.batch}",
-        sep="; ",
-    )
-    models = TABLES[args.table]
-    peers = [name for name in models if name.startswith("hf")] or [next(iter(models))]
+    keep_freed_memory()
     for dtype in args.dtype:
-        steps = {name: build(kind, dtype, args.device, args.batch) for name, kind in models.items()}
-        seconds: dict[str, list[float]] = {name: [] for name in models}
-        for round_ in range(args.rounds + 1):  # the first warms up
-            for name, step in steps.items():
-                start = time.perf_counter()
-                step()
-                if round_:
-                    seconds[name].append(time.perf_counter() - start)
-        medians = {name: statistics.median(values) for name, values in seconds.items()}
-        first = min(medians[name] for name in peers)
-        for name, kind in models.items():
-            row = {
-                "dtype": dtype,
-                "model": name,
-                "seconds": round(medians[name], 3),
-                "spread": [round(min(seconds[name]), 3), round(max(seconds[name]), 3)],
-                f"seconds over {' or '.join(peers)}": round(medians[name] / first, 2),
-                "peak GiB": round(peak_memory(kind, dtype, args.device, args.batch), 2),
+        table = {
+            name: row for name, row in rows(args, dtype).items() if not args.only or any(map(name.count, args.only))
+        }
+        steps = {name: step_of(row, args, dtype) for name, row in table.items()}
+        seconds = seconds_of(steps, args.device, args.rounds)
+        peak = product_rates(args.device)[dtype]
+        print(
+            f"torch {torch.__version__}, {args.device}, {torch.get_num_threads()} threads; {dtype}: "
+            f"{peak / 1e9:,.0f} GFLOP/s at most",
+            flush=True,
+        )
+        first = statistics.median(next(iter(seconds.values())))
+        for name, row in table.items():
+            median = statistics.median(seconds[name])
+            batch = row.batch_size if isinstance(row, Settings) else args.batch
+            flops = count(row) * batch
+            needed = memory(row, args, dtype)
+            line = {
+                "row": name,
+                "seconds": round(median, 3),
+                "range": [round(min(seconds[name]), 3), round(max(seconds[name]), 3)],
+                f"over {next(iter(table))}": round(median / first, 2),
+                "GFLOP/image": round(flops / batch / 1e9, 1),
+                "of peak": round(flops / median / peak, 3),
+                "peak GiB": needed and round(needed, 2),
             }
-            print(json.dumps(row, ensure_ascii=False), flush=True)
+            print(json.dumps(line, ensure_ascii=False), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from patchloom.nets.encode import EncoderSpec, build_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.tasks import build_task, encoder_wishes
 
 SIZE = (32, 24)

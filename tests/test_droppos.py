@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import EncoderSpec, build_encoder, patch_positions
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.encode import patch_positions
 from patchloom.tasks.droppos import DropPos
 from patchloom.tasks.positions_drawn import mark_wrong, put_together, scattered
 

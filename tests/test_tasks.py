@@ -9,7 +9,7 @@ import torch
 from sweep import build, spec_of, views_of
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import build_encoder
+from patchloom.nets.build import build_encoder
 from patchloom.tasks import TASKS, build_task, task_class, with_defaults
 from patchloom.tasks.measure import Measure
 from patchloom.tasks.task import Outcome

@@ -15,6 +15,7 @@ VERBS: dict[str, str] = {
     "evaluate": "measure what an encoder learnt, by one of many protocols",
     "look": "draw what was withheld, and what came back",
     "export": "write an encoder for use with timm alone",
+    "bench": "time each task on this machine, and tell what limits a run",
     "tasks": "list the pretext tasks",
 }
 
@@ -73,7 +74,7 @@ def _verb(name: str) -> Callable[[list[str]], None]:
         near = get_close_matches(name, VERBS, n=1)
         hint = f"; did you mean {near[0]}?" if near else "."
         raise PatchloomError(f"there is no verb {name}{hint} The verbs are {', '.join(VERBS)}.")
-    return {"pretrain": _pretrain, "evaluate": _evaluate, "look": _look, "export": _export, "tasks": _tasks}[name]
+    return globals()[f"_{name}"]
 
 
 def _pretrain(words: list[str]) -> None:
@@ -114,6 +115,14 @@ def _export(words: list[str]) -> None:
     print(done.snippet)
 
 
+def _bench(words: list[str]) -> None:
+    from patchloom.bench import bench
+    from patchloom.options import parse_call
+
+    done = bench(**parse_call("bench", bench, words))
+    print(*done.sentences(), *_in_columns(done.table()), sep="\n")
+
+
 def _tasks(words: list[str]) -> None:
     from patchloom.tasks import TASKS
 
@@ -125,9 +134,13 @@ def _tasks(words: list[str]) -> None:
     for name, entry in TASKS.items():
         cost = "" if entry.cost is None else f"×{entry.cost:.1f}"
         rows.append((name, entry.paper, entry.withheld, entry.asked, cost))
+    print(*_in_columns(rows), sep="\n")
+
+
+def _in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row, its cells as wide as the widest of their column."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 if __name__ == "__main__":

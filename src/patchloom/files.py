@@ -1,10 +1,16 @@
-"""Writing files so that a crash leaves the old one or the new one, never half of one."""
+"""Where files are kept, and how they are written: a crash leaves the old one or the new one, never half of one."""
 
 import contextlib
 import os
 from pathlib import Path
 
 from patchloom.errors import PatchloomError
+
+
+def cache_root() -> Path:
+    """Where what can be made again is kept: ``$XDG_CACHE_HOME/patchloom`` or ``~/.cache/patchloom``."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "patchloom"
 
 
 def write_whole(path: Path, content: bytes | str) -> None:

@@ -172,6 +172,17 @@ def test_one_deep_image_makes_the_batch_float():
     assert batches[0].views[0].shape == (2, 3, 8, 8)
 
 
+def test_colour_keeps_the_order_of_the_decoder_and_its_values():
+    class Colours(Holed):
+        def read(self, i):
+            return torch.arange(3 * 99, dtype=torch.uint8).view(9, 11, 3).permute(2, 0, 1) + i
+
+    source = Colours(4)
+    (batch,) = plain_batches(source, (6, 6), 4)
+    assert batch.views[0].is_contiguous(memory_format=torch.channels_last)
+    assert all(torch.equal(batch.views[0][i], CentreCrop((6, 6))(source.read(i))[0]) for i in range(4))
+
+
 def test_several_views_stay_apart():
     def two(image, rng):
         return CentreCrop((4, 4))(image) + CentreCrop((2, 2))(image)

@@ -256,7 +256,7 @@ def test_missing_file(tmp_path):
         read_image(tmp_path / "gone.png")
 
 
-@pytest.mark.parametrize("name", ["a.png", "a.tif", "deep.tif", "a.npy"])
+@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.tif", "deep.tif", "a.npy"])
 def test_decompression_bombs_are_refused(tmp_path, monkeypatch, name):
     array = np.zeros((30, 30), np.uint16 if name == "deep.tif" else np.uint8)
     if name.endswith("tif"):

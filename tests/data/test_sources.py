@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import shutil
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchloom.data import Shapes, Unreadable, hold_out, open_data, read_image, split_for_test
+from patchloom.data.files import Names
 from patchloom.data.source import pick
 from patchloom.errors import PatchloomError
 
@@ -198,6 +200,47 @@ def test_fingerprint_follows_the_content(tmp_path, draw):
     prints = [Shapes(*args).fingerprint() for args in ((5, 0, 64), (6, 0, 64), (5, 1, 64), (5, 0, 32), (5, 0, 64, 9))]
     assert len(set(prints)) == 5
     assert Shapes(5).subset([0, 1]).fingerprint() != Shapes(5).subset([1, 0]).fingerprint()
+
+
+def test_the_fingerprint_of_files_is_made_of_these_parts(tmp_path, draw):
+    """Runs are resumed by it, so it must stay what it is."""
+    for name in ("b/2.png", "a/é.png", "a/1.JPG", "b/c/1.png"):
+        draw(name.replace("JPG", "png")).rename(tmp_path / name)
+    strange = os.fsdecode(b"a/\xff.png")
+    shutil.copy(tmp_path / "b/2.png", tmp_path / strange)
+    (tmp_path / "list.txt").write_text(f"b/2.png\tx\n{tmp_path / 'a/1.JPG'}\ty\ngone.png\n")
+    expected = {}
+    for data, labels in {
+        tmp_path: {"a/1.JPG": 0, "a/é.png": 0, strange: 0, "b/2.png": 1, "b/c/1.png": 1},
+        tmp_path / "list.txt": {"b/2.png": 0, str(tmp_path / "a/1.JPG"): 1, "gone.png": -1},
+    }.items():
+        known = {path: os.stat(tmp_path / path) for path in labels if path != "gone.png"}
+        told = {path: f"{stat.st_size}\t{stat.st_mtime_ns}" for path, stat in known.items()}
+        paths = sorted(labels) if data == tmp_path else labels
+        rows = [f"{path}\t{told.get(path, '-1' + chr(9) + '-1')}\t{labels[path]}" for path in paths]
+        classes = ["a", "b"] if data == tmp_path else ["x", "y"]
+        content = b"".join(part.encode("utf-8", "surrogateescape") + b"\0" for part in [*classes, *rows])
+        expected[data] = hashlib.sha256(content).hexdigest()[:16]
+    assert {data: open_data(data).train.fingerprint() for data in expected} == expected
+
+
+@pytest.mark.parametrize("folder", [".", "./", "in", "in/", "in/../in"])
+def test_paths_are_relative_to_the_folder_however_it_is_written(tmp_path, draw, monkeypatch, folder):
+    draw("in/a/1.png")
+    draw("in/2.png")
+    root = tmp_path / "in"
+    monkeypatch.chdir(root if folder.startswith(".") else tmp_path)
+    source = open_data(f"./{folder}").train
+    assert list(source.paths) == ["2.png", "a/1.png"]
+    assert torch.equal(source.read(1), read_image(root / "a" / "1.png"))
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)))
+def test_names_in_one_block(names):
+    kept = pickle.loads(pickle.dumps(Names(names)))
+    assert list(kept) == names == [kept[i] for i in range(len(kept))]
+    with pytest.raises(IndexError):
+        kept[len(names)]
 
 
 def test_subset_and_pickling():

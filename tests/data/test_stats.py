@@ -58,6 +58,9 @@ def test_normalize():
     images = torch.randint(0, 256, (4, 2, 5, 5), dtype=torch.uint8)
     expected = (images / 255 - torch.tensor([0.2, 0.6]).view(2, 1, 1)) / torch.tensor([0.5, 0.1]).view(2, 1, 1)
     torch.testing.assert_close(normalize(images, (0.2, 0.6), (0.5, 0.1)), expected)
+    last = normalize(images.contiguous(memory_format=torch.channels_last), (0.2, 0.6), (0.5, 0.1))
+    torch.testing.assert_close(last, expected)
+    assert last.is_contiguous()
     floats = images / 255
     kept = floats.clone()
     torch.testing.assert_close(normalize(floats, (0.2, 0.6), (0.5, 0.1)), expected)

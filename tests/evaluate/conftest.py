@@ -7,7 +7,7 @@ import torch
 
 from patchloom.data import Data, Source, open_data
 from patchloom.evaluate import how
-from patchloom.nets.encode import EncoderSpec, build_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard, save_encoder
 
 

@@ -10,7 +10,7 @@ from patchloom.data import open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import blocks, evaluate
 from patchloom.evaluate.blocks import Classifier
-from patchloom.nets.encode import EncoderSpec, build_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
 
 QUICK = {"device": "cpu", "epochs": 2, "flip": False}

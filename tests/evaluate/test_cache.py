@@ -18,7 +18,7 @@ from patchloom.data.builtin import Torchvision
 from patchloom.evaluate import Features, How, cache, evaluate
 from patchloom.evaluate.cache import about_encoder, cache_folder, remembered
 from patchloom.evaluate.frozen import subjects
-from patchloom.nets.encode import EncoderSpec, build_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.weights import EncoderCard, load_encoder
 
@@ -59,7 +59,7 @@ def test_what_is_kept_is_what_was_taken(tiny_encoder: Path) -> None:
     vit, card = load_encoder(tiny_encoder)
     some = DIGITS.subset(range(30))
     for layers in (False, True):
-        for (_, fresh), (_, again), (_, anew) in zip(
+        for (_, fresh, _), (_, again, _), (_, anew, _) in zip(
             *(subjects(vit, card, how, layers=layers) for how in (CPU, CPU, replace(CPU, cache=False))), strict=True
         ):
             first, second, third = fresh(some), again(some), anew(some)

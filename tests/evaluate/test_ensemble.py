@@ -12,7 +12,7 @@ from patchloom.evaluate import evaluate, how
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, save_classifier
 from patchloom.evaluate.ensemble import agreement_of, average
 from patchloom.evaluate.fit import Answers
-from patchloom.nets.encode import EncoderSpec, build_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard
 
 SPEC = EncoderSpec("nano", (8, 8), 4, channels=1, options={"depth": 1, "embed_dim": 32, "num_heads": 2})

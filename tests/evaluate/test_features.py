@@ -7,7 +7,7 @@ from patchloom.data import Source, normalize, open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import extract, pixel_features
 from patchloom.evaluate.features import pixels_size
-from patchloom.nets.encode import EncoderSpec, build_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard
 
 DIGITS = open_data("digits").train.subset(range(20))

@@ -14,7 +14,7 @@ from patchloom.evaluate.fewshot import few, projections
 from patchloom.evaluate.finetune import builder
 from patchloom.evaluate.how import How, Parts, parts_of
 from patchloom.evaluate.recipes import Recipe
-from patchloom.nets.encode import EncoderSpec, build_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder, save_head
 from patchloom.tasks.extrema import ExtreMA
 from patchloom.tasks.lut import LUT

@@ -19,7 +19,8 @@ from patchloom.evaluate import How, Report, evaluate, how, trained
 from patchloom.evaluate.classifier import Classifier, load_classifier, read_classifier, variant_of
 from patchloom.evaluate.fit import _Training, answers, seeded
 from patchloom.evaluate.trained import Subject, fit, plan_for
-from patchloom.nets.encode import EncoderSpec, build_encoder, grid_size, patch_positions
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.encode import grid_size, patch_positions
 from patchloom.nets.variants import RelativeAttention, vary
 from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
 

@@ -15,7 +15,7 @@ from patchloom.data import normalize, open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import evaluate, extract, frozen
 from patchloom.evaluate.features import poolings_of, tokens_of
-from patchloom.nets.encode import EncoderSpec, build_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.weights import EncoderCard, load_instance_head, save_encoder, save_head, untrained_twin
 from patchloom.tasks import build_task, with_defaults

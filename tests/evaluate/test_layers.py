@@ -18,7 +18,8 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate import Report, Row, evaluate, extract
 from patchloom.evaluate.features import extract_layers
 from patchloom.look import draw_layers
-from patchloom.nets.encode import EncoderSpec, build_encoder, layer_names
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.encode import layer_names
 from patchloom.nets.weights import EncoderCard, load_encoder
 
 DIGITS = open_data("digits")

@@ -81,3 +81,12 @@ def test_rare_classes_are_served() -> None:
     assert linear_probe(X[:2], torch.tensor([3, 5]))[0].classes.tolist() == [3, 5]
     with pytest.raises(PatchloomError, match="two classes"):
         linear_probe(X[:5], torch.zeros(5, dtype=torch.int64))
+
+
+def test_fewer_images_than_numbers_agree_with_scikit_learn() -> None:
+    rng = np.random.default_rng(0)
+    wide = IMAGES @ rng.normal(size=(64, 1500)) / 50 + rng.normal(size=(len(IMAGES), 1500))
+    (probe,) = fit_path(torch.from_numpy(wide[:90].astype(np.float32)), Y[:90], [0.01])
+    theirs = make_pipeline(StandardScaler(), LogisticRegression(C=1 / (0.01 * 90), tol=1e-8, max_iter=5000))
+    expected = theirs.fit(wide[:90], LABELS[:90]).predict(wide[90:])
+    assert (probe.predict(torch.from_numpy(wide[90:].astype(np.float32))).numpy() == expected).mean() > 0.995

@@ -12,7 +12,8 @@ from patchloom.data import CentreCrop, open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import evaluate, extract
 from patchloom.evaluate.order import AS_THEY_ARE, SHUFFLED, UNTOLD, ShuffledPatches, without_positions
-from patchloom.nets.encode import EncoderSpec, build_encoder, embed, encode
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.encode import embed, encode
 from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
 from patchloom.views.tokens import patchify
 from patchloom.views.view import whole

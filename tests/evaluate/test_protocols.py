@@ -11,7 +11,7 @@ from rich.console import Console
 from patchloom.data import Data, Source, open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import Report, Row, append_rows, evaluate, frozen, how, wilson
-from patchloom.nets.encode import EncoderSpec, build_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard, save_encoder
 
 PROTOCOLS = ("knn", "linear")

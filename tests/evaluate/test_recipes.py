@@ -19,7 +19,7 @@ from patchloom.evaluate.classifier import Classifier, fresh_blocks
 from patchloom.evaluate.fit import Views, _Training, answers, of_step, train
 from patchloom.evaluate.protocols import protocol_of
 from patchloom.evaluate.recipes import RECIPES, Recipe, recipe_for
-from patchloom.nets.encode import EncoderSpec, build_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard
 from patchloom.options import parse_evaluate
 

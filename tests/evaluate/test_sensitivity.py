@@ -12,7 +12,7 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate import evaluate
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, save_classifier
 from patchloom.evaluate.sensitivity import Asker, train_asker
-from patchloom.nets.encode import EncoderSpec, build_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
 
 SIZES = {"depth": 1, "embed_dim": 32, "num_heads": 2}

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import EncoderSpec, build_encoder, check_servable, encode, fuse_attention, patch_positions
+from patchloom.nets.build import EncoderSpec, build_encoder, check_servable
+from patchloom.nets.encode import encode, fuse_attention, patch_positions
 from patchloom.views.positions import sincos_2d
 from patchloom.views.tokens import deal, patchify, put, unpatchify
 from patchloom.views.view import blank_patches, drop_positions, limit_context, mask_patches, whole

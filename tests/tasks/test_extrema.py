@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import EncoderSpec, build_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.objectives.agreement import byol_loss
 from patchloom.tasks.extrema import ExtreMA
 from patchloom.views.view import mask_patches, whole

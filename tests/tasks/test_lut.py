@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import EncoderSpec, build_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.tasks.lut import LUT
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}

@@ -8,7 +8,7 @@ from golden import close
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import EncoderSpec, build_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.objectives.positions import position_cross_entropy
 from patchloom.options import parse_pretrain
 from patchloom.tasks import build_task, encoder_wishes

@@ -5,7 +5,8 @@ import torch
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import EncoderSpec, build_encoder, encode
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.encode import encode
 from patchloom.tasks import mp3
 from patchloom.tasks.mp3 import MP3, Hands
 from patchloom.views.tokens import patchify, put, unpatchify

@@ -7,7 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import EncoderSpec, build_encoder, encode
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.encode import encode
 from patchloom.objectives.restoration import centre_of, restoration_targets
 from patchloom.tasks.degradations import Degradation
 from patchloom.tasks.restore import Restore, block_of

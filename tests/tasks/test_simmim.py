@@ -8,7 +8,7 @@ from golden import close
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import EncoderSpec, build_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.tasks.simmim import SimMIM
 from patchloom.views.tokens import patchify, put, unpatchify
 

@@ -1,11 +1,13 @@
 """Checkpoints and the run folder: whole, strict, and clear about what is wrong."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from patchloom.data import Stats
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import EncoderSpec, build_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.tasks import build_task
 from patchloom.train.checkpoint import load_checkpoint, save_checkpoint
 from patchloom.train.folder import MetricsFile, RunFolder
@@ -85,6 +87,17 @@ def test_other_settings_are_refused_with_the_difference(tmp_path):
     other = Settings("photos/", {"name": "mae", "mask_ratio": 0.5}, {"name": "auto"}, epochs=9)
     with pytest.raises(PatchloomError, match="epochs: was auto, now 9; task.mask_ratio: was 0.75, now 0.5"):
         folder.holds(other)
+
+
+def test_a_run_of_an_older_version_is_known_again(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(ASKED, RESOLVED, {}, STATS, "abc")
+    for file in (folder.requested, folder.config):
+        kept = [line for line in file.read_text().splitlines() if not line.startswith(("compile", "threads"))]
+        file.write_text("\n".join(kept) + "\n")
+    assert folder.holds(ASKED) and folder.read_config().compile == "auto"
+    with pytest.raises(PatchloomError, match="compile: was auto, now True"):
+        folder.holds(replace(ASKED, compile=True))
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):

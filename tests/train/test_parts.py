@@ -5,7 +5,7 @@ import torch
 
 from patchloom.data import Stats
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import EncoderSpec, build_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.tasks import build_task
 from patchloom.train.optim import parameter_groups
 from patchloom.train.schedule import learning_rate, points
@@ -103,3 +103,19 @@ def test_seeded_steps_repeat():
         drawn.append((torch.rand(1, generator=generator).item(), torch.rand(1).item()))
     assert drawn[0] == drawn[1]
     assert len(set(drawn)) == 3
+
+
+def test_compiling_is_asked_for_only_where_there_is_a_compiler(monkeypatch):
+    asked = Settings("x", {"name": "mae"}, {"name": "auto"}, device="cpu", compile=True)
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/g++")
+    assert resolve(asked, 900, 3, STATS, False)[0].compile is True
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(PatchloomError, match="compiler"):
+        resolve(asked, 900, 3, STATS, False)
+
+
+def test_attention_takes_the_form_that_is_clearly_faster(monkeypatch):
+    for gain, form in ((0.2, "explicit"), (0.95, "fused"), (3.0, "fused")):
+        monkeypatch.setattr("patchloom.train.suits.fused_gain", lambda *shape, gain=gain: gain)
+        settings, reasons = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}, device="cpu"), 9, 3, STATS, False)
+        assert settings.attention == form and f"×{gain:.2f}" in reasons["attention"]

@@ -2,6 +2,7 @@
 
 from patchloom.data.augment import CentreCrop, RandomCrop, TwoViews
 from patchloom.data.builtin import is_builtin
+from patchloom.data.kept import keep
 from patchloom.data.load import Batch, plain_batches, steps_per_epoch, training_batches
 from patchloom.data.read import IMAGE_SUFFIXES, Unreadable, read_image, to_channels
 from patchloom.data.shapes import Annotation, Shapes
@@ -24,6 +25,7 @@ __all__ = [
     "channels_of",
     "hold_out",
     "is_builtin",
+    "keep",
     "measure",
     "normalize",
     "open_data",

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.transforms import InterpolationMode
+from torch.nn.functional import interpolate
 from torchvision.transforms.v2 import functional as F
 
 from patchloom.hints import check
@@ -37,7 +37,7 @@ class RandomCrop:
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor]:
         """[c h w] -> one view [c *size], of the same dtype."""
-        view = _resize_part(image, *self._part(*image.shape[-2:], rng), self.size)
+        view = resize_part(image, *self._part(*image.shape[-2:], rng), self.size)
         if self.flip and rng.random() < 0.5:
             view = view.flip(-1)
         return (view,)
@@ -87,7 +87,7 @@ class TwoViews(RandomCrop):
 
 def recolored(view: Tensor, rng: np.random.Generator) -> Tensor:
     """[c h w] with colours jittered as `TwoViews` says, of the same dtype."""
-    channels = len(view)
+    channels, view = len(view), view.contiguous()  # each of the changes below is quicker on it
     jitter, grey = rng.random() < 0.8, rng.random() < 0.2
     changes = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
     factors = {name: rng.uniform(-most, most) + (name != "hue") for name, most in changes.items()}
@@ -111,7 +111,7 @@ class CentreCrop:
     def __call__(self, image: Tensor, rng: np.random.Generator | None = None) -> tuple[Tensor]:
         """[c h w] -> one view [c *size], of the same dtype; `rng` is not used."""
         # Cutting before resizing shows the same picture and never builds a huge strip out of a long, thin image.
-        return (_resize_part(image, *_centre(*image.shape[-2:], self.size[1] / self.size[0]), self.size),)
+        return (resize_part(image, *_centre(*image.shape[-2:], self.size[1] / self.size[0]), self.size),)
 
 
 def _centre(height: int, width: int, ratio: float) -> tuple[int, int, int, int]:
@@ -120,7 +120,16 @@ def _centre(height: int, width: int, ratio: float) -> tuple[int, int, int, int]:
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-def _resize_part(image: Tensor, top: int, left: int, h: int, w: int, size: tuple[int, int]) -> Tensor:
+def resize_part(image: Tensor, top: int, left: int, h: int, w: int, size: tuple[int, int]) -> Tensor:
+    """A part of an image [c h w] by antialiased bicubic resampling [c *size], of the same dtype."""
+    if image.dtype == torch.uint8 and len(image) == 3:
+        # The same as below in one call, and with a first stride that shows memory to be channels-last, as decoders
+        # leave it: torch then needs no other. Only its way for colour gains by that.
+        strides = image.stride()
+        start = image.storage_offset() + top * strides[1] + left * strides[2]
+        part = image.as_strided((1, 3, h, w), (max(3 * strides[0], image.shape[1] * strides[1]), *strides), start)
+    else:
+        part = image[None, :, top : top + h, left : left + w]
     # uint8 stays uint8 all the way: torch resizes it several times faster than float.
-    view = F.resized_crop(image, top, left, h, w, list(size), interpolation=InterpolationMode.BICUBIC, antialias=True)
+    view = interpolate(part, size, mode="bicubic", antialias=True)[0]
     return view if view.dtype == torch.uint8 else view.clamp(0, 1)  # bicubic overshoots at edges

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,29 @@ from patchloom.data.source import Data, Source, digest, stamp_of_files
 from patchloom.errors import PatchloomError
 
 _TEST_FOLDERS = ("test", "val", "validation")
+
+
+class Names(Sequence[str]):
+    """Strings in one block of bytes: a million paths cost their letters alone, and worker processes share them."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        lengths = (len(name.encode("utf-8", "surrogateescape")) for name in names)
+        self._ends = np.cumsum(np.fromiter(lengths, np.int64, len(names)))
+        self._letters = "".join(names).encode("utf-8", "surrogateescape")
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __iter__(self) -> Iterator[str]:
+        start = 0
+        for end in memoryview(self._ends):
+            yield self._letters[start:end].decode("utf-8", "surrogateescape")
+            start = end
+
+    def __getitem__(self, i: int) -> str:
+        if not 0 <= i < len(self._ends):
+            raise IndexError(i)
+        return self._letters[self._ends[i - 1] if i else 0 : self._ends[i]].decode("utf-8", "surrogateescape")
 
 
 class Files(Source):
@@ -28,7 +52,7 @@ class Files(Source):
         classes: tuple[str, ...] = (),
         labels: np.ndarray | None = None,
     ) -> None:
-        self.name, self.root, self.paths, self.classes, self.labels = name, root, list(paths), classes, labels
+        self.name, self.root, self.paths, self.classes, self.labels = name, root, Names(paths), classes, labels
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -41,18 +65,23 @@ class Files(Source):
 
     def fingerprint(self) -> str:
         """Of paths, sizes, times of change and labels; a folder that was moved as a whole keeps it."""
-        parts = []
+        return digest(chain(self.classes, self._states()))
+
+    def _states(self) -> Iterator[str]:
         for i, path in enumerate(self.paths):
             try:
-                stat = (self.root / path).stat()
+                stat = os.stat(self._place(path))
                 size, changed = stat.st_size, stat.st_mtime_ns
             except OSError:
                 size = changed = -1
-            parts.append(f"{path}\t{size}\t{changed}\t{-1 if self.labels is None else self.labels[i]}")
-        return digest([*self.classes, *parts])
+            yield f"{path}\t{size}\t{changed}\t{-1 if self.labels is None else self.labels[i]}"
+
+    def _place(self, path: str) -> str:
+        # a Path for each of a million files would take longer than asking the system about them
+        return os.path.join(os.fspath(self.root), path)
 
     def stamp(self) -> str:
-        return stamp_of_files(self.root / path for path in self.paths)
+        return stamp_of_files(map(self._place, self.paths))
 
 
 def open_folder(folder: Path, name: str) -> Data:
@@ -127,6 +156,7 @@ def _find(root: Path, name: str) -> list[str]:
     found: list[str] = []
     others: Counter[str] = Counter()
     seen: set[str] = set()
+    start = len(os.path.join(root, ""))
     for folder, subfolders, files in os.walk(root, followlinks=True):
         real = os.path.realpath(folder)
         if real in seen:
@@ -134,12 +164,13 @@ def _find(root: Path, name: str) -> list[str]:
             continue
         seen.add(real)
         subfolders[:] = sorted(sub for sub in subfolders if not sub.startswith("."))
+        inside = os.path.join(folder, "")[start:].replace(os.sep, "/")
         for file in files:
             suffix = os.path.splitext(file)[1].lower()
             if file.startswith("."):
                 continue
             if suffix in IMAGE_SUFFIXES:
-                found.append(Path(folder, file).relative_to(root).as_posix())
+                found.append(inside + file)
             else:
                 others[suffix or "no suffix"] += 1
     if not found and others:

@@ -65,7 +65,7 @@ def training_batches(
             f"{source.name} holds {len(source)} images for {world} processes: use at most one per image"
         )
     batches = _TrainingBatches(source, augment, batch_size, seed, channels, rank, world)
-    return _run(batches, range(first_step, steps), workers)
+    return in_workers(batches, range(first_step, steps), workers)
 
 
 def plain_batches(
@@ -78,7 +78,7 @@ def plain_batches(
     Raises: PatchloomError while iterating, if no image can be read or one has the wrong number of channels.
     """
     batches = _PlainBatches(source, CentreCrop(size), batch_size, channels)
-    return _without_empty(_run(batches, range(-(-len(source) // batch_size)), workers), source)
+    return _without_empty(in_workers(batches, range(-(-len(source) // batch_size)), workers), source)
 
 
 class _TrainingBatches(Dataset):
@@ -173,29 +173,35 @@ def _stack(views: Sequence[tuple[Tensor, ...]], indices: list[int], unreadable: 
 def _stack_view(images: Sequence[Tensor]) -> Tensor:
     if any(image.is_floating_point() for image in images):
         images = [image if image.is_floating_point() else image.float() / 255 for image in images]
+    if all(image.stride(0) == 1 for image in images):  # channels-last, as resized: the device is better at reordering
+        return torch.stack([image.permute(1, 2, 0) for image in images]).permute(0, 3, 1, 2)
     return torch.stack(tuple(images))
 
 
-def _run(batches: Dataset, steps: range, workers: int) -> Iterator[Batch]:
+def in_workers(made: Dataset, numbers: Sequence[int], workers: int) -> Iterator[Any]:
+    """``made[number]`` of each number in turn, prepared by `workers` processes; 0: in this one.
+
+    Raises: PatchloomError where one is returned.
+    """
     # One pass of the loader is the whole run: workers live as long as it does, and no epoch begins with a pause.
     loader: DataLoader[Any] = DataLoader(
-        batches,
+        made,
         batch_size=None,
-        sampler=steps,
+        sampler=numbers,
         num_workers=workers,
         collate_fn=_unchanged,
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=_begin_worker,
         generator=torch.Generator(),  # or it would draw a number from torch's global stream
     )
-    for batch in loader:
-        if isinstance(batch, PatchloomError):
-            raise batch
-        yield batch
+    for one in loader:
+        if isinstance(one, PatchloomError):
+            raise one
+        yield one
 
 
-def _unchanged(batch: Batch | PatchloomError) -> Batch | PatchloomError:
-    return batch
+def _unchanged(one: Any) -> Any:
+    return one
 
 
 def _begin_worker(worker: int) -> None:

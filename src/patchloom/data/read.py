@@ -44,6 +44,9 @@ def read_image(path: str | Path) -> Tensor:
             return _read_tiff(path)
         if suffix == ".png" and _is_16_bit_png(path):
             return _read_deep_png(path)
+        quick = _read_jpeg(path) if suffix in (".jpg", ".jpeg") else None
+        if quick is not None:
+            return quick
         with Image.open(path) as image:
             return from_pil(image)
     except Exception as error:  # decoders raise nearly anything on broken bytes: OSError, SyntaxError, struct.error...
@@ -128,7 +131,29 @@ def _upright(array: np.ndarray, orientation: int) -> np.ndarray:
         array = array[::-1]
     if orientation in (2, 3, 6, 7):
         array = array[:, ::-1]
-    return np.ascontiguousarray(array)
+    # np.ascontiguousarray would leave negative strides, which torch refuses, to sides of one pixel
+    return array.copy() if orientation in range(2, 9) else array
+
+
+def _read_jpeg(path: Path) -> Tensor | None:
+    """An ordinary grey or colour JPEG, with PIL's pixels in 0.6 of its time; None: PIL shall decide."""
+    try:
+        with path.open("rb") as file, Image.open(file) as image:  # reads the head alone, and refuses bombs
+            if image.format not in ("JPEG", "MPO") or image.mode not in ("L", "RGB"):
+                return None
+            if "progressive" in image.info:  # gains little, and where scans are missing PIL alone notices
+                return None
+            orientation, (width, height) = image.getexif().get(_ORIENTATION, 1), image.size
+            file.seek(0)
+            content = file.read()
+        if not content.endswith(b"\xff\xd9"):  # no end: this decoder would fill what is missing with grey
+            return None
+        array = imagecodecs.jpeg8_decode(content)
+    except Exception:  # PIL's sentence about it is the one that is shown
+        return None
+    if array.dtype != np.uint8 or array.shape[:2] != (height, width) or array.shape[2:] not in ((), (3,)):
+        return None
+    return _channels_first(_upright(array, orientation))
 
 
 def _is_16_bit_png(path: Path) -> bool:

@@ -7,6 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from torch import Tensor
@@ -70,11 +71,11 @@ class Subset(Source):
         return self.source.describe(int(self.indices[i]))
 
     def fingerprint(self) -> str:
-        return digest([self.source.fingerprint(), *map(str, self.indices)])
+        return digest(chain([self.source.fingerprint()], map(str, self.indices)))
 
     def stamp(self) -> str | None:
         whole = self.source.stamp()
-        return None if whole is None else digest([whole, *map(str, self.indices)])
+        return None if whole is None else digest(chain([whole], map(str, self.indices)))
 
 
 @dataclass(frozen=True)
@@ -99,15 +100,16 @@ def stamp_of_files(paths: Iterable[str | os.PathLike[str]]) -> str:
     Nothing is read: the file's number (inode) and the system's own record of its last change (ctime) tell. Of its name
     only the suffix matters, which says how it is read.
     """
-    parts = []
-    for path in paths:
-        try:
-            s = os.stat(path)
-            known = f"{s.st_ino}\t{s.st_size}\t{s.st_mtime_ns}\t{s.st_ctime_ns}"
-        except OSError:
-            known = "missing"
-        parts.append(f"{os.path.splitext(path)[1]}\t{known}")
-    return digest(parts)
+    return digest(map(_state, paths))
+
+
+def _state(path: str | os.PathLike[str]) -> str:
+    try:
+        s = os.stat(path)
+        known = f"{s.st_ino}\t{s.st_size}\t{s.st_mtime_ns}\t{s.st_ctime_ns}"
+    except OSError:
+        known = "missing"
+    return f"{os.path.splitext(path)[1]}\t{known}"
 
 
 def hold_out(source: Source, share: float = 0.05, most: int = 2000, seed: int = 0) -> tuple[Source, Source]:

@@ -33,7 +33,7 @@ def channels_of(source: Source, sample: int = 32, seed: int = 0) -> int:
     Raises: PatchloomError if the sample mixes other numbers of channels, or if nothing can be read.
     """
     found: dict[int, str] = {}
-    for i, image in _sample(source, sample, seed, []):
+    for i, image in sampled(source, sample, seed, []):
         found.setdefault(image.shape[0], source.describe(i))
     if len(found) > 1 and set(found) != {1, 3}:
         few, many = min(found), max(found)
@@ -51,7 +51,7 @@ def measure(source: Source, channels: int, sample: int = 1000, seed: int = 0) ->
     total, squares, pixels = np.zeros(channels), np.zeros(channels), 0
     sizes: list[tuple[int, int]] = []
     unreadable: list[str] = []
-    for _, image in _sample(source, sample, seed, unreadable):
+    for _, image in sampled(source, sample, seed, unreadable):
         flat = to_channels(image, channels).flatten(1)
         values = flat.float() / 255 if flat.dtype == torch.uint8 else flat
         total += values.sum(1, dtype=torch.float64).numpy()
@@ -65,13 +65,17 @@ def measure(source: Source, channels: int, sample: int = 1000, seed: int = 0) ->
 
 
 def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """[b c h w], uint8 or float in [0, 1] -> float32 (x - mean) / std per channel, on the device of `images`."""
+    """[b c h w], uint8 or float in [0, 1] -> float32 (x - mean) / std per channel, on the device of `images`.
+
+    Whatever the order of the memory of `images`, that of the result is the usual one.
+    """
+    images = images.contiguous()
     mean_, std_ = (torch.tensor(values, device=images.device).view(-1, 1, 1) for values in (mean, std))
     unit = images.float() / 255 if images.dtype == torch.uint8 else images.float()
     return (unit - mean_) / std_
 
 
-def _sample(source: Source, sample: int, seed: int, unreadable: list[str]) -> Iterator[tuple[int, Tensor]]:
+def sampled(source: Source, sample: int, seed: int, unreadable: list[str]) -> Iterator[tuple[int, Tensor]]:
     """Yield (index, image) of a random sample, in order; names of those that fail are added to `unreadable`."""
     n, first, come = len(source), None, 0
     for i in sorted(np.random.default_rng(seed).permutation(n)[:sample].tolist()):

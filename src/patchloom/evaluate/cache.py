@@ -28,7 +28,7 @@ from patchloom import __version__
 from patchloom.data import Source
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import Features, Precision, in_half, labelled
-from patchloom.files import write_whole
+from patchloom.files import cache_root, write_whole
 from patchloom.nets.encode import attention_heads
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.weights import EncoderCard
@@ -41,8 +41,7 @@ _ABOUT = "patchloom-features"  # in the metadata: the names in their order, and 
 
 def cache_folder() -> Path:
     """Where features are kept."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "patchloom" / "features"
+    return cache_root() / "features"
 
 
 def about_encoder(

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from patchloom.data import Source
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import attention_heads, encode, final_norm, initialize, patch_positions
+from patchloom.nets.build import initialize
+from patchloom.nets.encode import attention_heads, encode, final_norm, patch_positions
 from patchloom.nets.heads import InstanceHead, represent
 from patchloom.nets.variants import Variant, vary
 from patchloom.nets.weights import EncoderCard, card_from, read_about, read_weights, save_net, untrained_twin

@@ -27,6 +27,7 @@ from patchloom.evaluate.classifier import Classifier
 from patchloom.evaluate.features import in_half
 from patchloom.evaluate.how import How
 from patchloom.evaluate.recipes import Recipe
+from patchloom.machine import keep_freed_memory
 from patchloom.nets.encode import fuse_attention
 from patchloom.nets.weights import EncoderCard
 
@@ -133,6 +134,7 @@ class _Training:
         self.recipe, self.card, self.device, self.seed = recipe, card, how.at, how.seed
         self.model = model.to(self.device).train()
         self.half = halves(self.device, precision)
+        keep_freed_memory()
         fuse_attention(model, not (self.half and self.device.type == "cpu"))
         n, (images, self.batch) = len(source), of_step(recipe, len(source))
         self.per_epoch = max(1, n // self.batch)

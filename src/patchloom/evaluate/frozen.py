@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -42,8 +42,14 @@ _KS = (1, 5, 20, 100)
 Score = Callable[[Features], list[tuple[dict[str, Any], float]]]
 # training images, pooling -> how test images are scored; all that is chosen is chosen here
 Fit = Callable[[Features, str], Score]
-# what is measured: its name, and the features it has of some images
-Subject = tuple[str, Callable[[Source], Features]]
+
+
+class Subject(NamedTuple):
+    """What is measured: its name, the features it has of some images, and the encoder, which raw pixels lack."""
+
+    name: str
+    features_of: Callable[[Source], Features]
+    encoder: VisionTransformer | None
 
 
 def knn(
@@ -130,7 +136,11 @@ def subjects(
 
     twin, fresh = untrained_twin(card, head, how.seed)
     # functions, so that only one encoder's features are in memory at a time
-    return [(card.name, by(vit, head)), (UNTRAINED, by(twin, fresh)), (PIXELS, pixels)]
+    return [
+        Subject(card.name, by(vit, head), vit),
+        Subject(UNTRAINED, by(twin, fresh), twin),
+        Subject(PIXELS, pixels, None),
+    ]
 
 
 def compare(
@@ -158,7 +168,7 @@ def compare(
     }
     rows: dict[str, list[list[Row]]] = {protocol: [] for protocol in protocols}
     kept = []
-    for name, features_of in subjects(vit, card, how, head):
+    for name, features_of, _ in subjects(vit, card, how, head):
         train = features_of(parts.train)
         poolings = train.poolings() if pooling == "all" or name == PIXELS else (pooling,)
         scores = {protocol: {pooled: fits[protocol](train, pooled) for pooled in poolings} for protocol in protocols}

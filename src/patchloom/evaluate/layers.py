@@ -36,7 +36,7 @@ def layers(run: str | Path, data: str | Path, how: How, *, k: int = 20, out: str
     parts = parts_of(data, how)
     groups: list[list[Row]] = []
     kept = []
-    for name, features_of in subjects(vit, card, how, layers=True):
+    for name, features_of, _ in subjects(vit, card, how, layers=True):
         train = features_of(parts.train)
         settings = [{}] if name == PIXELS else _held_out(train, k, how)
         # what chooses the best layer is known: now the test images are read

@@ -107,7 +107,7 @@ def _path(features: Tensor, labels: Tensor, strengths: Sequence[float]) -> list[
     classes, targets = labels.unique(return_inverse=True)
     mean, scale = _standardization(features)
     rotated, axes, moments = _principal((features - mean) / scale)
-    variables = torch.zeros(features.shape[1] + 1, len(classes), dtype=torch.float64, device=features.device)
+    variables = torch.zeros(rotated.shape[1] + 1, len(classes), dtype=torch.float64, device=features.device)
     probes = []
     for strength in strengths:
         variables = _descend(rotated, targets, moments, strength, variables)
@@ -183,9 +183,20 @@ def _standardization(features: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _principal(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotate features [n d] into their principal axes: (rotated [n d], axes [d d], moments [d])."""
-    moments, axes = torch.linalg.eigh((features.T @ features).double() / len(features))
-    return features @ axes.float(), axes, moments.clamp(min=0)
+    """Rotate features [n d] into their principal axes: (rotated [n r], axes [d r], moments [r]).
+
+    With fewer images than numbers, r is the rank of the features: the penalty lets no weight grow along other axes.
+    """
+    n, d = features.shape
+    if n >= d:
+        moments, axes = torch.linalg.eigh((features.T @ features).double() / n)
+        return features @ axes.float(), axes, moments.clamp(min=0)
+    wide = features.double()
+    moments, images = torch.linalg.eigh(wide @ wide.T / n)
+    there = moments > 1e-10 * moments[-1]
+    moments, images = moments[there], images[:, there]
+    axes = wide.T @ images / (n * moments).sqrt()
+    return features @ axes.float(), axes, moments
 
 
 def _descend(features: Tensor, targets: Tensor, moments: Tensor, strength: float, start: Tensor) -> Tensor:

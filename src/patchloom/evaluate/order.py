@@ -21,7 +21,7 @@ from patchloom.evaluate.knn import TEMPERATURE, knn_accuracies
 from patchloom.evaluate.linear import linear_probe
 from patchloom.evaluate.report import Report, Row
 from patchloom.nets.encode import patch_positions, patch_side
-from patchloom.nets.weights import load_encoder, untrained_twin
+from patchloom.nets.weights import load_encoder
 from patchloom.views.tokens import grid_of, patchify, unpatchify
 
 LINEAR = "linear"
@@ -52,18 +52,16 @@ def order(
     check_pooling(pooling, tokens_of(vit, None))
     parts, size = parts_of(data, how), tuple(vit.patch_embed.img_size)
     shuffled = ShuffledPatches(parts.test, size, patch_side(vit), how.seed)
-    twin, _ = untrained_twin(card, seed=how.seed)
     rows: list[Row] = []
     kept: list[str] = []
-    for (name, features_of), net in zip(subjects(vit, card, how), (vit, twin, None), strict=True):
+    for name, features_of, net in subjects(vit, card, how):
         train = features_of(parts.train)
         pooled = "pixels" if net is None else pooling
         probes = _probes(train, pooled, k, how)
         # all that is chosen has been chosen: now the test images are read
         tests = {AS_THEY_ARE: features_of(parts.test), SHUFFLED: features_of(shuffled)}
         if net is not None and patch_positions(net) is not None:
-            ((_, of_untold), *_) = subjects(without_positions(net), card, how)
-            tests[UNTOLD] = of_untold(parts.test)
+            tests[UNTOLD] = subjects(without_positions(net), card, how)[0].features_of(parts.test)
         for probe, accuracy in probes.items():
             for given, test in tests.items():
                 settings = {"probe": probe, "test_images": given}

@@ -6,7 +6,8 @@ import torch
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from patchloom.nets.encode import initialize
+from patchloom.nets.build import initialize
+from patchloom.nets.partial import as_compiled, asking_block, run_blocks
 
 
 class Decoder(nn.Module):
@@ -25,7 +26,7 @@ class Decoder(nn.Module):
 
     def __init__(self, in_width: int, answers: int, width: int = 512, depth: int = 2, heads: int = 16, prefix: int = 1):
         super().__init__()
-        self.prefix = prefix
+        self.prefix, self.grad_checkpointing = prefix, False
         self.embed = nn.Linear(in_width, width)
         self.blocks = nn.Sequential(*(Block(width, heads, qkv_bias=True) for _ in range(depth)))
         self.norm = nn.LayerNorm(width, eps=1e-6)
@@ -34,7 +35,18 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Answers [b k answers] for the k patch tokens of ``tokens`` [b prefix+k d]."""
-        return self.answer(self.norm(self.blocks(self.embed(tokens))[:, self.prefix :]))
+        return self.answer(self.norm(self.think(self.embed(tokens), self.prefix)))
+
+    def think(self, tokens: Tensor, first: int) -> Tensor:
+        """``tokens[:, first:]`` of [b t width] after all blocks.
+
+        Where more than the prefix is in front, what the last block would make of that is never computed.
+        """
+        blocks, last = list(self.blocks), None
+        if first > self.prefix and blocks:
+            last = blocks.pop()
+        tokens = run_blocks(blocks, tokens, checkpointing=self.grad_checkpointing)
+        return tokens[:, first:] if last is None else as_compiled(last, asking_block)(last, tokens, first)
 
 
 class RefillingDecoder(Decoder):
@@ -81,6 +93,6 @@ class RefillingDecoder(Decoder):
         parts = [prefix, known]
         if self.mask_token is not None:
             parts.append(self.mask_token + self.positions[masked])
-        thought = self.blocks(torch.cat(parts, dim=1))
-        first = self.prefix if self.everything else thought.shape[1] - masked.shape[1]
-        return self.answer(self.norm(thought[:, first:]))
+        tokens = torch.cat(parts, dim=1)
+        first = self.prefix if self.everything else tokens.shape[1] - masked.shape[1]
+        return self.answer(self.norm(self.think(tokens, first)))

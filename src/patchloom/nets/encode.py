@@ -1,4 +1,4 @@
-"""The encoder is a guest from timm: this file alone (and `context`, beneath it) knows its insides.
+"""The encoder is a guest from timm: this file alone (and `partial`, beneath it) knows its insides.
 
 A stock ``VisionTransformer`` comes in, is fed a `View`, and goes home unchanged: no weight is ever renamed. Letters as
 in `patchloom.views`; d is the width of the encoder and ``prefix`` the number of class and register tokens.
@@ -6,179 +6,18 @@ in `patchloom.views`; d is the width of the encoder and ``prefix`` the number of
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, Literal
 
-import timm
 import torch
-from timm.layers import Attention, PatchEmbed
-from timm.models import checkpoint_seq
+from timm.layers import Attention
 from timm.models.cait import ClassAttn
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.errors import PatchloomError
-from patchloom.nets.context import context_block
-from patchloom.views.positions import sincos_2d
+from patchloom.nets.partial import run_blocks
 from patchloom.views.tokens import patchify
 from patchloom.views.view import View
-
-Positions = Literal["sincos", "learned", "random", "none"]
-
-# Ours are small, for images of 8 to 64 pixels. Each is a stock timm model with other sizes, so timm can load it alone.
-_SMALL = "vit_tiny_patch16_224"
-PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
-    "nano": (_SMALL, {"embed_dim": 128, "depth": 6, "num_heads": 4}),
-    "micro": (_SMALL, {"embed_dim": 192, "depth": 6, "num_heads": 3}),
-    "mini": (_SMALL, {"embed_dim": 256, "depth": 8, "num_heads": 4}),
-}
-
-
-# what the other fields say, and what would add weights that no pretext task trains
-_NOT_OPTIONS = (
-    "img_size",
-    "patch_size",
-    "in_chans",
-    "num_classes",
-    "global_pool",
-    "dynamic_img_size",
-    "patch_drop_rate",
-)
-
-
-@dataclass(frozen=True)
-class EncoderSpec:
-    """Everything needed to build an encoder again, here or with timm alone.
-
-    Attributes:
-        model: a timm model name, or one of ours: nano, micro, mini.
-        img_size: height and width in pixels.
-        patch_size: side of a patch in pixels.
-        channels: channels of the images.
-        positions: fixed 2-d sine-cosine embeddings, learned ones, fixed random ones (DropPos section 4.2), none (MP3).
-        options: further keyword arguments of timm's VisionTransformer, such as ``depth`` or ``reg_tokens``.
-    """
-
-    model: str
-    img_size: tuple[int, int]
-    patch_size: int
-    channels: int = 3
-    positions: Positions = "sincos"
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def timm_arguments(self) -> dict[str, Any]:
-        """The keyword arguments with which ``timm.create_model`` gives this encoder."""
-        base, sizes = PRESETS.get(self.model, (self.model, {}))
-        options = {**sizes, **self.options}
-        return {
-            "model_name": base,
-            "img_size": tuple(self.img_size),
-            "patch_size": self.patch_size,
-            "in_chans": self.channels,
-            "num_classes": 0,
-            # pooling with parameters, or a norm after pooling, would be weights that no pretext task trains
-            "global_pool": "token" if options.get("class_token", _has_class_token(base)) else "",
-            **({"pos_embed": "none"} if self.positions == "none" else {}),
-            **options,
-        }
-
-
-@cache
-def _has_class_token(model: str) -> bool:
-    with torch.device("meta"):
-        stock = _create(model_name=model)
-    check_servable(stock, model)
-    return stock.has_class_token
-
-
-def _create(**arguments: Any) -> nn.Module:
-    name = arguments["model_name"]
-    if not timm.is_model(name):
-        near = difflib.get_close_matches(name, [*PRESETS, *timm.list_models("*vit*")], n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise PatchloomError(f"no model is called {name}{hint} Choose {', '.join(PRESETS)} or a ViT that timm lists.")
-    try:
-        return timm.create_model(**arguments)
-    except (TypeError, AssertionError, ValueError, RuntimeError) as problem:
-        raise PatchloomError(f"timm cannot build {name} with these options: {problem}") from problem
-
-
-def build_encoder(spec: EncoderSpec) -> VisionTransformer:
-    """A fresh encoder: a stock timm ViT without a head, initialised as MAE does (xavier, tokens normal 0.02).
-
-    Raises:
-        PatchloomError: an unknown name, sizes that do not fit, or a model that `encode` cannot serve.
-    """
-    given = [name for name in spec.options if name in _NOT_OPTIONS]
-    if given:
-        raise PatchloomError(f"the option {given[0]} of the model is not free: patchloom sets it itself")
-    for name, bounds in {"depth": (1, 1000), "drop_path_rate": (0, 0.99)}.items():
-        if not bounds[0] <= spec.options.get(name, bounds[0]) <= bounds[1]:
-            raise PatchloomError(f"--model.{name} must be {bounds[0]} to {bounds[1]}, not {spec.options[name]}")
-    h, w = spec.img_size
-    if h % spec.patch_size or w % spec.patch_size:
-        raise PatchloomError(
-            f"patches of {spec.patch_size} pixels do not divide images of {h}x{w}: choose an image size that is a "
-            f"multiple of {spec.patch_size}, such as {max(1, round(h / spec.patch_size)) * spec.patch_size}"
-        )
-    vit = _create(**spec.timm_arguments())
-    check_servable(vit, spec.model)
-    initialize(vit)
-    d = vit.embed_dim
-    with torch.no_grad():
-        for token in (vit.cls_token, vit.reg_token):
-            if token is not None:
-                nn.init.normal_(token, std=0.02)
-        if vit.pos_embed is not None:
-            if spec.positions == "sincos":
-                if d % 4:
-                    raise PatchloomError(
-                        f"fixed sine-cosine positions need a width that 4 divides, not {d}: use --positions learned"
-                    )
-                vit.pos_embed.zero_()
-                vit.pos_embed[0, -grid_size(vit)[0] * grid_size(vit)[1] :] = sincos_2d(d, grid_size(vit))
-            else:
-                nn.init.normal_(vit.pos_embed, std=0.02)
-            vit.pos_embed.requires_grad_(spec.positions == "learned")
-    return vit
-
-
-def initialize(net: nn.Module) -> None:
-    """MAE's initialisation: xavier-uniform linears and patch projection, zero biases, norms at one and zero."""
-    for module in net.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            nn.init.xavier_uniform_(module.weight.view(len(module.weight), -1))
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm):
-            module.reset_parameters()
-
-
-def check_servable(vit: nn.Module, name: str) -> None:
-    """Refuse, by name, a model whose forward pass `encode` would not reproduce.
-
-    Raises:
-        PatchloomError: not a plain ViT, or one with parts that this file does not know.
-    """
-    if type(vit) is not VisionTransformer:
-        raise PatchloomError(f"{name} is a {type(vit).__name__}: patchloom serves timm's plain VisionTransformer only")
-    unknown = [type(block).__name__ for block in vit.blocks if type(block) is not Block]
-    unknown += [
-        type(block.attn).__name__ for block in vit.blocks if type(getattr(block, "attn", None)) is not Attention
-    ]
-    unknown += ["gated attention" for block in vit.blocks if getattr(getattr(block, "attn", None), "gate", None)]
-    if type(vit.patch_embed) is not PatchEmbed:
-        unknown.append(type(vit.patch_embed).__name__)
-    if not isinstance(vit.patch_drop, nn.Identity):
-        unknown.append("patch_drop_rate")
-    if unknown:
-        raise PatchloomError(f"{name} has {unknown[0]} inside, which patchloom cannot serve: choose a plain ViT")
-    if len(set(vit.patch_embed.patch_size)) > 1:
-        raise PatchloomError(f"{name} has patches of {vit.patch_embed.patch_size} pixels: only square ones are served")
 
 
 def grid_size(vit: VisionTransformer) -> tuple[int, int]:
@@ -194,6 +33,12 @@ def patch_side(vit: VisionTransformer) -> int:
 def attention_heads(vit: VisionTransformer) -> int:
     """Attention heads of its blocks."""
     return vit.blocks[0].attn.num_heads
+
+
+def attention_shape(vit: VisionTransformer) -> tuple[int, int, int]:
+    """Heads, tokens of a whole image, and width of a head."""
+    attn = vit.blocks[0].attn
+    return attn.num_heads, vit.num_prefix_tokens + vit.patch_embed.num_patches, attn.head_dim
 
 
 def patch_positions(vit: VisionTransformer) -> Tensor | None:
@@ -247,13 +92,11 @@ def attend(vit: VisionTransformer, tokens: Tensor, context: Tensor | None = None
             keys and values of the others are never computed. None: all serve.
         norm: False leaves the final norm to the caller (`final_norm`).
     """
-    if context is None:
-        tokens = checkpoint_seq(vit.blocks, tokens) if vit.grad_checkpointing else vit.blocks(tokens)
-    else:
+    serving = None
+    if context is not None:
         prefix = torch.arange(vit.num_prefix_tokens, device=context.device).expand(len(context), -1)
         serving = torch.cat([prefix, context + vit.num_prefix_tokens], dim=1)
-        for block in vit.blocks:
-            tokens = context_block(block, tokens, serving)
+    tokens = run_blocks(vit.blocks, tokens, serving=serving, checkpointing=vit.grad_checkpointing)
     return vit.norm(tokens) if norm else tokens
 
 
@@ -298,8 +141,32 @@ def encode(
 def fuse_attention(net: nn.Module, fused: bool) -> None:
     """Choose the form of every timm attention inside ``net``: fused, or an explicit softmax (same mathematics).
 
-    The fused kernel is the faster one everywhere but in bfloat16 on CPUs, where it lost by up to six times.
+    `patchloom.machine.fused_gain` measures which one is faster.
     """
     for module in net.modules():
         if isinstance(module, Attention | ClassAttn):
             module.fused_attn = fused
+
+
+def checkpoint_gradients(net: nn.Module, enabled: bool) -> None:
+    """Have every encoder and decoder inside ``net`` compute its activations again on the way back, and keep none."""
+    for module in net.modules():
+        if hasattr(module, "grad_checkpointing"):
+            module.grad_checkpointing = enabled
+
+
+def compile_blocks(net: nn.Module, enabled: bool = True) -> None:
+    """Have torch.compile write kernels for the transformer blocks inside ``net``, one for each shape that they meet.
+
+    The blocks are where the time goes. What is drawn, and what depends on the progress of a run, stays outside, so that
+    no later step compiles anything again.
+    """
+    # shapes of training, teacher, decoder and measures: more than the 8 after which torch would give up
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    for module in net.modules():
+        if not isinstance(module, Block):
+            continue
+        if enabled:
+            module.compile(dynamic=False)
+        else:
+            module._compiled_call_impl = None

@@ -13,7 +13,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.nets.encode import final_norm, initialize
+from patchloom.nets.build import initialize
+from patchloom.nets.encode import final_norm
 from patchloom.processes import averaged, world
 
 

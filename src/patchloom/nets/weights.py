@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
-from patchloom.nets.encode import EncoderSpec, build_encoder, check_servable
+from patchloom.nets.build import EncoderSpec, build_encoder, check_servable
 from patchloom.nets.heads import InstanceHead
 
 FORMAT = "patchloom-encoder-1"

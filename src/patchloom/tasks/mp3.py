@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import encode, initialize, patch_positions
+from patchloom.nets.build import initialize
+from patchloom.nets.encode import encode, patch_positions
 from patchloom.tasks.measure import Measure
 from patchloom.tasks.positions_drawn import CONTEXT_RATIOS, mixed_sheet, position_measure, rebuilt_sheet
 from patchloom.tasks.task import Outcome, Sheet, Task

@@ -7,7 +7,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import encode, initialize
+from patchloom.nets.build import initialize
+from patchloom.nets.encode import encode
 from patchloom.objectives.pixels import pixel_errors, pixel_loss, pixel_targets, trivial_errors
 from patchloom.tasks.mae import check_masks_something, recovery_sheet
 from patchloom.tasks.measure import Measure

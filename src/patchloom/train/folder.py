@@ -42,7 +42,8 @@ class RunFolder:
             PatchloomError: it holds a run with other settings, or something that is no run.
         """
         if self.requested.exists():
-            before = _read_yaml(self.requested)
+            # a setting that the version which began the run did not have yet is at its default
+            before = Settings("").plain() | _read_yaml(self.requested)
             differences = _differences(before, settings.plain())
             if differences:
                 raise PatchloomError(

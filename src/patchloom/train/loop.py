@@ -15,6 +15,7 @@ from torch import Tensor
 
 from patchloom.data import Batch, Source, normalize, steps_per_epoch, training_batches
 from patchloom.errors import PatchloomError
+from patchloom.nets.encode import compile_blocks
 from patchloom.nets.weights import EncoderCard
 from patchloom.tasks.measure import Measure
 from patchloom.tasks.task import Task
@@ -78,6 +79,8 @@ class Loop:
         self.warmup = round(settings.warmup_epochs * per_epoch)
         self.global_batch = min(settings.batch_size, len(source) // fabric.world_size) * fabric.world_size
         self.peak = settings.blr * self.global_batch * settings.accumulate / 256
+        if settings.compile:
+            compile_blocks(task)
         optimizer = build_optimizer(task, settings.weight_decay, settings.device)
         self.module, self.optimizer = fabric.setup(task, optimizer)
         self.first = self._resume()

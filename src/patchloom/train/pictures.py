@@ -12,7 +12,8 @@ import torch
 from patchloom.data import Source, hold_out, normalize, open_data, plain_batches
 from patchloom.errors import PatchloomError
 from patchloom.look import draw_sheet
-from patchloom.nets.encode import EncoderSpec, build_encoder, fuse_attention
+from patchloom.nets.build import build_encoder
+from patchloom.nets.encode import checkpoint_gradients, fuse_attention
 from patchloom.nets.weights import EncoderCard
 from patchloom.tasks import build_task
 from patchloom.tasks.task import Task
@@ -21,26 +22,19 @@ from patchloom.train.folder import RunFolder, plain_name
 from patchloom.train.settings import Settings
 
 
-def encoder_spec(settings: Settings) -> EncoderSpec:
-    """The encoder that resolved settings describe."""
-    sizes = {name: value for name, value in settings.model.items() if name != "name" and value is not None}
-    return EncoderSpec(
-        settings.model["name"], settings.img_size, settings.patch_size, settings.channels, settings.positions, sizes
-    )
-
-
 def run_card(settings: Settings, mean: Sequence[float], std: Sequence[float], name: str) -> EncoderCard:
     """What belongs to the encoder of a run."""
-    return EncoderCard(encoder_spec(settings), tuple(mean), tuple(std), settings.task["name"], name)
+    return EncoderCard(settings.encoder_spec(), tuple(mean), tuple(std), settings.task["name"], name)
 
 
 def prepare_task(settings: Settings, mean: Sequence[float], std: Sequence[float]) -> Task:
-    """A fresh task by resolved settings, with the attention form that suits the device.
+    """A fresh task by resolved settings, with the attention form that they name.
 
     Its images are normalised by ``mean`` and ``std``.
     """
-    task = build_task(settings.task, build_encoder(encoder_spec(settings)))
-    fuse_attention(task, fused=not (settings.device == "cpu" and settings.precision == "bfloat16"))
+    task = build_task(settings.task, build_encoder(settings.encoder_spec()))
+    fuse_attention(task, fused=settings.attention == "fused")
+    checkpoint_gradients(task, settings.checkpointing)
     task.normalized_by(mean, std)
     task.augment.scale, task.augment.flip = (settings.crop_scale, 1.0), settings.flip
     return task

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -12,10 +13,12 @@ import torch
 from patchloom.data import (
     Data,
     Shapes,
+    Source,
     Stats,
     channels_of,
     hold_out,
     is_builtin,
+    keep,
     measure,
     open_data,
 )
@@ -24,6 +27,8 @@ from patchloom.evaluate import How, Parts, Report, append_rows, compare, has_lab
 from patchloom.files import write_whole
 from patchloom.hints import check
 from patchloom.look import draw_curves
+from patchloom.machine import keep_freed_memory
+from patchloom.nets.encode import compile_blocks
 from patchloom.nets.weights import save_encoder, save_head
 from patchloom.tasks import with_defaults
 from patchloom.train.folder import RunFolder, plain_name
@@ -126,7 +131,10 @@ class _Pretraining:
             summary = self.folder.summary.read_text("utf-8").strip()
             print(f"{self.folder.path} is finished. {summary}")
             return Run(self.folder.path, summary)
+        keep_freed_memory()
         settings, reasons, stats = self._settle()
+        if settings.device == "cpu" and settings.threads != "auto":  # which an older version's run still says
+            torch.set_num_threads(settings.threads)
         fabric = build_fabric(settings)
         fabric.launch()
         torch.manual_seed(settings.seed)
@@ -136,6 +144,7 @@ class _Pretraining:
             settings = replace(settings, task=settings.task | values)
             reasons |= {f"task.{name}": why for name, (_, why) in self.task.chosen.items()}
         self.settings, self.stats = settings, stats
+        source = self._kept(fabric.is_global_zero)  # before the folder is begun: there may be no room for it
         if fabric.is_global_zero and not self.resumed:
             self.folder.begin(self.asked, settings, reasons, stats, self.data.train.fingerprint())
             self.folder.note_unreadable(stats.unreadable)
@@ -143,11 +152,13 @@ class _Pretraining:
         self._announce(reasons)
         self.card = run_card(settings, stats.mean, stats.std, self.folder.path.name)
         watch = Watch(self.task, self.card, self.held_out, self.training, settings)
-        loop = Loop(fabric, self.task, self.training, settings, self.card, self.folder, self.reporter, watch)
+        loop = Loop(fabric, self.task, source, settings, self.card, self.folder, self.reporter, watch)
         if self.resumed:
             self.reporter.say(f"Resuming after step {loop.first:,} of {loop.steps:,}.")
         try:
-            if not loop.run():
+            ended = loop.run()
+            compile_blocks(self.task, enabled=False)  # the closing evaluation has other shapes, each of them once
+            if not ended:
                 raise Stopped("stopped, and a checkpoint was written: the same command goes on from there")
             return Run(self.folder.path, self._finish(loop, watch))
         except torch.OutOfMemoryError as problem:
@@ -178,6 +189,15 @@ class _Pretraining:
         in_memory = isinstance(self.data.train, Shapes) or self.data.train.name == "digits"
         settings, reasons = resolve(self.asked, len(self.training), channels, stats, in_memory)
         return settings, reasons, stats
+
+    def _kept(self, loud: bool) -> Source:
+        """The training images as the steps read them; all other uses read the files themselves."""
+        if self.settings.cache == "none":
+            return self.training
+        # with those that are held out, so that other seeds find the same images there
+        say = partial(print, flush=True) if loud else lambda line: None
+        kept = keep(self.data.train, self.settings.cache, self.settings.workers, say)
+        return hold_out(kept, self.asked.held_out, seed=self.asked.seed)[0]
 
     def _announce(self, reasons: dict[str, str]) -> None:
         """Say what will be done, and what every auto became."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import statistics
-import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -12,8 +9,9 @@ import torch
 
 from patchloom.data import Stats
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import PRESETS
+from patchloom.nets.build import PRESETS, EncoderSpec
 from patchloom.tasks import encoder_wishes
+from patchloom.train import suits
 
 Auto = Literal["auto"]
 DEFAULT_TASK = "droppos"
@@ -43,8 +41,14 @@ class Settings:
         held_out: share of the images that is never trained on and serves the measures (at most 2,000 images).
         normalization: channel statistics of the data, or ImageNet's.
         workers: processes that read images; 0 reads in the main process.
+        cache: decode the training images once and keep them on the disc: none, whole (as they are), or the pixels to
+            which their shorter side is reduced where it is longer.
         device: cpu, cuda or mps.
         precision: float32, or bfloat16 where products gain from it (weights stay float32).
+        attention: with torch's fused kernel, or an explicit softmax; the same mathematics.
+        compile: have torch.compile write kernels for the transformer blocks.
+        checkpointing: compute activations again instead of keeping them: less memory, and a third more time.
+        threads: of the training process on a CPU.
         seed: of everything random.
     """
 
@@ -67,8 +71,13 @@ class Settings:
     held_out: float = 0.05
     normalization: Literal["data", "imagenet"] = "data"
     workers: int | Auto = "auto"
+    cache: Literal["none", "whole"] | int = "none"
     device: Literal["cpu", "cuda", "mps"] | Auto = "auto"
     precision: Literal["float32", "bfloat16"] | Auto = "auto"
+    attention: Literal["fused", "explicit"] | Auto = "auto"
+    compile: bool | Auto = "auto"
+    checkpointing: bool = False
+    threads: int | Auto = "auto"
     seed: int = 0
 
     def check(self) -> None:
@@ -77,7 +86,7 @@ class Settings:
         Raises:
             PatchloomError: a number out of its range.
         """
-        least = {"epochs": 1, "batch_size": 1, "accumulate": 1, "patch_size": 1, "channels": 1}
+        least = {"epochs": 1, "batch_size": 1, "accumulate": 1, "patch_size": 1, "channels": 1, "threads": 1}
         least |= {"workers": 0, "weight_decay": 0, "warmup_epochs": 0, "clip": 0, "seed": 0}
         for name, bound in least.items():
             value = getattr(self, name)
@@ -94,6 +103,10 @@ class Settings:
                 raise PatchloomError(f"--{name} is a share between 0 and 1, not {getattr(self, name)}")
         if self.img_size != "auto" and min(self.img_size) < 1:
             raise PatchloomError(f"--img_size must be positive, not {self.img_size}")
+        if isinstance(self.cache, int):
+            fewest = 2 if self.img_size == "auto" else max(self.img_size)
+            if self.cache < fewest:
+                raise PatchloomError(f"--cache {self.cache} keeps too few pixels: give {fewest} or more, or whole")
 
     def plain(self) -> dict[str, Any]:
         """As plain values for YAML."""
@@ -102,6 +115,11 @@ class Settings:
             values["img_size"] = list(self.img_size)
         return values
 
+    def encoder_spec(self) -> EncoderSpec:
+        """The encoder that resolved settings describe."""
+        sizes = {name: value for name, value in self.model.items() if name != "name" and value is not None}
+        return EncoderSpec(self.model["name"], self.img_size, self.patch_size, self.channels, self.positions, sizes)
+
 
 # Images seen by the end of a run, if epochs is auto: minutes on a CPU, hours on a GPU.
 _SAMPLES = {"cpu": 200_000, "gpu": 20_000_000}
@@ -109,27 +127,6 @@ _MOST_EPOCHS = 1600
 
 # Measured (benchmarks/README.md): with few, large patches, positions on `shapes` can be learnt within minutes.
 _ON_SHAPES = {"img_size": (32, 32), "patch_size": 8}
-
-
-def choose_device() -> tuple[str, str]:
-    """The device that ``auto`` becomes, and why."""
-    if torch.cuda.is_available():
-        return "cuda", "a CUDA GPU is there"
-    if torch.backends.mps.is_available():
-        return "mps", "an Apple GPU is there"
-    return "cpu", "no GPU was found"
-
-
-def bfloat16_gain(size: int = 1024, repeats: int = 5) -> float:
-    """How many times faster this CPU multiplies bfloat16 matrices than float32 ones (medians, interleaved)."""
-    pairs = {dtype: torch.ones(size, size, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)}
-    seconds: dict[torch.dtype, list[float]] = {dtype: [] for dtype in pairs}
-    for _ in range(repeats):
-        for dtype, matrix in pairs.items():
-            start = time.perf_counter()
-            matrix @ matrix
-            seconds[dtype].append(time.perf_counter() - start)
-    return statistics.median(seconds[torch.float32]) / statistics.median(seconds[torch.bfloat16])
 
 
 def resolve(
@@ -158,7 +155,7 @@ def resolve(
         chosen[name] = {**settings.model, "name": value} if name == "model" else value
         return value
 
-    device = auto("device", *choose_device())
+    device = auto("device", *suits.device())
     if device != "cpu" and not getattr(torch, device).is_available():
         raise PatchloomError(f"there is no {device} device here: use --device cpu, or auto")
     auto("channels", channels, "what the images have")
@@ -169,6 +166,7 @@ def resolve(
     else:
         h, w = auto("img_size", *_img_size(device, min(stats.height, stats.width), settings.patch_size))
         patch = auto("patch_size", _patch(min(h, w)), f"common for {min(h, w)} pixels")
+    replace(settings, img_size=(h, w)).check()  # what is kept by --cache depends on it
     auto("model", *_model(device, (h // patch) * (w // patch)))
     wishes = encoder_wishes(settings.task)
     auto("positions", *wishes.get("positions", ("sincos", "as in the papers")))
@@ -181,8 +179,14 @@ def resolve(
     epochs = auto("epochs", epochs, f"{n * epochs:,} samples in all from {n:,} training images")
     auto("blr", *_blr(chosen.get("model", settings.model)["name"], batch * settings.accumulate))
     auto("warmup_epochs", round(epochs * 0.1, 2), "a tenth of the epochs")
-    auto("workers", *_workers(device, in_memory))
-    auto("precision", *_precision(device))
+    auto("threads", *suits.threads(device))
+    auto("workers", *suits.workers(device, in_memory))
+    half = auto("precision", *suits.precision(device))
+    spec = replace(settings, **chosen).encoder_spec()
+    auto("attention", *suits.attention(device, half, spec))
+    auto("compile", *suits.compile(device, half, spec))
+    if settings.compile is True and not suits.can_compile(device):
+        raise PatchloomError("--compile true needs a C++ compiler, such as g++: install one, or leave it out")
     return replace(settings, **chosen), reasons
 
 
@@ -219,23 +223,3 @@ def _blr(model: str, batch: int) -> tuple[float, str]:
     if batch < 1024:
         return 1e-3, "small batches want more than the papers' 1.5e-4, which is for 4096"
     return 1.5e-4, "the papers'"
-
-
-def _workers(device: str, in_memory: bool) -> tuple[int, str]:
-    if in_memory:
-        return 0, "the images are in memory"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if device == "cpu":
-        return max(1, cores // 4), "most cores are for training"
-    return min(16, max(1, cores - 1)), f"one for each of {cores} cores but one"
-
-
-def _precision(device: str) -> tuple[str, str]:
-    if device == "cuda":
-        good = torch.cuda.is_bf16_supported(including_emulation=False)
-        return ("bfloat16", "the GPU has it") if good else ("float32", "the GPU has no bfloat16")
-    if device == "mps":
-        return "float32", "the safe choice on an Apple GPU"
-    gain = bfloat16_gain()
-    why = f"bfloat16 products are ×{gain:.1f} as fast here"
-    return ("bfloat16" if gain > 1.2 else "float32"), why

@@ -1,0 +1,261 @@
+"""``bench``: how fast this machine trains each task, how near that is to what it can do, and what limits a run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from patchloom.data import Source, channels_of, normalize, open_data, training_batches
+from patchloom.data import measure as statistics_of
+from patchloom.errors import PatchloomError
+from patchloom.machine import compile_gain, keep_freed_memory, peak_memory, product_rates, seconds_of, wait_for
+from patchloom.nets.encode import compile_blocks, fuse_attention
+from patchloom.tasks import TASKS
+from patchloom.tasks.task import Task
+from patchloom.train.optim import build_optimizer
+from patchloom.train.pictures import prepare_task
+from patchloom.train.pretrain import request
+from patchloom.train.settings import Settings, resolve
+
+_COUNTED = 2  # images whose operations are counted; they are the same for each
+_READING = 3.0  # seconds of reading
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast one task's step is.
+
+    Attributes:
+        task: its name.
+        compiled: whether its blocks were compiled.
+        seconds: of every step that was timed, gradient clipping, the optimiser and the teacher included.
+        images: of a step.
+        flops: floating-point operations an image in matrix products, there and back, as torch counts them.
+        memory: GiB that two steps need at their peak beyond what the imports hold; None where that cannot be told.
+        data: images a second that are read and augmented for it.
+    """
+
+    task: str
+    compiled: bool
+    seconds: tuple[float, ...]
+    images: int
+    flops: float
+    memory: float | None
+    data: float
+
+    @property
+    def rate(self) -> float:
+        """Images a second, if data were no limit."""
+        return self.images / statistics.median(self.seconds)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What `bench` measured.
+
+    Attributes:
+        settings: with which; of one task, since they hardly differ between tasks.
+        peaks: floating-point operations a second of large matrix products, by dtype.
+        paces: of the tasks.
+    """
+
+    settings: Settings
+    peaks: dict[str, float]
+    paces: tuple[Pace, ...]
+
+    def share(self, pace: Pace) -> float:
+        """Of the product peak that a step reaches."""
+        return pace.rate * pace.flops / self.peaks[self.settings.precision]
+
+    def limit(self, pace: Pace) -> str:
+        """What a run of this task waits for."""
+        if not self.settings.workers:  # one process does both, in turns
+            reading = pace.rate / (pace.data + pace.rate)
+            return f"model ({reading:.0%} of the time for reading)" if reading < 0.5 else "data: raise --workers"
+        if pace.data < pace.rate:
+            return f"data, by ×{pace.rate / pace.data:.1f}: raise --workers, or use --cache"
+        return f"model (data could give ×{pace.data / pace.rate:.1f})"
+
+    def sentences(self) -> list[str]:
+        """What was measured, and how."""
+        s = self.settings
+        peaks = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {dtype}" for dtype, rate in self.peaks.items())
+        threads = f", {s.threads} threads" if s.device == "cpu" else ""
+        sizes = f"images of {s.img_size[0]}x{s.img_size[1]}, patches of {s.patch_size}, batches of {s.batch_size}"
+        return [
+            f"Large matrix products: {peaks} (torch {torch.__version__}, {s.device}{threads}).",
+            f"{s.model['name']}, {sizes}, {s.precision}, {s.attention} attention, {s.workers} workers. "
+            "Steps are timed in turns; the median counts.",
+        ]
+
+    def table(self) -> list[tuple[str, ...]]:
+        """A heading, and a row for each of the paces."""
+        rows = [("task", "s a step", "range", "images/s", "GFLOP/image", "of peak", "GiB", "data images/s", "limit")]
+        for pace in self.paces:
+            seconds = f"{statistics.median(pace.seconds):.3f}", f"{min(pace.seconds):.3f}-{max(pace.seconds):.3f}"
+            memory = "" if pace.memory is None else f"{pace.memory:.2f}"
+            work = f"{pace.rate:,.0f}", f"{pace.flops / 1e9:.3g}", f"{self.share(pace):.0%}", memory
+            name = f"{pace.task}, compiled" if pace.compiled else pace.task
+            rows.append((name, *seconds, *work, f"{pace.data:,.0f}", self.limit(pace)))
+        return rows
+
+
+def bench(
+    data: str = "shapes",
+    *,
+    tasks: str | list[str] | None = None,
+    model: str = "auto",
+    img_size: int | Literal["auto"] = "auto",
+    patch_size: int | Literal["auto"] = "auto",
+    batch_size: int | Literal["auto"] = "auto",
+    device: Literal["cpu", "cuda", "mps", "auto"] = "auto",
+    precision: Literal["float32", "bfloat16", "auto"] = "auto",
+    attention: Literal["fused", "explicit", "auto"] = "auto",
+    workers: int | Literal["auto"] = "auto",
+    threads: int | Literal["auto"] = "auto",
+    checkpointing: bool = False,
+    compile: bool = False,
+    rounds: int = 5,
+) -> Bench:
+    """Time a training step of each task on this machine, beside its products' peak and the pace of the data.
+
+    Args:
+        data: images, as pretrain takes them.
+        tasks: names with commas between; all tasks, if absent.
+        model: nano, micro, mini, or a timm ViT. From here to checkpointing all is as for pretrain, which would choose
+            the same where it is left open.
+        img_size: pixels of a side.
+        patch_size: side of a patch in pixels.
+        batch_size: images a step.
+        device: cpu, cuda or mps.
+        precision: float32, or bfloat16 products.
+        attention: with torch's fused kernel, or an explicit softmax.
+        workers: processes that read images.
+        threads: of the training process on a CPU.
+        checkpointing: compute activations again instead of keeping them.
+        compile: time each task with compiled blocks, too; what that brings is remembered, and decides pretrain's auto.
+        rounds: steps that are timed of each.
+
+    Raises:
+        PatchloomError: no such data or task, or settings that do not go together.
+    """
+    keep_freed_memory()
+    names = list(TASKS) if tasks is None else tasks.split(",") if isinstance(tasks, str) else list(tasks)
+    given = {"img_size": img_size, "patch_size": patch_size, "batch_size": batch_size, "device": device}
+    given |= {"precision": precision, "attention": attention, "workers": workers, "threads": threads}
+    given |= {"checkpointing": checkpointing, "compile": compile, "model": model}
+    if rounds < 1 or not names:
+        raise PatchloomError("--rounds and the number of --tasks must be 1 or more")
+    asked = [request(data, name, given) for name in names]
+    source = open_data(data).train
+    channels = channels_of(source)
+    stats = statistics_of(source, channels, sample=100)
+    in_memory = data.partition(":")[0] in ("shapes", "digits")
+    each = [resolve(one, len(source), channels, stats, in_memory)[0] for one in asked]
+    if each[0].device == "cpu":
+        torch.set_num_threads(each[0].threads)
+    forms = [(settings, compiled) for settings in each for compiled in (False, True)[: 1 + compile]]
+    built = [Step(settings, compiled) for settings, compiled in forms]
+    seconds = seconds_of({i: step for i, step in enumerate(built)}, each[0].device, rounds)
+    paces = tuple(
+        Pace(
+            settings.task["name"],
+            compiled,
+            tuple(seconds[i]),
+            settings.batch_size,
+            operations(settings),
+            memory_of(settings, compiled),
+            reading(source, built[i].task, settings),
+        )
+        for i, (settings, compiled) in enumerate(forms)
+    )
+    done = Bench(each[0], product_rates(each[0].device), paces)
+    if compile:
+        gains = [two.rate / one.rate for one, two in zip(paces[::2], paces[1::2], strict=True)]
+        compile_gain(done.settings.device, done.settings.precision, done.settings.model["name"], lambda: min(gains))
+    return done
+
+
+class Step:
+    """One step of training: normalising, forward, backward, clipping, optimiser, teacher; on random images.
+
+    Args:
+        settings: resolved.
+        compiled: compile the blocks.
+        batch: images, instead of the settings'.
+    """
+
+    def __init__(self, settings: Settings, compiled: bool = False, batch: int | None = None):
+        torch.manual_seed(0)
+        c = settings.channels
+        self.settings = settings
+        self.task: Task = prepare_task(settings, (0.5,) * c, (0.25,) * c).to(settings.device).train()
+        if compiled:
+            compile_blocks(self.task)
+        self.optimizer = build_optimizer(self.task, settings.weight_decay, settings.device)
+        some = self.task.augment(torch.zeros(c, *self.task.augment.size, dtype=torch.uint8), np.random.default_rng(0))
+        shapes = [(batch or settings.batch_size, *view.shape) for view in some]
+        self.views = [torch.randint(256, shape, dtype=torch.uint8, device=settings.device) for shape in shapes]
+
+    def __call__(self) -> None:
+        kind = self.settings.device
+        c = self.settings.channels
+        views = [normalize(view, (0.5,) * c, (0.25,) * c) for view in self.views]
+        half = self.settings.precision == "bfloat16"
+        with torch.autocast(kind, torch.bfloat16) if half else nullcontext():
+            loss = self.task(*views, progress=0.5).loss
+        loss.backward()
+        if self.settings.clip:
+            torch.nn.utils.clip_grad_norm_(self.task.parameters(), self.settings.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.task.after_step(0.5)
+        wait_for(kind)
+
+
+def operations(settings: Settings) -> float:
+    """Floating-point operations an image of a step's matrix products, there and back."""
+    step = Step(replace(settings, device="cpu", checkpointing=False), batch=_COUNTED)
+    fuse_attention(step.task, False)  # torch counts no fused attention on CPUs
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops() / _COUNTED
+
+
+def memory_of(settings: Settings, compiled: bool = False) -> float | None:
+    """GiB that two steps need at their peak, in a process of its own: other steps have left their memory in this."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        return pool.apply(peak_memory, (_two_steps, settings.device, settings, compiled))
+
+
+def _two_steps(settings: Settings, compiled: bool) -> None:
+    keep_freed_memory()
+    if settings.device == "cpu":
+        torch.set_num_threads(settings.threads)
+    step = Step(settings, compiled)
+    step()
+    step()
+
+
+def reading(source: Source, task: Task, settings: Settings) -> float:
+    """Images a second that are read and augmented as training would have them."""
+    batch = min(settings.batch_size, len(source))
+    steps = 10**6  # more than are made in the time
+    batches: Any = training_batches(source, task.augment, batch, 0, 0, steps, settings.workers, settings.channels)
+    next(batches)  # the workers start
+    start, done = time.perf_counter(), 0
+    for _ in islice(batches, 200):
+        done += batch
+        if time.perf_counter() - start > _READING:
+            break
+    return done / (time.perf_counter() - start)

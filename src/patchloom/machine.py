@@ -1,0 +1,238 @@
+"""What this machine does best: measured once, kept in a file, and chosen by.
+
+Every figure is the ratio of two ways of doing the same work, timed in turns, so that what else the machine is doing
+slows both. `patchloom bench` measures all of them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import platform
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from patchloom.errors import PatchloomError
+from patchloom.files import cache_root, write_whole
+
+_ROUNDS = 5
+# glibc's numbers for mallopt: trim, top pad, and the number of allocations that may be mapped
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
+
+
+def measured(name: str, measure: Callable[[], float], device: str = "cpu", again: bool = False) -> float:
+    """A figure of this machine: the one of an earlier time, or ``measure()``, which is then kept.
+
+    Args:
+        name: what is measured.
+        measure: how.
+        device: on what; with its name, torch's version and the number of threads it is part of what is remembered.
+        again: measure even if it is known.
+    """
+    key, known = _key(name, device), _read()
+    if again or not isinstance(known.get(key), int | float):
+        known[key] = float(f"{measure():.4g}")
+        with contextlib.suppress(PatchloomError):  # a read-only disc costs another measurement, and nothing else
+            write_whole(_file(), json.dumps(known, indent=1, sort_keys=True) + "\n")
+    return known[key]
+
+
+def _key(name: str, device: str) -> str:
+    return f"{name} on {_called(device)}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+
+
+def _file() -> Path:
+    return cache_root() / "machine.json"
+
+
+def _read() -> dict[str, Any]:
+    try:
+        found = json.loads(_file().read_text("utf-8"))
+    except (OSError, ValueError):  # none yet, or damaged
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+@cache
+def _called(device: str) -> str:
+    """The processor's name."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    if sys.platform == "linux" and device == "cpu":
+        with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    return f"{platform.processor() or platform.machine()} {device}"
+
+
+def seconds_of(ways: Mapping[Any, Callable[[], Any]], device: str = "cpu", rounds: int = _ROUNDS) -> dict:
+    """Seconds of every round of each way of doing something, in turns, after a round that does not count."""
+    seconds: dict[Any, list[float]] = {name: [] for name in ways}
+    for round_ in range(rounds + 1):
+        for name, way in ways.items():
+            wait_for(device)
+            start = time.perf_counter()
+            way()
+            wait_for(device)
+            if round_:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def in_turns(ways: Mapping[Any, Callable[[], Any]], device: str = "cpu", rounds: int = _ROUNDS) -> dict:
+    """The medians of `seconds_of`."""
+    return {name: statistics.median(values) for name, values in seconds_of(ways, device, rounds).items()}
+
+
+def wait_for(device: str) -> None:
+    """Let the device finish what it was given."""
+    if device != "cpu":
+        getattr(torch, device).synchronize()
+
+
+def product_rates(device: str = "cpu", size: int | None = None, rounds: int = _ROUNDS) -> dict[str, float]:
+    """Floating-point operations a second of products of two size x size matrices, by dtype."""
+    size = size or (2048 if device == "cpu" else 8192)
+
+    def product(dtype: torch.dtype) -> Callable[[], Tensor]:
+        one, two = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        return lambda: one @ two
+
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    ways = {name: product(dtype) for name, dtype in dtypes.items()}
+    return {name: 2 * size**3 / seconds for name, seconds in in_turns(ways, device, rounds).items()}
+
+
+def bfloat16_gain(again: bool = False) -> float:
+    """How many times faster this CPU multiplies bfloat16 matrices than float32 ones."""
+
+    def gain() -> float:
+        rates = product_rates("cpu", 1024)
+        return rates["bfloat16"] / rates["float32"]
+
+    return measured("bfloat16 over float32, products", gain, again=again)
+
+
+def fused_gain(device: str, dtype: str, heads: int, tokens: int, side: int, again: bool = False) -> float:
+    """How many times faster attention is with the fused kernel than with an explicit softmax, there and back.
+
+    Args:
+        device, dtype: where, and in what.
+        heads, tokens, side: of the attention; side is the width of a head.
+        again: measure even if it is known.
+    """
+    images = max(1, min(64, 2_000_000 // (heads * tokens * max(side, tokens))))
+    shape = (images, tokens, 3, heads, side)
+
+    def attention(mix: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[], None]:
+        packed = torch.randn(shape, device=device).to(getattr(torch, dtype)).requires_grad_()
+
+        def there_and_back() -> None:
+            mixed = mix(*packed.permute(2, 0, 3, 1, 4).unbind(0))
+            mixed.transpose(1, 2).flatten(2).sum().backward()
+            packed.grad = None
+
+        return there_and_back
+
+    def explicit(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q * side**-0.5 @ k.mT).softmax(-1) @ v
+
+    def gain() -> float:
+        ways = {"fused": attention(F.scaled_dot_product_attention), "explicit": attention(explicit)}
+        seconds = in_turns(ways, device)
+        return seconds["explicit"] / seconds["fused"]
+
+    name = f"fused over explicit attention, {dtype}, {heads} heads, {tokens} tokens of {side}"
+    return measured(name, gain, device, again)
+
+
+def best_threads(again: bool = False) -> int:
+    """Threads with which this CPU multiplies fastest: all that torch would take, or fewer where these are too many.
+
+    They are where a container may use less than the cores that it sees.
+    """
+    most = torch.get_num_threads()
+    counts = [most]
+    while counts[-1] > 1:
+        counts.append(counts[-1] // 2)
+
+    def best() -> float:
+        matrix = torch.randn(1024, 1024)
+
+        def product(count: int) -> Callable[[], None]:
+            def multiply() -> None:
+                torch.set_num_threads(count)
+                matrix @ matrix
+
+            return multiply
+
+        try:
+            seconds = in_turns({str(count): product(count) for count in counts})
+        finally:
+            torch.set_num_threads(most)
+        least = min(seconds.values())
+        # fewer must be clearly faster: what runs beside us now may be gone later
+        return next(count for count in counts if seconds[str(count)] <= 1.1 * least)
+
+    return round(measured("best number of threads", best, again=again)) if most > 1 else 1
+
+
+def compile_gain(device: str, dtype: str, model: str, measure: Callable[[], float] | None = None) -> float | None:
+    """How many times faster a step is with compiled blocks, by an earlier ``measure``; None: it was never measured."""
+    name = f"compiled over eager, {dtype}, {model}"
+    if measure is None:
+        return _read().get(_key(name, device))
+    return measured(name, measure, device, again=True)
+
+
+def keep_freed_memory() -> bool:
+    """Let freed memory stay with this process (glibc on Linux): each step asks for the same again.
+
+    Otherwise the kernel takes large tensors' memory back, and clears it page by page when it is asked for anew, which
+    cost a tenth of a training step. The peak does not grow; after it, the memory is kept until the process ends.
+
+    Returns:
+        Whether the system has this.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return all([mallopt(_MMAP_MAX, 0), mallopt(_TRIM_THRESHOLD, -1), mallopt(_TOP_PAD, 64 << 20)])
+
+
+def peak_memory(work: Callable[..., None], device: str, *arguments: Any) -> float | None:
+    """GiB that ``work(*arguments)`` needs at its peak beyond what this process held; None where that cannot be told."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        work(*arguments)
+        return torch.cuda.max_memory_allocated() / 2**30
+    if device != "cpu" or not Path("/proc/self/clear_refs").exists():
+        return None
+    before = _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # else the peak would be that of the imports
+    work(*arguments)
+    return _resident("VmHWM") - before
+
+
+def _resident(which: str) -> float:
+    """GiB of this process in memory: now (VmRSS), or at its peak (VmHWM)."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(rf"{which}:\s+(\d+) kB", status)[1]) / 2**20
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,177 @@
+"""Encoders are guests from timm: what builds a stock ``VisionTransformer``, and refuses what `encode` cannot serve."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+import timm
+import torch
+from timm.layers import Attention, PatchEmbed
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import nn
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.encode import attention_shape, grid_size
+from patchloom.views.positions import sincos_2d
+
+Positions = Literal["sincos", "learned", "random", "none"]
+
+# Ours are small, for images of 8 to 64 pixels. Each is a stock timm model with other sizes, so timm can load it alone.
+_SMALL = "vit_tiny_patch16_224"
+PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "nano": (_SMALL, {"embed_dim": 128, "depth": 6, "num_heads": 4}),
+    "micro": (_SMALL, {"embed_dim": 192, "depth": 6, "num_heads": 3}),
+    "mini": (_SMALL, {"embed_dim": 256, "depth": 8, "num_heads": 4}),
+}
+
+
+# what the other fields say, and what would add weights that no pretext task trains
+_NOT_OPTIONS = (
+    "img_size",
+    "patch_size",
+    "in_chans",
+    "num_classes",
+    "global_pool",
+    "dynamic_img_size",
+    "patch_drop_rate",
+)
+
+
+@dataclass(frozen=True)
+class EncoderSpec:
+    """Everything needed to build an encoder again, here or with timm alone.
+
+    Attributes:
+        model: a timm model name, or one of ours: nano, micro, mini.
+        img_size: height and width in pixels.
+        patch_size: side of a patch in pixels.
+        channels: channels of the images.
+        positions: fixed 2-d sine-cosine embeddings, learned ones, fixed random ones (DropPos section 4.2), none (MP3).
+        options: further keyword arguments of timm's VisionTransformer, such as ``depth`` or ``reg_tokens``.
+    """
+
+    model: str
+    img_size: tuple[int, int]
+    patch_size: int
+    channels: int = 3
+    positions: Positions = "sincos"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def timm_arguments(self) -> dict[str, Any]:
+        """The keyword arguments with which ``timm.create_model`` gives this encoder."""
+        base, sizes = PRESETS.get(self.model, (self.model, {}))
+        options = {**sizes, **self.options}
+        return {
+            "model_name": base,
+            "img_size": tuple(self.img_size),
+            "patch_size": self.patch_size,
+            "in_chans": self.channels,
+            "num_classes": 0,
+            # pooling with parameters, or a norm after pooling, would be weights that no pretext task trains
+            "global_pool": "token" if options.get("class_token", _has_class_token(base)) else "",
+            **({"pos_embed": "none"} if self.positions == "none" else {}),
+            **options,
+        }
+
+
+@cache
+def _has_class_token(model: str) -> bool:
+    with torch.device("meta"):
+        stock = _create(model_name=model)
+    check_servable(stock, model)
+    return stock.has_class_token
+
+
+def _create(**arguments: Any) -> nn.Module:
+    name = arguments["model_name"]
+    if not timm.is_model(name):
+        near = difflib.get_close_matches(name, [*PRESETS, *timm.list_models("*vit*")], n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise PatchloomError(f"no model is called {name}{hint} Choose {', '.join(PRESETS)} or a ViT that timm lists.")
+    try:
+        return timm.create_model(**arguments)
+    except (TypeError, AssertionError, ValueError, RuntimeError) as problem:
+        raise PatchloomError(f"timm cannot build {name} with these options: {problem}") from problem
+
+
+def build_encoder(spec: EncoderSpec) -> VisionTransformer:
+    """A fresh encoder: a stock timm ViT without a head, initialised as MAE does (xavier, tokens normal 0.02).
+
+    Raises:
+        PatchloomError: an unknown name, sizes that do not fit, or a model that `encode` cannot serve.
+    """
+    given = [name for name in spec.options if name in _NOT_OPTIONS]
+    if given:
+        raise PatchloomError(f"the option {given[0]} of the model is not free: patchloom sets it itself")
+    for name, bounds in {"depth": (1, 1000), "drop_path_rate": (0, 0.99)}.items():
+        if not bounds[0] <= spec.options.get(name, bounds[0]) <= bounds[1]:
+            raise PatchloomError(f"--model.{name} must be {bounds[0]} to {bounds[1]}, not {spec.options[name]}")
+    h, w = spec.img_size
+    if h % spec.patch_size or w % spec.patch_size:
+        raise PatchloomError(
+            f"patches of {spec.patch_size} pixels do not divide images of {h}x{w}: choose an image size that is a "
+            f"multiple of {spec.patch_size}, such as {max(1, round(h / spec.patch_size)) * spec.patch_size}"
+        )
+    vit = _create(**spec.timm_arguments())
+    check_servable(vit, spec.model)
+    initialize(vit)
+    d = vit.embed_dim
+    with torch.no_grad():
+        for token in (vit.cls_token, vit.reg_token):
+            if token is not None:
+                nn.init.normal_(token, std=0.02)
+        if vit.pos_embed is not None:
+            if spec.positions == "sincos":
+                if d % 4:
+                    raise PatchloomError(
+                        f"fixed sine-cosine positions need a width that 4 divides, not {d}: use --positions learned"
+                    )
+                vit.pos_embed.zero_()
+                vit.pos_embed[0, -grid_size(vit)[0] * grid_size(vit)[1] :] = sincos_2d(d, grid_size(vit))
+            else:
+                nn.init.normal_(vit.pos_embed, std=0.02)
+            vit.pos_embed.requires_grad_(spec.positions == "learned")
+    return vit
+
+
+def attention_of(spec: EncoderSpec) -> tuple[int, int, int]:
+    """Heads, tokens of a whole image, and width of a head, of an encoder that is not built."""
+    with torch.device("meta"):
+        return attention_shape(_create(**spec.timm_arguments()))
+
+
+def initialize(net: nn.Module) -> None:
+    """MAE's initialisation: xavier-uniform linears and patch projection, zero biases, norms at one and zero."""
+    for module in net.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.xavier_uniform_(module.weight.view(len(module.weight), -1))
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            module.reset_parameters()
+
+
+def check_servable(vit: nn.Module, name: str) -> None:
+    """Refuse, by name, a model whose forward pass `encode` would not reproduce.
+
+    Raises:
+        PatchloomError: not a plain ViT, or one with parts that this file does not know.
+    """
+    if type(vit) is not VisionTransformer:
+        raise PatchloomError(f"{name} is a {type(vit).__name__}: patchloom serves timm's plain VisionTransformer only")
+    unknown = [type(block).__name__ for block in vit.blocks if type(block) is not Block]
+    unknown += [
+        type(block.attn).__name__ for block in vit.blocks if type(getattr(block, "attn", None)) is not Attention
+    ]
+    unknown += ["gated attention" for block in vit.blocks if getattr(getattr(block, "attn", None), "gate", None)]
+    if type(vit.patch_embed) is not PatchEmbed:
+        unknown.append(type(vit.patch_embed).__name__)
+    if not isinstance(vit.patch_drop, nn.Identity):
+        unknown.append("patch_drop_rate")
+    if unknown:
+        raise PatchloomError(f"{name} has {unknown[0]} inside, which patchloom cannot serve: choose a plain ViT")
+    if len(set(vit.patch_embed.patch_size)) > 1:
+        raise PatchloomError(f"{name} has patches of {vit.patch_embed.patch_size} pixels: only square ones are served")

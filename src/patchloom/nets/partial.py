@@ -1,0 +1,79 @@
+"""timm blocks in which only some tokens ask, or only some answer: what the others would cost is never computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+
+import torch
+from timm.layers import Attention
+from timm.models.vision_transformer import Block
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+
+def run_blocks(
+    blocks: Iterable[Block], tokens: Tensor, *, serving: Tensor | None = None, checkpointing: bool = False
+) -> Tensor:
+    """Tokens [b t d] through all blocks.
+
+    Args:
+        blocks: timm's.
+        tokens: [b t d].
+        serving: [b m] indices of those that alone are keys and values; None: all are.
+        checkpointing: keep no activations inside the blocks, and compute them again on the way back.
+    """
+    for block in blocks:
+        step = block if serving is None else partial(as_compiled(block, context_block), block, serving=serving)
+        tokens = checkpoint(step, tokens, use_reentrant=False) if checkpointing else step(tokens)
+    return tokens
+
+
+def as_compiled(block: Block, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``function``, compiled if ``block`` is: calling a part of a module goes past what `Module.compile` made."""
+    return function if block._compiled_call_impl is None else _compiled(function)
+
+
+@cache
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return torch.compile(function, dynamic=False)
+
+
+def context_block(block: Block, tokens: Tensor, serving: Tensor) -> Tensor:
+    """A block over tokens [b t d] in which those at the indices ``serving`` [b m] alone are keys and values (MP3)."""
+    normed = block.norm1(tokens)
+    rows = torch.arange(len(serving), device=serving.device)[:, None]
+    return _rest(block, tokens, _attention(block.attn, normed, normed[rows, serving]))
+
+
+def asking_block(block: Block, tokens: Tensor, first: int) -> Tensor:
+    """What a block makes of ``tokens[:, first:]`` [b t-first d], with all of tokens [b t d] as keys and values.
+
+    For a last block, of which the other tokens are not read.
+    """
+    normed = block.norm1(tokens)
+    return _rest(block, tokens[:, first:], _attention(block.attn, normed[:, first:], normed))
+
+
+def _rest(block: Block, tokens: Tensor, attended: Tensor) -> Tensor:
+    """The block from its attention on."""
+    tokens = tokens + block.drop_path1(block.ls1(attended))
+    return tokens + block.drop_path2(block.ls2(block.mlp(block.norm2(tokens))))
+
+
+def _attention(attn: Attention, asking: Tensor, serving: Tensor) -> Tensor:
+    """timm's attention with queries from ``asking`` [b t d], keys and values from ``serving`` [b m d]."""
+    heads, side = attn.num_heads, attn.head_dim
+    parts = [heads * side, 2 * heads * side]
+    weights = attn.qkv.weight.split(parts)
+    biases = (None, None) if attn.qkv.bias is None else attn.qkv.bias.split(parts)
+    q = F.linear(asking, weights[0], biases[0]).unflatten(-1, (heads, side)).transpose(1, 2)
+    k, v = F.linear(serving, weights[1], biases[1]).unflatten(-1, (2, heads, side)).permute(2, 0, 3, 1, 4)
+    q, k = attn.q_norm(q), attn.k_norm(k)
+    if attn.fused_attn:
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=attn.attn_drop.p if attn.training else 0.0)
+    else:  # in bfloat16 on CPUs the fused kernel is the slower one
+        mixed = attn.attn_drop((q * attn.scale @ k.mT).softmax(-1)) @ v
+    mixed = attn.norm(mixed.transpose(1, 2).flatten(2))
+    return attn.proj_drop(attn.proj(mixed))

@@ -1,0 +1,73 @@
+"""What suits the device: what ``auto`` becomes where speed decides, and why."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import torch
+
+from patchloom.machine import best_threads, bfloat16_gain, compile_gain, cores, fused_gain
+from patchloom.nets.build import EncoderSpec, attention_of
+
+_WORTH = 1.05  # less than that is noise
+_CLEARLY = 0.8  # forms that are nearly alike shall not be chosen by chance: the results differ in their last digits
+
+
+def device() -> tuple[str, str]:
+    """The best device there is."""
+    if torch.cuda.is_available():
+        return "cuda", "a CUDA GPU is there"
+    if torch.backends.mps.is_available():
+        return "mps", "an Apple GPU is there"
+    return "cpu", "no GPU was found"
+
+
+def threads(device: str) -> tuple[int, str]:
+    """As many as multiply fastest."""
+    if device != "cpu":
+        return torch.get_num_threads(), "the device does the work"
+    return best_threads(), f"products are fastest so, of {cores()} cores"
+
+
+def workers(device: str, in_memory: bool) -> tuple[int, str]:
+    """Processes that read images."""
+    if in_memory:
+        return 0, "the images are in memory"
+    if device == "cpu":
+        return max(1, cores() // 4), "most cores are for training"
+    return min(16, max(1, cores() - 1)), f"one for each of {cores()} cores but one"
+
+
+def precision(device: str) -> tuple[str, str]:
+    """bfloat16 where products gain from it."""
+    if device == "cuda":
+        good = torch.cuda.is_bf16_supported(including_emulation=False)
+        return ("bfloat16", "the GPU has it") if good else ("float32", "the GPU has no bfloat16")
+    if device == "mps":
+        return "float32", "the safe choice on an Apple GPU"
+    gain = bfloat16_gain()
+    return ("bfloat16" if gain > 1.2 else "float32"), f"bfloat16 products are ×{gain:.1f} as fast here"
+
+
+def attention(device: str, precision: str, spec: EncoderSpec) -> tuple[str, str]:
+    """The form that is faster for the encoder's shape."""
+    if device != "cpu":
+        return "fused", "the usual choice on a GPU"
+    gain = fused_gain(device, precision, *attention_of(spec))
+    return ("explicit" if gain < _CLEARLY else "fused"), f"the fused kernel is ×{gain:.2f} as fast here"
+
+
+def compile(device: str, precision: str, spec: EncoderSpec) -> tuple[bool, str]:
+    """Only where `patchloom bench` found that it pays: trying it takes a minute."""
+    gain = compile_gain(device, precision, spec.model)
+    if gain is None:
+        return False, "unknown here: patchloom bench --compile true measures what it brings"
+    if not can_compile(device):
+        return False, "there is no C++ compiler"
+    return gain > _WORTH, f"patchloom bench measured ×{gain:.2f}"
+
+
+def can_compile(device: str) -> bool:
+    """Whether torch.compile finds what it needs: on a CPU, a C++ compiler."""
+    return device != "cpu" or any(map(shutil.which, (os.environ.get("CXX") or "g++", "g++", "clang++")))

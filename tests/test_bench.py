@@ -1,0 +1,88 @@
+"""``bench``: real steps, counted operations, and what limits a run."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from patchloom.bench import Bench, Pace, Step, bench, operations
+from patchloom.cli import main
+from patchloom.data import Stats
+from patchloom.errors import PatchloomError
+from patchloom.machine import compile_gain
+from patchloom.train.pretrain import request
+from patchloom.train.settings import resolve
+
+STATS = Stats((0.5,) * 3, (0.2,) * 3, 32, 32, 10, [])
+
+
+def settings_for(task="mae", **given):
+    asked = request("shapes", task, {"precision": "float32", "device": "cpu", **given})
+    return resolve(asked, 1000, 3, STATS, True)[0]
+
+
+def test_operations_are_those_of_the_matrix_products_there_and_back():
+    # one block of width 64 over 16 + 1 tokens, no decoder blocks: all products can be written down
+    model = {"name": "nano", "embed_dim": 64, "depth": 1, "num_heads": 4}
+    task = {"name": "mae", "mask_ratio": 0.5, "decoder_depth": 0, "decoder_width": 32}
+    settings = settings_for(task, model=model, img_size=32, patch_size=8)
+    t, d, patch = 8 + 1, 64, 3 * 8 * 8
+    block = t * (12 * d * d) + 2 * t * t * d
+    linears = t * d * 32 + 8 * 32 * patch
+    products = 2 * (3 * (block + linears) + 2 * 8 * patch * d)  # the images need no gradient
+    assert operations(settings) == pytest.approx(products, rel=1e-6)
+
+
+def test_a_step_trains():
+    torch.manual_seed(0)
+    step = Step(settings_for("extrema", batch_size=4))
+    before = [weight.clone() for weight in step.task.encoder.parameters()]
+    for group in step.optimizer.param_groups:
+        group["lr"] = 1e-3
+    step()
+    assert any(not torch.equal(one, two) for one, two in zip(before, step.task.encoder.parameters(), strict=True))
+
+
+def pace(images=100, seconds=1.0, data=1000.0):
+    return Pace("mae", False, (seconds,), images, 2e9, None, data)
+
+
+def test_the_limit_is_what_is_slower():
+    apart = Bench(replace(settings_for(), workers=2), {"float32": 1e12}, ())
+    assert apart.limit(pace(data=400.0)).startswith("model (data could give ×4")
+    assert apart.limit(pace(data=50.0)) == "data, by ×2.0: raise --workers, or use --cache"
+    together = Bench(replace(settings_for(), workers=0), {"float32": 1e12}, ())
+    assert together.limit(pace(data=300.0)) == "model (25% of the time for reading)"
+    assert together.limit(pace(data=50.0)).startswith("data")
+    assert apart.share(pace()) == pytest.approx(100 * 2e9 / 1e12)
+
+
+def test_bench_on_the_command_line(capsys, monkeypatch):
+    monkeypatch.setattr("patchloom.bench.memory_of", lambda settings, compiled: 0.25)  # a process of its own: seconds
+    words = ["bench", "shapes:64", "--tasks", "mae,droppos", "--rounds", "1", "--batch_size", "8"]
+    assert main(words) == 0
+    peaks, sizes, heading, *rows = capsys.readouterr().out.splitlines()
+    assert "GFLOP/s in bfloat16" in peaks and "batches of 8" in sizes and heading.startswith("task")
+    assert [row.split()[0] for row in rows] == ["mae", "droppos"]
+    assert all("0.25" in row and "%" in row for row in rows)
+
+
+def test_what_compiling_brings_is_remembered_and_chosen_by(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("patchloom.bench.memory_of", lambda settings, compiled: None)
+    monkeypatch.setattr("patchloom.bench.compile_blocks", lambda task: None)  # no compiler is needed here
+    assert settings_for().compile is False
+    done = bench("shapes:64", tasks=["mae"], batch_size=8, rounds=1, precision="float32", compile=True)
+    assert [one.compiled for one in done.paces] == [False, True]
+    found = compile_gain("cpu", "float32", "nano")
+    assert found == pytest.approx(done.paces[1].rate / done.paces[0].rate, rel=1e-3)
+    compile_gain("cpu", "float32", "nano", lambda: 1.3)
+    assert settings_for().compile is True
+    compile_gain("cpu", "float32", "nano", lambda: 1.02)
+    assert settings_for().compile is False
+
+
+@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"tasks": []}, {"tasks": "mea"}, {"data": "nowhere"}])
+def test_what_cannot_be_timed_is_refused(wrong):
+    with pytest.raises(PatchloomError):
+        bench(**wrong)

@@ -1,0 +1,92 @@
+"""What is measured of the machine: once, in turns, and never trusted blindly."""
+
+import json
+import platform
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from patchloom import machine
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "patchloom" / "machine.json"
+
+
+def test_what_was_measured_is_remembered_for_this_processor_torch_and_threads(own_cache, monkeypatch):
+    figures = iter([2.0, 3.0, 4.0])
+    assert machine.measured("a", lambda: next(figures)) == 2.0
+    assert machine.measured("a", lambda: next(figures)) == 2.0
+    assert machine.measured("b", lambda: next(figures)) == 3.0
+    assert machine.measured("a", lambda: next(figures), again=True) == 4.0
+    assert torch.__version__ in own_cache.read_text("utf-8")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    assert machine.measured("a", lambda: 5.0) == 5.0
+
+
+@pytest.mark.parametrize("damage", ["", "[1]", "{", '{"x": "y"}'])
+def test_a_damaged_memory_is_made_again(own_cache, damage):
+    machine.measured("a", lambda: 1.0)
+    own_cache.write_text(damage or json.dumps(dict.fromkeys(json.loads(own_cache.read_text()), "many")))
+    assert machine.measured("a", lambda: 2.0) == 2.0
+    assert machine.measured("a", lambda: 3.0) == 2.0
+
+
+def test_a_place_that_cannot_be_written_costs_nothing_but_time(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert machine.measured("a", lambda: 1.5) == 1.5
+
+
+def test_ways_are_timed_in_turns_without_the_first_round():
+    order = []
+    ways = {"one": lambda: order.append("one"), "two": lambda: (order.append("two"), time.sleep(0.01))}
+    seconds = machine.seconds_of(ways, rounds=3)
+    assert order == ["one", "two"] * 4
+    assert [len(values) for values in seconds.values()] == [3, 3]
+    assert machine.in_turns(ways, rounds=3)["two"] >= 0.01
+
+
+def test_threads_are_fewer_only_where_that_is_clearly_faster(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    told = []
+    monkeypatch.setattr(torch, "set_num_threads", told.append)
+    for seconds, best in (
+        ({"8": 1.0, "4": 0.95, "2": 2.0, "1": 4.0}, 8),
+        ({"8": 5.0, "4": 0.95, "2": 0.9, "1": 4.0}, 4),
+        ({"8": 5.0, "4": 3.0, "2": 2.0, "1": 1.0}, 1),
+    ):
+        monkeypatch.setattr(machine, "in_turns", lambda ways, seconds=seconds: {name: seconds[name] for name in ways})
+        assert machine.best_threads(again=True) == best
+        assert told[-1] == 8  # measuring leaves everything as it was
+
+
+def test_the_figures_are_those_of_real_work():
+    rates = machine.product_rates(size=256, rounds=2)
+    assert set(rates) == {"float32", "bfloat16"} and min(rates.values()) > 1e8
+    assert machine.bfloat16_gain() > 0 and machine.fused_gain("cpu", "float32", 2, 9, 8) > 0
+
+
+def test_a_compiled_steps_gain_is_known_only_after_it_was_measured():
+    assert machine.compile_gain("cpu", "float32", "nano") is None
+    assert machine.compile_gain("cpu", "float32", "nano", lambda: 1.25) == 1.25
+    assert machine.compile_gain("cpu", "float32", "nano") == 1.25
+    assert machine.compile_gain("cpu", "bfloat16", "nano") is None
+
+
+def test_peak_memory_is_that_of_the_work_alone():
+    def work(mib):
+        np.ones((mib, 2**20), np.uint8)
+
+    small, large = (machine.peak_memory(work, "cpu", mib) for mib in (50, 400))
+    if small is None:
+        pytest.skip("this system does not tell")
+    assert 0.25 < large - small < 0.45  # 350 MiB
+
+
+def test_freed_memory_is_kept_where_the_system_can():
+    assert machine.keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
