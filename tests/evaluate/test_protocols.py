@@ -132,6 +132,12 @@ def test_rows_are_appended_under_one_header(tmp_path: Path) -> None:
         append_rows(path, report)
 
 
+def test_results_of_another_kind_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "results.csv").write_text("other,columns\n")
+    with pytest.raises(PatchloomError, match="other columns"):  # and not that the folder holds no run
+        evaluate("knn", tmp_path, "digits")
+
+
 def _rows(run: Path) -> list[dict[str, str]]:
     path = run / "results.csv"
     return list(csv.DictReader(path.open())) if path.exists() else []

@@ -12,7 +12,7 @@ from typing import Any
 
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.how import How
-from patchloom.evaluate.report import Report, append_rows
+from patchloom.evaluate.report import Report, append_rows, check_rows
 
 # function paths, not functions: a protocol is imported when it is asked for
 PROTOCOLS: dict[str, str] = {
@@ -75,11 +75,15 @@ def evaluate(protocol: str, run: str | Path, data: str | Path, **options: Any) -
             raise PatchloomError(f"{protocol} has no option {name}: {hint}")
     how = How(**{name: options.pop(name) for name in list(options) if name in common})
     how.check()
+    results = None
+    if not str(run).startswith("timm:") and Path(run).is_dir():
+        results = Path(run) / "results.csv"
+        check_rows(results)
     reports: list[Report] = []
     for seed in range(how.seed, how.seed + how.seeds):
         report = function(run, data, replace(how, seed=seed), **given, **options)
-        if not str(run).startswith("timm:") and Path(run).is_dir():
-            append_rows(Path(run) / "results.csv", report)
+        if results is not None:
+            append_rows(results, report)
         reports.append(report)
     for drawing in reports[-1].drawings:
         _at(drawing.function)(**drawing.content, out=drawing.out)

@@ -7,7 +7,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
@@ -129,6 +129,7 @@ class Report:
         date: ISO 8601, UTC.
         across: the setting whose values are columns of the table; by default k, if there is one.
         down: its values are lines instead, and the encoders columns.
+        symbols: what settings are called in the table, if not by their names.
         short: the table has neither intervals nor units, for one that would be too large with them.
         drawings: pictures of what was found.
         others: reports of the same with other seeds.
@@ -146,13 +147,14 @@ class Report:
     others: tuple[Report, ...] = ()
     across: str = "k"
     down: bool = False
+    symbols: Mapping[str, str] = field(default_factory=dict)
     short: bool = False
     drawings: tuple[Drawing, ...] = ()
 
     def print(self, console: Console) -> None:
         """Print the protocol, the table and the headline."""
         wide = any(self.across in row.settings for row in self.rows)
-        across = _down if self.down else partial(_across, short=self.short)
+        across = _down if self.down else partial(_across, short=self.short, symbols=self.symbols)
         table = across(self.rows, self.across) if wide else _by_row(self.rows)
         # names and paths may hold brackets, which rich would take for markup
         console.print(self.protocol, markup=False, highlight=False)
@@ -181,6 +183,21 @@ class Report:
         return f"Over {len(reports)} seeds, mean and range: {'; '.join(said)}."
 
 
+def check_rows(path: Path) -> bytes:
+    """What a CSV of `COLUMNS` holds so far; nothing if there is none. To be looked at before hours of measuring.
+
+    Raises:
+        PatchloomError: the file has other columns, or cannot be read.
+    """
+    try:
+        before = path.read_bytes() if path.exists() else b""
+    except OSError as problem:
+        raise PatchloomError(f"{path} could not be read ({problem.strerror}): move it out of the way") from problem
+    if before and before.splitlines()[0].decode(errors="replace") != ",".join(COLUMNS):
+        raise PatchloomError(f"{path} has other columns than patchloom writes: move it out of the way")
+    return before
+
+
 def append_rows(path: Path, report: Report) -> None:
     """Append a report's rows to a CSV of `COLUMNS`; a new file begins with the header.
 
@@ -193,11 +210,9 @@ def append_rows(path: Path, report: Report) -> None:
     writer = csv.writer(text, lineterminator="\n")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        before = path.read_bytes() if path.exists() else b""
+        before = check_rows(path)
         if not before:
             writer.writerow(COLUMNS)
-        elif before.splitlines()[0].decode(errors="replace") != ",".join(COLUMNS):
-            raise PatchloomError(f"{path} has other columns than patchloom writes: move it out of the way")
         elif not before.endswith(b"\n"):
             text.write("\n")  # the write before this one was cut off
         for row in report.rows:
@@ -215,14 +230,14 @@ def append_rows(path: Path, report: Report) -> None:
         ) from problem
 
 
-def _across(rows: list[Row], across: str, short: bool = False) -> Table:
+def _across(rows: list[Row], across: str, short: bool, symbols: Mapping[str, str]) -> Table:
     """A line an encoder, pooling and choice of the other settings, a column a value of the setting ``across``."""
     columns = list(dict.fromkeys(row.settings[across] for row in rows if across in row.settings))
     names = [name for name in _varying(rows) if name != across]
-    title = across.replace("_", " ")
-    headings = (value if isinstance(value, str) else f"{title} = {_short(value)}" for value in columns)
+    called = {name: symbols.get(name, name.replace("_", " ")) for name in (across, *names)}
+    headings = (value if isinstance(value, str) else f"{called[across]} = {_short(value)}" for value in columns)
     first = _names(rows)
-    table = Table(*first, *(name.replace("_", " ") for name in names), *headings)
+    table = Table(*first, *(called[name] for name in names), *headings)
     lines: dict[tuple[str, ...], dict[Any, str]] = {}
     for row in rows:
         line = (row.encoder, row.pooling)[: len(first)] + tuple(_setting(row, name) for name in names)

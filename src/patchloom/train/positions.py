@@ -95,6 +95,7 @@ def positions(run: str | Path, data: str | Path, how: How, *, images: int = 1000
         n_test=n_test,
         across=list(axes)[-1],
         short=True,
+        symbols=_SYMBOLS,
         drawings=(Drawing("patchloom.look.maps.draw_maps", out, {**_maps(cells, task.grid), "caption": caption}),),
     )
 
