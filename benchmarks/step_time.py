@@ -177,6 +177,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
+    parser.add_argument("--no-memory", action="store_true", help="leave out the peaks, a process each")
     parser.add_argument("--only", nargs="*", help="rows whose names contain one of these")
     args = parser.parse_args()
     keep_freed_memory()
@@ -197,7 +198,7 @@ def main() -> None:
             median = statistics.median(seconds[name])
             batch = row.batch_size if isinstance(row, Settings) else args.batch
             flops = count(row) * batch
-            needed = memory(row, args, dtype)
+            needed = None if args.no_memory else memory(row, args, dtype)
             line = {
                 "row": name,
                 "seconds": round(median, 3),

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
-import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from patchloom.data import Source, channels_of, normalize, open_data, training_batches
+from patchloom.data import Batch, Source, channels_of, normalize, open_data, training_batches
 from patchloom.data import measure as statistics_of
 from patchloom.errors import PatchloomError
 from patchloom.machine import compile_gain, keep_freed_memory, peak_memory, product_rates, seconds_of, wait_for
@@ -185,6 +185,24 @@ def bench(
     return done
 
 
+class Pictured(Source):
+    """Images [n c h w] in memory."""
+
+    name = "noise"
+
+    def __init__(self, images: Tensor):
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, i: int) -> Tensor:
+        return self.images[i]
+
+    def fingerprint(self) -> str:
+        return self.name
+
+
 class Step:
     """One step of training: normalising, forward, backward, clipping, optimiser, teacher; on random images.
 
@@ -202,14 +220,14 @@ class Step:
         if compiled:
             compile_blocks(self.task)
         self.optimizer = build_optimizer(self.task, settings.weight_decay, settings.device)
-        some = self.task.augment(torch.zeros(c, *self.task.augment.size, dtype=torch.uint8), np.random.default_rng(0))
-        shapes = [(batch or settings.batch_size, *view.shape) for view in some]
-        self.views = [torch.randint(256, shape, dtype=torch.uint8, device=settings.device) for shape in shapes]
+        b = batch or settings.batch_size
+        picture = Pictured(torch.randint(256, (b, c, *self.task.augment.size), dtype=torch.uint8))
+        batches = training_batches(picture, self.task.augment, b, 0, 0, 1, 0, c)
+        self.batch: Batch = next(batches)
 
     def __call__(self) -> None:
-        kind = self.settings.device
-        c = self.settings.channels
-        views = [normalize(view, (0.5,) * c, (0.25,) * c) for view in self.views]
+        kind, c = self.settings.device, self.settings.channels
+        views = [normalize(view, (0.5,) * c, (0.25,) * c) for view in self.batch.finished(kind)]
         half = self.settings.precision == "bfloat16"
         with torch.autocast(kind, torch.bfloat16) if half else nullcontext():
             loss = self.task(*views, progress=0.5).loss

@@ -9,8 +9,9 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from patchloom.data import CentreCrop, RandomCrop, TwoViews
-from patchloom.data.augment import recolored, resize_part
+from patchloom.data import CentreCrop, RandomCrop, TwoViews, open_data, to_channels, training_batches
+from patchloom.data.augment import resize_part
+from patchloom.data.colors import draw_colors, recolor, recolored
 from patchloom.errors import PatchloomError
 
 sides = st.integers(1, 40)
@@ -178,7 +179,7 @@ def test_views_are_mirrored_by_their_own_coin_or_the_shared_one(crop, expected):
 
 def test_how_often_colours_are_jittered_and_taken():
     image, rng = some_image(), np.random.default_rng(0)
-    views = [recolored(image, rng) for _ in range(600)]
+    views = [recolored(image, draw_colors(rng)) for _ in range(600)]
     grey = np.mean([torch.equal(view[0], view[1]) and torch.equal(view[1], view[2]) for view in views])
     same = np.mean([torch.equal(view, image) for view in views])
     assert abs(grey - 0.2) < 0.05 and abs(same - 0.2 * 0.8) < 0.05
@@ -197,8 +198,8 @@ class Drawn:
     def uniform(self, low, high):
         return (low + high) / 2 + next(self.places) * (high - low) / 2
 
-    def permutation(self, names):
-        return np.array(names)
+    def permutation(self, count):
+        return np.arange(count)
 
 
 @pytest.mark.parametrize("end", [-1.0, 1.0])
@@ -209,10 +210,12 @@ def test_how_far_colours_go(end):
     for name, reach in most.items():
         expected = getattr(F, f"adjust_{name}")(image, end * reach + (name != "hue"))
         assert not torch.allclose(expected, image, atol=1e-3)
-        torch.testing.assert_close(recolored(image, Drawn(True, False, **{name: end})), expected, rtol=0, atol=1e-5)
-    untouched = recolored(image, Drawn(False, False, **dict.fromkeys(most, end)))
+        torch.testing.assert_close(
+            recolored(image, draw_colors(Drawn(True, False, **{name: end}))), expected, rtol=0, atol=1e-5
+        )
+    untouched = recolored(image, draw_colors(Drawn(False, False, **dict.fromkeys(most, end))))
     assert torch.equal(untouched, image)
-    grey = recolored(image, Drawn(False, True))
+    grey = recolored(image, draw_colors(Drawn(False, True)))
     weights = torch.tensor([0.2989, 0.587, 0.114]).view(3, 1, 1)
     torch.testing.assert_close(grey, (image * weights).sum(0, keepdim=True).expand(3, -1, -1), rtol=0, atol=1e-3)
 
@@ -220,11 +223,44 @@ def test_how_far_colours_go(end):
 @pytest.mark.parametrize("channels", [1, 2, 5])
 def test_other_channels_have_brightness_and_contrast_one_by_one(channels):
     image = some_image(channels, deep=True) * 0.5 + 0.2
-    bright = recolored(image, Drawn(True, True, brightness=0.5, saturation=1.0, hue=1.0))
+    bright = recolored(image, draw_colors(Drawn(True, True, brightness=0.5, saturation=1.0, hue=1.0)))
     torch.testing.assert_close(bright, image * 1.2, rtol=0, atol=1e-5)
-    contrast = recolored(image, Drawn(True, True, contrast=-1.0))
+    contrast = recolored(image, draw_colors(Drawn(True, True, contrast=-1.0)))
     means = image.mean((1, 2), keepdim=True)
     torch.testing.assert_close(contrast, means + 0.6 * (image - means), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5])
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_batchs_colours_are_those_of_its_images_in_torchvisions_words(channels, deep):
+    rng = np.random.default_rng(0)
+    images = torch.stack([some_image(channels, deep) for _ in range(40)])
+    draws = torch.stack([draw_colors(rng) for _ in range(40)])
+    found = recolor(images, draws)
+    for image, draw, changed in zip(images, draws, found, strict=True):
+        jitter, grey, *rest = draw.tolist()
+        expected = image.float() / (1 if deep else 255)
+        expected = expected if channels == 3 else expected[:, None]
+        names = ["brightness", "contrast", "saturation", "hue"]
+        for number in rest[4:] if jitter else []:
+            if channels == 3 or number < 2:
+                expected = getattr(F, f"adjust_{names[int(number)]}")(expected, rest[int(number)])
+        if channels == 3 and grey:
+            expected = F.rgb_to_grayscale(expected, num_output_channels=3)
+        torch.testing.assert_close(changed, expected.view_as(changed), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("color", ["none", "shared", "own"])
+def test_a_finished_batch_is_what_the_augmentation_makes_of_each_image(color):
+    make = TwoViews((12, 9), crop="own", color=color)
+    source = open_data("digits").train.subset(range(8))
+    batch = next(training_batches(source, make, 8, 3, 0, 1))
+    rngs = [np.random.default_rng((3, 0, index)) for index in batch.indices.tolist()]
+    views = [make(to_channels(source.read(i), 3), rng) for i, rng in zip(batch.indices.tolist(), rngs, strict=True)]
+    for finished, expected in zip(batch.finished("cpu"), zip(*views, strict=True), strict=True):
+        unit = 1 if finished.is_floating_point() else 255
+        assert (finished / unit - torch.stack(expected) / 255).abs().max() < 0.51 / 255
+    assert (batch.colors is None) == (color == "none")
 
 
 @pytest.mark.parametrize("option", ["crop", "color"])

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
-from torchvision.transforms.v2 import functional as F
 
+from patchloom.data.colors import draw_colors, recolored
 from patchloom.hints import check
 
 Share = Literal["none", "shared", "own"]
@@ -58,9 +58,7 @@ class TwoViews(RandomCrop):
     """Two views of an image, for a student and a teacher.
 
     size, scale, ratio, flip: as for RandomCrop. crop: both see the centre (none), one random crop, or each its own.
-    color: colours are left alone (none), changed alike (shared), or for each on its own: brightness, contrast and
-    saturation by up to 0.4, 0.4 and 0.2, and hue by up to 0.1 of the circle, with probability 0.8; grey with 0.2
-    (ExtreMA, as MoCo v3). Images of other than 3 channels have brightness and contrast changed, channel by channel.
+    color: colours are left alone (none), changed alike (shared), or for each on its own, as `draw_colors` says.
 
     Raises: PatchloomError for a word that is none of these.
     """
@@ -73,33 +71,25 @@ class TwoViews(RandomCrop):
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         """[c h w] -> two views [c *size], of the same dtype."""
+        views, draws = self.split(image, rng)
+        if draws is None:
+            return views
+        return recolored(views[0], draws[0]), recolored(views[1], draws[1])
+
+    def split(self, image: Tensor, rng: np.random.Generator) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+        """As a call, but for the colours: two views, and what `recolor` shall make of them [2 `DRAW`], or None.
+
+        A whole batch's colours are changed at once, where the batch goes.
+        """
         if self.crop == "own":
             views = [*super().__call__(image, rng), *super().__call__(image, rng)]
         else:
             views = [*(self.centre(image) if self.crop == "none" else super().__call__(image, rng))] * 2
         if self.color == "own":
-            views = [recolored(view, rng) for view in views]
-        elif self.color == "shared":
-            seed = rng.integers(2**63)
-            views = [recolored(view, np.random.default_rng(seed)) for view in views]
-        return views[0], views[1]
-
-
-def recolored(view: Tensor, rng: np.random.Generator) -> Tensor:
-    """[c h w] with colours jittered as `TwoViews` says, of the same dtype."""
-    channels, view = len(view), view.contiguous()  # each of the changes below is quicker on it
-    jitter, grey = rng.random() < 0.8, rng.random() < 0.2
-    changes = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
-    factors = {name: rng.uniform(-most, most) + (name != "hue") for name, most in changes.items()}
-    order = rng.permutation(list(factors))
-    if channels != 3:  # torchvision knows grey and colour only: to it, a stack of channels is a batch of grey images
-        order, view = [name for name in order if name in ("brightness", "contrast")], view[:, None]
-    if jitter:
-        for name in order:
-            view = getattr(F, f"adjust_{name}")(view, float(factors[name]))
-    if channels != 3:
-        return view[:, 0]
-    return F.rgb_to_grayscale(view, num_output_channels=3) if grey else view
+            draws = torch.stack([draw_colors(rng), draw_colors(rng)])
+        else:
+            draws = None if self.color == "none" else draw_colors(rng).expand(2, -1)
+        return (views[0], views[1]), draws
 
 
 class CentreCrop:

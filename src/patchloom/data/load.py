@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from patchloom.data.augment import CentreCrop
+from patchloom.data.colors import recolor
 from patchloom.data.read import Unreadable, to_channels
 from patchloom.data.source import Source
 from patchloom.errors import PatchloomError
@@ -24,11 +25,18 @@ class Batch(NamedTuple):
     """views: each uint8 [b c h w], or float32 in [0, 1] if any image of the batch is deep.
 
     indices: int64 [b], where in the source the images are. unreadable: what could not be read on the way, by name.
+    colors: for each view what `recolor` has still to do [b draws], or None; `finished` views have it done.
     """
 
     views: tuple[Tensor, ...]
     indices: Tensor
     unreadable: list[str]
+    colors: tuple[Tensor, ...] | None = None
+
+    def finished(self, device: torch.device | str) -> tuple[Tensor, ...]:
+        """The views on a device, with their colours changed if they shall be: float32 in [0, 1] then."""
+        views = tuple(view.to(device, non_blocking=True) for view in self.views)
+        return views if self.colors is None else tuple(map(recolor, views, self.colors))
 
 
 def steps_per_epoch(n: int, batch_size: int, world: int = 1) -> int:
@@ -107,7 +115,8 @@ class _TrainingBatches(Dataset):
         mine = range(start, start + self.batch_size)
         # Replacements lie after the global batch, every process with its own stride, so that none takes another's.
         spare = range(end + self.rank, end + n - self.world * self.batch_size, self.world)
-        views, indices, unreadable, failed = [], [], [], 0
+        views, draws, indices, unreadable, failed = [], [], [], [], 0
+        split = getattr(self.augment, "split", None)
         for position in (*mine, *spare):
             if len(indices) == self.batch_size:
                 break
@@ -123,11 +132,18 @@ class _TrainingBatches(Dataset):
                     ) from error
                 continue
             failed = 0
-            views.append(self.augment(image, np.random.default_rng((self.seed, epoch, index))))
+            rng = np.random.default_rng((self.seed, epoch, index))
+            if split is None:
+                views.append(self.augment(image, rng))
+            else:
+                some, draw = split(image, rng)
+                views.append(some)
+                draws += [] if draw is None else [draw]
             indices.append(index)
         if not indices:
             raise PatchloomError(f"nothing in {self.source.name} could be read, beginning with {unreadable[0]}")
-        return _stack(views, indices, unreadable)
+        batch = _stack(views, indices, unreadable)
+        return batch._replace(colors=torch.stack(draws, dim=1).unbind()) if draws else batch
 
     def _permutation(self, epoch: int) -> np.ndarray:
         if self._order is None or self._order[0] != epoch:

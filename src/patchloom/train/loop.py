@@ -158,7 +158,8 @@ class Loop:
 
     def _step(self, step: int, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
         """One step; the loss and metrics as tensors, so that nothing waits for the device."""
-        views = [self._normalized(view) for view in batch.views]
+        mean, std = self.card.mean, self.card.std
+        views = [normalize(view, mean, std) for view in batch.finished(self.fabric.device)]
         last = (step + 1) % self.settings.accumulate == 0 or step + 1 == self.steps
         with nullcontext() if last else self.fabric.no_backward_sync(self.module):
             outcome = self.module(*views, progress=step / self.steps, generator=generator)
@@ -174,9 +175,6 @@ class Loop:
             self.optimizer.zero_grad(set_to_none=True)
             self.task.after_step((step + 1) / self.steps)
         return {"loss": outcome.loss.detach(), **outcome.metrics}
-
-    def _normalized(self, view: Tensor) -> Tensor:
-        return normalize(view.to(self.fabric.device, non_blocking=True), self.card.mean, self.card.std)
 
     def _log(self, done: int, recent: list[dict[str, Tensor]], pace: Pace) -> dict[str, Any]:
         """A row of ``metrics.csv``: means since the last one."""

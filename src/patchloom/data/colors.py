@@ -1,0 +1,88 @@
+"""Colours changed at random: drawn for one image at a time, changed for a whole batch at once, on any device."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_CHANCE, _GREY = 0.8, 0.2
+_MOST = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
+_LUMA = (0.2989, 0.587, 0.114)  # torchvision's
+# a draw: whether to jitter, whether to take the colours away, the four factors, and their order
+DRAW = 2 + 2 * len(_MOST)
+
+
+def draw_colors(rng: np.random.Generator) -> Tensor:
+    """What happens to the colours of one image: float32 [`DRAW`], for `recolor`.
+
+    Brightness, contrast and saturation change by up to 0.4, 0.4 and 0.2, and hue by up to 0.1 of the circle, in random
+    order, with probability 0.8; the image becomes grey with 0.2 (ExtreMA, as MoCo v3).
+    """
+    jitter, grey = rng.random() < _CHANCE, rng.random() < _GREY
+    factors = [rng.uniform(-most, most) + (name != "hue") for name, most in _MOST.items()]
+    return torch.tensor([jitter, grey, *factors, *rng.permutation(len(_MOST))], dtype=torch.float32)
+
+
+def recolor(images: Tensor, draws: Tensor) -> Tensor:
+    """Images [b c h w], uint8 or float in [0, 1], as draws [b `DRAW`] have it: float32 in [0, 1].
+
+    Images of other than 3 channels have brightness and contrast changed, channel by channel, and nothing else.
+    """
+    x = images.float() / 255 if images.dtype == torch.uint8 else images.float().clone()
+    colored = x.shape[1] == 3
+    jitter, grey, factors, order = draws.cpu().split([1, 1, len(_MOST), len(_MOST)], dim=1)
+    changes = (_brightness, _contrast, _saturation, _hue)[: 4 if colored else 2]
+    for turn in order.T:
+        for number, change in enumerate(changes):
+            rows = ((jitter[:, 0] > 0) & (turn == number)).nonzero()[:, 0].to(x.device)
+            if len(rows):
+                x[rows] = change(x[rows], factors[rows.cpu(), number].to(x.device).view(-1, 1, 1, 1))
+    rows = (grey[:, 0] > 0).nonzero()[:, 0].to(x.device)
+    if colored and len(rows):
+        x[rows] = _luma(x[rows]).expand(-1, 3, -1, -1)
+    return x
+
+
+def recolored(view: Tensor, draw: Tensor) -> Tensor:
+    """One view [c h w] as a draw [`DRAW`] has it, of the same dtype."""
+    changed = recolor(view[None], draw[None])[0]
+    return changed if view.is_floating_point() else (changed * 255).round().to(view.dtype)
+
+
+def _luma(x: Tensor) -> Tensor:
+    weights = torch.tensor(_LUMA, device=x.device).view(1, 3, 1, 1)
+    return (x * weights).sum(1, keepdim=True)
+
+
+def _blend(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    return torch.lerp(other, x, factor).clamp(0, 1)
+
+
+def _brightness(x: Tensor, factor: Tensor) -> Tensor:
+    return (x * factor).clamp(0, 1)
+
+
+def _contrast(x: Tensor, factor: Tensor) -> Tensor:
+    mean = _luma(x).mean((1, 2, 3), keepdim=True) if x.shape[1] == 3 else x.mean((2, 3), keepdim=True)
+    return _blend(x, mean.expand_as(x), factor)
+
+
+def _saturation(x: Tensor, factor: Tensor) -> Tensor:
+    return _blend(x, _luma(x).expand_as(x), factor)
+
+
+def _hue(x: Tensor, turn: Tensor) -> Tensor:
+    """Turn the hue of x [b 3 h w] by shares of the circle, by way of hue, chroma and value."""
+    r, g, b = x.unbind(1)
+    value = torch.maximum(torch.maximum(r, g), b)
+    chroma = value - torch.minimum(torch.minimum(r, g), b)
+    some = torch.where(chroma > 0, chroma, 1.0)
+    sector = torch.where(value == r, (g - b) / some, torch.where(value == g, (b - r) / some + 2, (r - g) / some + 4))
+    turned = sector + 6 * turn[:, 0]
+    parts = []
+    for start in (5, 3, 1):  # red, green, blue
+        k = turned + start  # from -1 to 11; below 0 counts as 0 does
+        k = torch.where(k >= 6, k - 6, k)
+        parts.append(value - chroma * torch.minimum(k, 4 - k).clamp_(0, 1))
+    return torch.stack(parts, dim=1)
