@@ -146,7 +146,7 @@ def bench(
         rounds: steps that are timed of each.
 
     Raises:
-        PatchloomError: no such data or task, or settings that do not go together.
+        PatchloomError: no such data or task, settings that do not go together, or too little memory.
     """
     keep_freed_memory()
     names = list(TASKS) if tasks is None else tasks.split(",") if isinstance(tasks, str) else list(tasks)
@@ -164,8 +164,14 @@ def bench(
     if each[0].device == "cpu":
         torch.set_num_threads(each[0].threads)
     forms = [(settings, compiled) for settings in each for compiled in (False, True)[: 1 + compile]]
-    built = [Step(settings, compiled) for settings, compiled in forms]
-    seconds = seconds_of({i: step for i, step in enumerate(built)}, each[0].device, rounds)
+    try:
+        built = [Step(settings, compiled) for settings, compiled in forms]
+        seconds = seconds_of(dict(enumerate(built)), each[0].device, rounds)
+    except torch.OutOfMemoryError as problem:
+        raise PatchloomError(
+            f"the device has too little memory for {each[0].batch_size} images at once: lower --batch_size, or name "
+            "fewer --tasks, since all of them are in memory"
+        ) from problem
     paces = tuple(
         Pace(
             settings.task["name"],
