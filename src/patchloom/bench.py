@@ -167,6 +167,7 @@ def bench(
     try:
         built = [Step(settings, compiled) for settings, compiled in forms]
         seconds = seconds_of(dict(enumerate(built)), each[0].device, rounds)
+        peaks = product_rates(each[0].device)  # at once: a machine is not always equally fast
     except torch.OutOfMemoryError as problem:
         raise PatchloomError(
             f"the device has too little memory for {each[0].batch_size} images at once: lower --batch_size, or name "
@@ -184,7 +185,7 @@ def bench(
         )
         for i, (settings, compiled) in enumerate(forms)
     )
-    done = Bench(each[0], product_rates(each[0].device), paces)
+    done = Bench(each[0], peaks, paces)
     if compile:
         gains = [two.rate / one.rate for one, two in zip(paces[::2], paces[1::2], strict=True)]
         compile_gain(done.settings.device, done.settings.precision, done.settings.model["name"], lambda: min(gains))
