@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from patchloom.data import Batch, Source, channels_of, normalize, open_data, training_batches
+from patchloom.data import Batch, Source, channels_of, in_memory, normalize, open_data, training_batches
 from patchloom.data import measure as statistics_of
 from patchloom.errors import PatchloomError
 from patchloom.machine import compile_gain, keep_freed_memory, peak_memory, product_rates, seconds_of, wait_for
@@ -159,8 +159,7 @@ def bench(
     source = open_data(data).train
     channels = channels_of(source)
     stats = statistics_of(source, channels, sample=100)
-    in_memory = data.partition(":")[0] in ("shapes", "digits")
-    each = [resolve(one, len(source), channels, stats, in_memory)[0] for one in asked]
+    each = [resolve(one, len(source), channels, stats, in_memory(source))[0] for one in asked]
     if each[0].device == "cpu":
         torch.set_num_threads(each[0].threads)
     forms = [(settings, compiled) for settings in each for compiled in (False, True)[: 1 + compile]]
@@ -173,19 +172,14 @@ def bench(
             f"the device has too little memory for {each[0].batch_size} images at once: lower --batch_size, or name "
             "fewer --tasks, since all of them are in memory"
         ) from problem
-    paces = tuple(
-        Pace(
-            settings.task["name"],
-            compiled,
-            tuple(seconds[i]),
-            settings.batch_size,
-            operations(settings),
-            memory_of(settings, compiled),
-            reading(source, built[i].task, settings),
-        )
-        for i, (settings, compiled) in enumerate(forms)
-    )
-    done = Bench(each[0], peaks, paces)
+    paces: list[Pace] = []
+    for i, (settings, compiled) in enumerate(forms):
+        if not compiled:  # neither depends on whether the blocks are compiled
+            flops, data_rate = operations(settings), reading(source, built[i].task, settings)
+        memory = memory_of(settings, compiled)
+        step = settings.task["name"], compiled, tuple(seconds[i]), settings.batch_size
+        paces.append(Pace(*step, flops, memory, data_rate))
+    done = Bench(each[0], peaks, tuple(paces))
     if compile:
         gains = [two.rate / one.rate for one, two in zip(paces[::2], paces[1::2], strict=True)]
         compile_gain(done.settings.device, done.settings.precision, done.settings.model["name"], lambda: min(gains))

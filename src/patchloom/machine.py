@@ -1,7 +1,7 @@
 """What this machine does best: measured once, kept in a file, and chosen by.
 
 Every figure is the ratio of two ways of doing the same work, timed in turns, so that what else the machine is doing
-slows both. `patchloom bench` measures all of them again.
+slows both.
 """
 
 from __future__ import annotations
@@ -116,23 +116,22 @@ def product_rates(device: str = "cpu", size: int | None = None, rounds: int = _R
     return {name: 2 * size**3 / seconds for name, seconds in in_turns(ways, device, rounds).items()}
 
 
-def bfloat16_gain(again: bool = False) -> float:
+def bfloat16_gain() -> float:
     """How many times faster this CPU multiplies bfloat16 matrices than float32 ones."""
 
     def gain() -> float:
         rates = product_rates("cpu", 1024)
         return rates["bfloat16"] / rates["float32"]
 
-    return measured("bfloat16 over float32, products", gain, again=again)
+    return measured("bfloat16 over float32, products", gain)
 
 
-def fused_gain(device: str, dtype: str, heads: int, tokens: int, side: int, again: bool = False) -> float:
+def fused_gain(device: str, dtype: str, heads: int, tokens: int, side: int) -> float:
     """How many times faster attention is with the fused kernel than with an explicit softmax, there and back.
 
     Args:
         device, dtype: where, and in what.
         heads, tokens, side: of the attention; side is the width of a head.
-        again: measure even if it is known.
     """
     images = max(1, min(64, 2_000_000 // (heads * tokens * max(side, tokens))))
     shape = (images, tokens, 3, heads, side)
@@ -156,10 +155,10 @@ def fused_gain(device: str, dtype: str, heads: int, tokens: int, side: int, agai
         return seconds["explicit"] / seconds["fused"]
 
     name = f"fused over explicit attention, {dtype}, {heads} heads, {tokens} tokens of {side}"
-    return measured(name, gain, device, again)
+    return measured(name, gain, device)
 
 
-def best_threads(again: bool = False) -> int:
+def best_threads() -> int:
     """Threads with which this CPU multiplies fastest: all that torch would take, or fewer where these are too many.
 
     They are where a container may use less than the cores that it sees.
@@ -187,7 +186,7 @@ def best_threads(again: bool = False) -> int:
         # fewer must be clearly faster: what runs beside us now may be gone later
         return next(count for count in counts if seconds[str(count)] <= 1.1 * least)
 
-    return round(measured("best number of threads", best, again=again)) if most > 1 else 1
+    return round(measured("best number of threads", best)) if most > 1 else 1
 
 
 def compile_gain(device: str, dtype: str, model: str, measure: Callable[[], float] | None = None) -> float | None:

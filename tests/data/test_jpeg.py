@@ -23,7 +23,7 @@ def pil_read(path):
 def assert_as_pil(path):
     try:
         expected = pil_read(path)
-    except Exception:
+    except Exception:  # whatever PIL raises on it, ours must refuse it, too
         with pytest.raises(Unreadable, match=path.name):
             read_image(path)
     else:

@@ -103,6 +103,11 @@ class Torchvision(Source):
         return stamp_of_files(file[0] if isinstance(file, tuple) else file for file in files)
 
 
+def in_memory(source: Source) -> bool:
+    """Whether reading an image of a whole, undivided source costs nothing."""
+    return isinstance(source, Shapes | Digits)
+
+
 def is_builtin(data: str) -> bool:
     """Whether `data` is the name of a built-in or torchvision data set."""
     return data == "digits" or data.partition(":")[0] == "shapes" or data.partition("@")[0] in _TORCHVISION

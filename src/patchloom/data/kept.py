@@ -24,10 +24,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from patchloom.data.augment import resize_part
-from patchloom.data.builtin import Digits
+from patchloom.data.builtin import in_memory
 from patchloom.data.load import in_workers
 from patchloom.data.read import Unreadable
-from patchloom.data.shapes import Shapes
 from patchloom.data.source import Source, digest
 from patchloom.data.stats import sampled
 from patchloom.errors import PatchloomError
@@ -58,7 +57,7 @@ def keep(source: Source, how: How, workers: int = 0, say: Callable[[str], None] 
         PatchloomError: keeping the images is of no use or not safe, the disc has too little room, or it cannot be
             written.
     """
-    if isinstance(source, Shapes | Digits):
+    if in_memory(source):
         raise PatchloomError(f"the images of {source.name} are in memory already: leave out --cache")
     stamp = source.stamp()
     if stamp is None:

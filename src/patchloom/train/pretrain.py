@@ -12,11 +12,11 @@ import torch
 
 from patchloom.data import (
     Data,
-    Shapes,
     Source,
     Stats,
     channels_of,
     hold_out,
+    in_memory,
     is_builtin,
     keep,
     measure,
@@ -186,8 +186,7 @@ class _Pretraining:
                     f"ImageNet's statistics are for 3 channels, not {channels}: use --normalization data"
                 )
             stats = stats._replace(mean=_IMAGENET[0], std=_IMAGENET[1])
-        in_memory = isinstance(self.data.train, Shapes) or self.data.train.name == "digits"
-        settings, reasons = resolve(self.asked, len(self.training), channels, stats, in_memory)
+        settings, reasons = resolve(self.asked, len(self.training), channels, stats, in_memory(self.data.train))
         return settings, reasons, stats
 
     def _kept(self, loud: bool) -> Source:
