@@ -4,17 +4,16 @@ A module of its own because the processes have to import it.
 """
 
 import traceback
-from collections.abc import Sequence
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import NamedTuple
-from unittest.mock import patch
 
 import torch
 from sweep import build, views_of
 from torch import Tensor
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+from patchloom.processes import Shared
 
 WORLD, BATCH, STEPS = 2, 8, 3
 
@@ -26,26 +25,6 @@ class Result(NamedTuple):
     gradients: dict[str, Tensor]
     start: dict[str, Tensor]
     end: dict[str, Tensor]
-
-
-@contextmanager
-def one_draw_for_all(rank, world):
-    """Every draw is made for the whole batch, and cut to the rows of this process.
-
-    A draw without the batch as its first dimension cannot be cut, and is an error.
-    """
-
-    def cut(draw):
-        def rows(*numbers, **options):
-            # randint(n, shape), randint(low, high, shape), rand(shape), rand(b, n)
-            *bounds, shape = numbers if isinstance(numbers[-1], Sequence) else (numbers,)
-            assert len(shape) and shape[0] == BATCH // world, f"{draw.__name__} draws {tuple(shape)}: not an image each"
-            return draw(*bounds, (BATCH, *shape[1:]), **options).chunk(world)[rank]
-
-        return rows
-
-    with patch.multiple(torch, **{draw.__name__: cut(draw) for draw in (torch.rand, torch.randn, torch.randint)}):
-        yield
 
 
 def train(name, asked, rank=0, world=1):
@@ -62,8 +41,9 @@ def train(name, asked, rank=0, world=1):
     views = [view.chunk(world)[rank] for view in views_of(task, BATCH)]
     start, losses, gradients = copied(task.state_dict()), [], {}
     for step in range(STEPS):
-        with one_draw_for_all(rank, world):
-            outcome = module(*views, progress=step / STEPS, generator=torch.Generator().manual_seed(step))
+        generator = Shared()
+        generator.manual_seed(step)
+        outcome = module(*views, progress=step / STEPS, generator=generator)
         outcome.loss.backward()
         gradients = gradients or copied({key: weight.grad for key, weight in trained.items()})
         optimizer.step()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 from torch import distributed as dist
@@ -34,6 +36,36 @@ def gathered(values: Tensor) -> Tensor:
     parts = [torch.empty_like(values) for _ in range(world())]
     dist.all_gather(parts, values)
     return torch.cat(parts)
+
+
+class Shared(torch.Generator):
+    """A generator that every process of a training seeds alike.
+
+    What is drawn with it is drawn for the images of all processes, and each process takes the rows of its own. So what
+    happens to an image does not depend on how many processes there are.
+    """
+
+    def __new__(cls) -> Shared:
+        return super().__new__(cls)
+
+    def __init__(self) -> None:
+        self.rank, self.world = rank(), world()
+
+
+def draw(kind: Callable[..., Tensor], shape: Sequence[int], generator: torch.Generator | None, *bounds: int) -> Tensor:
+    """Random numbers of ``shape`` (an image a row), where ``generator`` lives: a seed means the same on every machine.
+
+    Args:
+        kind: torch.rand, torch.randn or torch.randint, with its ``bounds``.
+        shape: b first.
+        generator: the global one on the CPU if absent; one that is `Shared` gives this process its rows.
+    """
+    at = generator.device if generator is not None else "cpu"
+    if not isinstance(generator, Shared):
+        return kind(*bounds, tuple(shape), generator=generator, device=at)
+    b, *each = shape
+    whole = kind(*bounds, (b * generator.world, *each), generator=generator, device=at)
+    return whole[generator.rank * b : (generator.rank + 1) * b]
 
 
 def averaged(values: Tensor) -> Tensor:

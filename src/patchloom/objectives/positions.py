@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.processes import total, world
+from patchloom.processes import draw, total, world
 from patchloom.views.tokens import take
 
 
@@ -56,6 +56,5 @@ def loss_weights(dropped: Tensor, visible: Tensor, affinities: Tensor | None = N
 
 def foreign_places(visible: Tensor, n: int, generator: torch.Generator | None = None) -> Tensor:
     """For each visible patch [b k] the index of another patch, uniform over the ``n`` - 1 others."""
-    at = generator.device if generator is not None else "cpu"
-    step = torch.randint(1, n, visible.shape, generator=generator, device=at)
+    step = draw(torch.randint, visible.shape, generator, 1, n)
     return (visible + step.to(visible.device)) % n

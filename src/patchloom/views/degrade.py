@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from patchloom.processes import draw
+
 Device = torch.device | str
 
 
@@ -23,7 +25,7 @@ def draw_uniform(
     low: float, high: float, shape: Sequence[int], generator: torch.Generator | None = None, device: Device = "cpu"
 ) -> Tensor:
     """Numbers of ``shape`` (b first) uniform from ``low`` to ``high``."""
-    noise = torch.rand(*shape, generator=generator, device=_home(generator))
+    noise = draw(torch.rand, shape, generator)
     return (low + (high - low) * noise).to(device, non_blocking=True)
 
 
@@ -31,7 +33,7 @@ def draw_index(n: int, b: int, generator: torch.Generator | None = None, device:
     """One of 0 ... ``n`` - 1 for each of ``b`` images: [b] int64. ValueError if there is none."""
     if n < 1:
         raise ValueError("there is nothing to draw from")
-    return torch.randint(n, (b,), generator=generator, device=_home(generator)).to(device, non_blocking=True)
+    return draw(torch.randint, (b,), generator, n).to(device, non_blocking=True)
 
 
 def draw_from(
@@ -81,7 +83,7 @@ def random_kernels(
         _check_odd(side)
     k = max(sizes)
     device = which.device if device is None else device
-    noise = torch.randn(len(which), k, k, generator=generator, device=_home(generator)).to(device, non_blocking=True)
+    noise = draw(torch.randn, (len(which), k, k), generator).to(device, non_blocking=True)
     side = _table(sizes, device)[which.to(device, non_blocking=True)][:, None, None]
     away = (torch.arange(k, device=device) - k // 2).abs()
     inside = torch.maximum(away[:, None], away) <= side // 2  # [b k k]
@@ -276,11 +278,6 @@ def _shrink(images: Tensor, size: tuple[int, int]) -> Tensor:
 def _table(values: Sequence, device: Device) -> Tensor:
     # by way of the CPU: building it on a GPU would wait for the GPU
     return torch.tensor(values).to(device, non_blocking=True)
-
-
-def _home(generator: torch.Generator | None) -> Device:
-    # drawn where the generator lives, so that a seed means the same on every machine
-    return generator.device if generator is not None else "cpu"
 
 
 def _check_images(images: Tensor) -> None:

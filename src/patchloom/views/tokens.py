@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from patchloom.processes import draw
+
 
 def share_of(n: int, share: float) -> int:
     """How many of ``n`` a ``share`` in [0, 1] is, rounded down.
@@ -45,8 +47,7 @@ def deal(
     """
     if sum(sizes) > n:
         raise ValueError(f"hands of {' + '.join(map(str, sizes))} patches cannot be dealt from {n}")
-    at = generator.device if generator is not None else "cpu"
-    order = torch.rand(b, n, generator=generator, device=at).argsort(dim=1)
+    order = draw(torch.rand, (b, n), generator).argsort(dim=1)
     return order[:, : sum(sizes)].to(device, non_blocking=True).split(list(sizes), dim=1)
 
 
@@ -96,8 +97,7 @@ def deal_block(
     Returns:
         The patches inside [b r*c] and outside [b n-r*c], each in the order of the grid.
     """
-    at = generator.device if generator is not None else "cpu"
-    draws = torch.rand(b, 2, generator=generator, device=at).to(device, non_blocking=True)
+    draws = draw(torch.rand, (b, 2), generator).to(device, non_blocking=True)
     room = torch.tensor([side - part + 1 for side, part in zip(grid, block, strict=True)], device=device)
     top, left = (draws * room).long().minimum(room - 1).unbind(1)
     row, column = (torch.arange(side, device=device) for side in grid)
