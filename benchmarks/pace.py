@@ -8,7 +8,7 @@ import time
 import torch
 
 from patchloom.data import channels_of, hold_out, measure, normalize, open_data, training_batches
-from patchloom.train.loop import build_fabric
+from patchloom.train.launch import launch
 from patchloom.train.optim import build_optimizer
 from patchloom.train.pictures import prepare_task
 from patchloom.train.pretrain import request
@@ -25,7 +25,7 @@ class Stepper:
         stats = measure(training, channels)
         asked = request(data, task, {"workers": 0, "epochs": 1, **settings})
         self.settings, _ = resolve(asked, len(training), channels, stats, False)
-        self.fabric = build_fabric(self.settings)
+        self.fabric = launch(self.settings, self.settings.device)
         self.task = prepare_task(self.settings, stats.mean, stats.std)
         optimizer = build_optimizer(self.task, 0.05, self.settings.device)
         self.net, self.optimizer = self.fabric.setup(self.task, optimizer)

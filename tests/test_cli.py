@@ -133,6 +133,10 @@ def test_a_checkpoint_cut_in_half(run, photos, capsys, tmp_path):
     checkpoint = broken / "checkpoints" / "last.safetensors"
     checkpoint.write_bytes(checkpoint.read_bytes()[: checkpoint.stat().st_size // 2])
     (broken / "summary.txt").unlink()  # as if the run had not been finished
+    assert main(["look", str(broken), str(photos)]) == 0  # by the one before
+    before = broken / "checkpoints" / "before.safetensors"
+    before.write_bytes(before.read_bytes()[: before.stat().st_size // 2])
+    capsys.readouterr()
     assert "is damaged" in failed(capsys, "look", broken, photos)
     assert "is damaged" in failed(capsys, "pretrain", photos, "--out", broken, *QUICK)
     encoder = broken / "encoder.safetensors"

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from patchloom.bench import bench
+from patchloom.check import check
 from patchloom.cli import VERBS
 from patchloom.evaluate import PROTOCOLS, How
 from patchloom.evaluate.protocols import protocol_of
@@ -26,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ROW = re.compile(r"^\| `--([\w.]+)` \| ([^|]+) \|", re.MULTILINE)
-CALLS = {"look": look, "export": export, "bench": bench}
+CALLS = {"look": look, "export": export, "bench": bench, "check": check}
 
 
 class Block(NamedTuple):

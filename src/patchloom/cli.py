@@ -7,10 +7,12 @@ import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
-from patchloom.errors import PatchloomError, Stopped
+from patchloom.errors import PatchloomError, Stopped, Told
+from patchloom.files import mendable, unwritable
 
 # Verbs are imported when they are called: --help must not wait for torch.
 VERBS: dict[str, str] = {
+    "check": "read all images, report what is wrong with them, and propose how to pre-train",
     "pretrain": "train an encoder on images without labels",
     "evaluate": "measure what an encoder learnt, by one of many protocols",
     "look": "draw what was withheld, and what came back",
@@ -39,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PatchloomError as error:
         if debug:
             raise
-        print(f"patchloom: {error}", file=sys.stderr)
+        if not isinstance(error, Told):
+            print(f"patchloom: {error}", file=sys.stderr)
         return 130 if isinstance(error, Stopped) else 2
     except KeyboardInterrupt:
         print("patchloom: stopped.", file=sys.stderr)
@@ -50,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # whatever it is, a user gets a sentence and not a traceback
         if debug:
             raise
+        if isinstance(error, OSError) and mendable(error):
+            print(f"patchloom: {unwritable(error.filename or 'a file', error)}", file=sys.stderr)
+            return 2
         kind = type(error).__name__
         print(
             f"patchloom: unexpected {kind}: {error}. Run again with --debug and report what it shows.", file=sys.stderr
@@ -75,6 +81,15 @@ def _verb(name: str) -> Callable[[list[str]], None]:
         hint = f"; did you mean {near[0]}?" if near else "."
         raise PatchloomError(f"there is no verb {name}{hint} The verbs are {', '.join(VERBS)}.")
     return globals()[f"_{name}"]
+
+
+def _check(words: list[str]) -> None:
+    from patchloom.check import check
+    from patchloom.options import parse_call
+
+    done = check(**parse_call("check", check, words))
+    print(*_in_columns(done.table()), *done.sentences(), sep="\n")
+    print("", *_in_columns(done.proposal.table()), "", *done.proposal.sentences(), sep="\n")
 
 
 def _pretrain(words: list[str]) -> None:

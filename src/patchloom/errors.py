@@ -1,4 +1,4 @@
-"""The one exception that is meant for the user."""
+"""The exceptions that are meant for the user."""
 
 
 class PatchloomError(Exception):
@@ -7,3 +7,7 @@ class PatchloomError(Exception):
 
 class Stopped(PatchloomError):
     """Somebody stopped a run, and nothing is lost; the command line exits with code 130."""
+
+
+class Told(PatchloomError):
+    """What another process of the same training has told already; the command line prints nothing."""

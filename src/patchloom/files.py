@@ -1,10 +1,15 @@
 """Where files are kept, and how they are written: a crash leaves the old one or the new one, never half of one."""
 
 import contextlib
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from patchloom.errors import PatchloomError
+
+# what the user can mend: no room, no permission, a disc that is read-only or gives errors
+_MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG, errno.ESTALE)
 
 
 def cache_root() -> Path:
@@ -13,24 +18,82 @@ def cache_root() -> Path:
     return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "patchloom"
 
 
-def write_whole(path: Path, content: bytes | str) -> None:
+def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> None:
     """Write ``content`` beside ``path``, flush it to the disc, and rename it into place.
+
+    Args:
+        path: its folder is made if it is not there.
+        content: what the file shall hold; or a function that writes it to the path that it is given.
 
     Raises:
         PatchloomError: the folder cannot be written, or the disc is full.
     """
-    data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(beside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        if callable(content):
+            content(beside)
+        else:
+            beside.write_bytes(content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
+        _flush(beside)
         os.replace(beside, path)
+        _flush(path.parent)  # else a power cut could undo the renaming
     except OSError as problem:
         with contextlib.suppress(OSError):
             beside.unlink()
-        raise PatchloomError(
-            f"{path} could not be written ({problem.strerror}): choose another folder, or free space"
-        ) from problem
+        raise unwritable(path, problem) from problem
+
+
+def append(path: Path, text: str) -> None:
+    """Add ``text`` to the end of a file.
+
+    Raises:
+        PatchloomError: it cannot be written.
+    """
+    try:
+        with open(path, "a", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+    except OSError as problem:
+        raise unwritable(path, problem) from problem
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, where they are not there.
+
+    Raises:
+        PatchloomError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise unwritable(path, problem) from problem
+
+
+def unwritable(path: object, problem: OSError) -> PatchloomError:
+    """The sentence about a file that could not be written."""
+    why = problem.strerror or problem
+    return PatchloomError(f"{path} could not be written ({why}): choose another folder, or free space")
+
+
+def mendable(problem: OSError) -> bool:
+    """Whether the disc is at fault, and not the program."""
+    return problem.errno in _MENDABLE
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what `write_whole` had begun in ``folder`` when its process was killed; no other may be writing there."""
+    for path in folder.glob(".*"):
+        if path.suffix[1:].isdigit():
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as problem:
+        if problem.errno != errno.EINVAL:  # some file systems cannot flush folders
+            raise
+    finally:
+        os.close(handle)

@@ -226,6 +226,22 @@ def peak_memory(work: Callable[..., None], device: str, *arguments: Any) -> floa
     return _resident("VmHWM") - before
 
 
+def memory(device: str) -> tuple[float, float]:
+    """GiB in use, and GiB that there are: of the GPU; or on a CPU of this process, and of what it may have."""
+    if device == "cuda":
+        free, there = torch.cuda.mem_get_info()
+        return (there - free) / 2**30, there / 2**30
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with contextlib.suppress(OSError, ValueError):  # no such group, or one without a limit ("max")
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    with contextlib.suppress(ImportError):  # not on Windows
+        import resource
+
+        limits += [limit for limit in resource.getrlimit(resource.RLIMIT_AS) if limit != resource.RLIM_INFINITY]
+    used = _resident("VmHWM") if Path("/proc/self/status").exists() else 0.0
+    return used, min(limits) / 2**30
+
+
 def _resident(which: str) -> float:
     """GiB of this process in memory: now (VmRSS), or at its peak (VmHWM)."""
     status = Path("/proc/self/status").read_text()

@@ -46,7 +46,8 @@ def parse_pretrain(words: list[str]) -> tuple[dict[str, Any], str | None]:
     from patchloom.tasks import task_class
     from patchloom.train.settings import DEFAULT_TASK, Settings
 
-    words = _with_configuration([re.sub(r"^--(task|model|config)(?==|$)", _named, word) for word in _joined(words)])
+    words = [re.sub(r"^--from(?==|$)", "--from_run", word) for word in _joined(words)]
+    words = _with_configuration([re.sub(r"^--(task|model|config)(?==|$)", _named, word) for word in words])
     parser = _parser("pretrain", "Pre-train an encoder on images without labels.")
     parser.add_argument("data", type=str, help="folder of images, list file, or shapes, digits, cifar10, ...")
     parser.add_argument("--out", type=str, default=None, help="folder of the run (default: runs/DATA-TASK)")
@@ -124,7 +125,7 @@ def _named(match: re.Match) -> str:
 class _Parser(ArgumentParser):
     def format_help(self) -> str:
         # nested names are how jsonargparse keeps a name beside its options; people type the short form
-        return re.sub(r"--(task|model|config)\.(name|file)\b", r"--\1", super().format_help())
+        return re.sub(r"--(task|model|config|from)[._](name|file|run)\b", r"--\1", super().format_help())
 
 
 def _parser(verb: str, about: str) -> ArgumentParser:

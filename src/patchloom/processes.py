@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+
+T = TypeVar("T")
 
 
 def world() -> int:
@@ -36,6 +39,15 @@ def gathered(values: Tensor) -> Tensor:
     parts = [torch.empty_like(values) for _ in range(world())]
     dist.all_gather(parts, values)
     return torch.cat(parts)
+
+
+def collected(values: list[T]) -> list[T]:
+    """Every process's list, one after the other in the order of the ranks."""
+    if world() == 1:
+        return values
+    parts: list[list[T]] = [[] for _ in range(world())]
+    dist.all_gather_object(parts, values)
+    return [value for part in parts for value in part]
 
 
 class Shared(torch.Generator):

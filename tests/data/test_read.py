@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from patchloom.data.read import Unreadable, read_image, to_channels
+from patchloom.data.read import Unreadable, decode_image, read_image, to_channels
 from patchloom.errors import PatchloomError
 
 RNG = np.random.default_rng(0)
@@ -249,6 +249,39 @@ def test_truncated_files_are_unreadable_by_name(tmp_path, name, keep):
     with pytest.raises(Unreadable, match=name) as caught:
         read_image(path)
     assert "\n" not in str(caught.value)
+
+
+ALL = ["a.jpg", "a.png", "a.webp", "a.bmp", "a.gif", "a.tif", "planes.tif", "deep.tif", "deep.png", "a.npy", "deep.npy"]
+
+
+def write_image(path):
+    """An image of the kind that the name says."""
+    if path.name == "planes.tif":
+        tifffile.imwrite(path, RNG.integers(0, 256, (5, 30, 40), dtype=np.uint8), planarconfig="separate", bigtiff=True)
+    elif path.name == "deep.tif":
+        tifffile.imwrite(path, RNG.integers(0, 65536, (30, 40), dtype=np.uint16))
+    elif path.name == "deep.png":
+        write_png(path, RNG.integers(0, 65536, (30, 40, 3), dtype=np.uint16), 2)
+    elif path.suffix == ".npy":
+        np.save(path, RNG.integers(0, 256, (30, 40, 4)).astype(np.uint16 if "deep" in path.name else np.uint8))
+    else:
+        Image.fromarray(RNG.integers(0, 256, (30, 40, 3), dtype=np.uint8)).save(path)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_bytes_are_read_as_files_are(tmp_path, monkeypatch, name):
+    path = tmp_path / name
+    write_image(path)
+    content = path.read_bytes()
+    image, expected = decode_image(content, "it"), read_image(path)
+    assert image.dtype == expected.dtype and torch.equal(image, expected)
+    for broken in (content[: len(content) // 2], content[:5], b""):
+        with pytest.raises(Unreadable, match="^shard:a cannot be read as an image: ") as caught:
+            decode_image(broken, "shard:a")
+        assert "\n" not in str(caught.value) and "BytesIO" not in str(caught.value)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 400)
+    with pytest.raises(Unreadable, match="^shard:a .*bomb"):
+        decode_image(content, "shard:a")
 
 
 def test_missing_file(tmp_path):

@@ -180,15 +180,9 @@ def test_export_prints_how_to_use_it_with_timm_alone(run: Path, tmp_path: Path, 
 
 
 def _trained(run: Path) -> ExtreMA:
-    from patchloom.train.checkpoint import load_checkpoint
-    from patchloom.train.folder import RunFolder
-    from patchloom.train.pictures import prepare_task
+    from patchloom.train.pictures import load_task
 
-    folder = RunFolder(run)
-    found = folder.read_data()
-    task = prepare_task(folder.read_config(), found["mean"], found["std"])
-    load_checkpoint(folder.checkpoint, task)
-    return task.eval()
+    return load_task(run).task
 
 
 def test_without_a_head_it_is_one_sentence(tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture) -> None:

@@ -1,12 +1,12 @@
 """Images: where they come from, what they are like, and how they arrive in batches."""
 
 from patchloom.data.augment import CentreCrop, RandomCrop, TwoViews
-from patchloom.data.builtin import in_memory, is_builtin
+from patchloom.data.builtin import in_memory
 from patchloom.data.kept import keep
 from patchloom.data.load import Batch, plain_batches, steps_per_epoch, training_batches
 from patchloom.data.read import IMAGE_SUFFIXES, Unreadable, read_image, to_channels
 from patchloom.data.shapes import Annotation, Shapes
-from patchloom.data.sources import BUILTIN, Data, Source, hold_out, open_data, split_for_test
+from patchloom.data.sources import BUILTIN, Data, Source, hold_out, lasting, open_data, split_for_test
 from patchloom.data.stats import Stats, channels_of, measure, normalize
 
 __all__ = [
@@ -25,8 +25,8 @@ __all__ = [
     "channels_of",
     "hold_out",
     "in_memory",
-    "is_builtin",
     "keep",
+    "lasting",
     "measure",
     "normalize",
     "open_data",

@@ -15,7 +15,7 @@ from patchloom.data.read import IMAGE_SUFFIXES, read_image
 from patchloom.data.source import Data, Source, digest, stamp_of_files
 from patchloom.errors import PatchloomError
 
-_TEST_FOLDERS = ("test", "val", "validation")
+TEST_FOLDERS = ("test", "val", "validation")
 
 
 class Names(Sequence[str]):
@@ -93,7 +93,7 @@ def open_folder(folder: Path, name: str) -> Data:
 
     Raises: PatchloomError if there are no images, or if the test split has a class that the training split lacks.
     """
-    test = next((folder / split for split in _TEST_FOLDERS if (folder / split).is_dir()), None)
+    test = next((folder / split for split in TEST_FOLDERS if (folder / split).is_dir()), None)
     if test is None or not (folder / "train").is_dir():
         return Data(_folder_source(folder, name, _find(folder, name)), None)
     train = _folder_source(folder / "train", name, _find(folder / "train", f"{name} (train)"))

@@ -108,6 +108,9 @@ class Kept(Source):
     def describe(self, i: int) -> str:
         return self.source.describe(i)
 
+    def order(self, rng: np.random.Generator, chosen: np.ndarray | None = None) -> np.ndarray:
+        return self.source.order(rng, chosen)
+
     def fingerprint(self) -> str:
         return self.source.fingerprint()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,9 @@ from patchloom.data.source import Source
 from patchloom.errors import PatchloomError
 
 _MOST_TRIES = 100
+
+# torch's words for a worker that was killed, or met the end of shared memory
+_LOST_WORKER = re.compile(r"DataLoader worker \(pid|bus error|shared memory|received 0 items of ancdata")
 
 Augment = Callable[[Tensor, np.random.Generator], tuple[Tensor, ...]]
 
@@ -149,7 +153,7 @@ class _TrainingBatches(Dataset):
         if self._order is None or self._order[0] != epoch:
             n = len(self.source)
             # numpy cannot tell the seeds (s, e) and (s, e, 0) apart; with n, no image shares the permutation's stream.
-            self._order = epoch, np.random.default_rng((self.seed, epoch, n)).permutation(n)
+            self._order = epoch, self.source.order(np.random.default_rng((self.seed, epoch, n)))
         return self._order[1]
 
 
@@ -210,10 +214,26 @@ def in_workers(made: Dataset, numbers: Sequence[int], workers: int) -> Iterator[
         worker_init_fn=_begin_worker,
         generator=torch.Generator(),  # or it would draw a number from torch's global stream
     )
-    for one in loader:
-        if isinstance(one, PatchloomError):
-            raise one
-        yield one
+    try:
+        for one in loader:
+            if isinstance(one, PatchloomError):
+                raise one
+            yield one
+    except RuntimeError as problem:
+        raise lost_worker(problem) or problem from problem
+
+
+def lost_worker(problem: BaseException) -> PatchloomError | None:
+    """The sentence about a process that read images and died, if ``problem`` is torch's word for that.
+
+    torch raises it wherever the program happens to be.
+    """
+    if not isinstance(problem, RuntimeError) or not _LOST_WORKER.search(str(problem)):
+        return None
+    return PatchloomError(
+        "a process that read images has died, perhaps since memory ran out (in a container: /dev/shm): run the same "
+        "command again, which goes on from the last checkpoint, and if it dies again, free memory"
+    )
 
 
 def _unchanged(one: Any) -> Any:

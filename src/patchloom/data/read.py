@@ -1,8 +1,11 @@
-"""One image file in, one tensor out."""
+"""One image in, a file or its bytes; one tensor out."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from io import BytesIO
 from pathlib import Path
+from typing import BinaryIO
 
 import imagecodecs
 import numpy as np
@@ -17,6 +20,16 @@ IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".
 
 _ORIENTATION = 274  # the tag, in EXIF as in TIFF
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
+# how the bytes begin of what PIL does not read, or not as it is read here
+_BEGINNINGS = {
+    b"\xff\xd8\xff": ".jpg",
+    b"\x89PNG": ".png",
+    b"\x93NUMPY": ".npy",
+    b"II*\0": ".tif",
+    b"MM\0*": ".tif",
+    b"II+\0": ".tif",
+    b"MM\0+": ".tif",
+}
 
 
 class Unreadable(PatchloomError):
@@ -33,25 +46,48 @@ def read_image(path: str | Path) -> Tensor:
     Raises: Unreadable if the file is missing, broken, of an unknown kind, or too large to be an honest image.
     """
     path = Path(path)
+    return _read(path, path.suffix.lower(), str(path))
+
+
+def decode_image(content: bytes, name: str) -> Tensor:
+    """The image in the bytes of a file; what kind it is, they tell themselves.
+
+    name: what to call it in messages.
+
+    Returns: as `read_image`.
+    Raises: Unreadable as `read_image`; its message begins with `name`.
+    """
+    suffix = next((suffix for begin, suffix in _BEGINNINGS.items() if content.startswith(begin)), "")
+    return _read(BytesIO(content), suffix, name)
+
+
+def _read(source: Path | BytesIO, suffix: str, name: str) -> Tensor:
     try:
-        suffix = path.suffix.lower()
         if suffix == ".npy":
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
+            array = np.load(source, mmap_mode="r" if isinstance(source, Path) else None, allow_pickle=False)
             if array.ndim not in (2, 3):
                 raise ValueError(f"an array of {array.ndim} dimensions is no image; save it as [h w] or [h w c]")
             return _from_array(array)
         if suffix in (".tif", ".tiff"):
-            return _read_tiff(path)
-        if suffix == ".png" and _is_16_bit_png(path):
-            return _read_deep_png(path)
-        quick = _read_jpeg(path) if suffix in (".jpg", ".jpeg") else None
+            return _read_tiff(source)
+        if suffix == ".png" and _is_16_bit_png(source):
+            return _read_deep_png(source)
+        quick = _read_jpeg(source) if suffix in (".jpg", ".jpeg") else None
         if quick is not None:
             return quick
-        with Image.open(path) as image:
+        with Image.open(source) as image:
             return from_pil(image)
     except Exception as error:  # decoders raise nearly anything on broken bytes: OSError, SyntaxError, struct.error...
-        reason = " ".join(str(error).replace(str(path), "it").split()) or type(error).__name__
-        raise Unreadable(f"{path} cannot be read as an image: {reason}") from error
+        reason = " ".join(str(error).replace(str(source), "it").split()) or type(error).__name__
+        raise Unreadable(f"{name} cannot be read as an image: {reason}") from error
+
+
+def _opened(source: Path | BytesIO) -> AbstractContextManager[BinaryIO]:
+    """The bytes from their beginning; those in memory stay open, to be read again."""
+    if isinstance(source, Path):
+        return source.open("rb")
+    source.seek(0)
+    return nullcontext(source)
 
 
 def from_pil(image: Image.Image) -> Tensor:
@@ -135,10 +171,10 @@ def _upright(array: np.ndarray, orientation: int) -> np.ndarray:
     return array.copy() if orientation in range(2, 9) else array
 
 
-def _read_jpeg(path: Path) -> Tensor | None:
+def _read_jpeg(source: Path | BytesIO) -> Tensor | None:
     """An ordinary grey or colour JPEG, with PIL's pixels in 0.6 of its time; None: PIL shall decide."""
     try:
-        with path.open("rb") as file, Image.open(file) as image:  # reads the head alone, and refuses bombs
+        with _opened(source) as file, Image.open(file) as image:  # reads the head alone, and refuses bombs
             if image.format not in ("JPEG", "MPO") or image.mode not in ("L", "RGB"):
                 return None
             if "progressive" in image.info:  # gains little, and where scans are missing PIL alone notices
@@ -156,24 +192,26 @@ def _read_jpeg(path: Path) -> Tensor | None:
     return _channels_first(_upright(array, orientation))
 
 
-def _is_16_bit_png(path: Path) -> bool:
-    with path.open("rb") as file:
+def _is_16_bit_png(source: Path | BytesIO) -> bool:
+    with _opened(source) as file:
         head = file.read(25)
     return head[:8] == b"\x89PNG\r\n\x1a\n" and head[12:16] == b"IHDR" and head[24:25] == b"\x10"
 
 
-def _read_deep_png(path: Path) -> Tensor:
+def _read_deep_png(source: Path | BytesIO) -> Tensor:
     # PIL would drop the low byte of 16-bit colour without a word.
-    with Image.open(path) as image:  # reads the head alone, and refuses decompression bombs
+    with _opened(source) as file, Image.open(file) as image:  # reads the head alone, and refuses bombs
         orientation = image.getexif().get(_ORIENTATION, 1)
-    array = imagecodecs.png_decode(path.read_bytes()).astype(np.float32) / np.float32(65535)
+        file.seek(0)
+        content = file.read()
+    array = imagecodecs.png_decode(content).astype(np.float32) / np.float32(65535)
     if array.ndim == 3 and array.shape[2] in (2, 4):
         array = _over_white(array, premultiplied=False)
     return _channels_first(_upright(array, orientation))
 
 
-def _read_tiff(path: Path) -> Tensor:
-    with tifffile.TiffFile(path) as tiff:
+def _read_tiff(source: Path | BytesIO) -> Tensor:
+    with tifffile.TiffFile(source) as tiff:
         page, series = tiff.pages.first, tiff.series[0]
         _refuse_bomb(page.imagelength, page.imagewidth)
         alpha = [int(kind) for kind in page.extrasamples][-1:] in ([1], [2])
@@ -182,7 +220,7 @@ def _read_tiff(path: Path) -> Tensor:
         if page.bitspersample <= 8 and plain and not channel_pages:
             # PIL knows palettes, CMYK and transparency. It gets an open file, since from a path it would map the pixels
             # into memory and, as of Pillow 13, scramble those of a file whose orientation tag swaps its sides.
-            with path.open("rb") as file, Image.open(file) as image:
+            with _opened(source) as file, Image.open(file) as image:
                 return from_pil(image)
         array = series.asarray() if channel_pages else page.asarray()
         if channel_pages or (page.planarconfig == tifffile.PLANARCONFIG.SEPARATE and page.samplesperpixel > 1):

@@ -44,6 +44,13 @@ class Source(ABC):
         """
         return self.fingerprint()
 
+    def order(self, rng: np.random.Generator, chosen: np.ndarray | None = None) -> np.ndarray:
+        """The order in which a pass of the training takes the images: a permutation, int64 [n].
+
+        chosen: only these images, in some order; the permutation is then of them, int64 [len(chosen)].
+        """
+        return rng.permutation(len(self) if chosen is None else len(chosen))
+
     def describe(self, i: int) -> str:
         """What to call image i in a message: its path, or its number."""
         return f"{self.name} #{i}"
@@ -66,6 +73,9 @@ class Subset(Source):
 
     def read(self, i: int) -> Tensor:
         return self.source.read(int(self.indices[i]))
+
+    def order(self, rng: np.random.Generator, chosen: np.ndarray | None = None) -> np.ndarray:
+        return self.source.order(rng, self.indices if chosen is None else self.indices[chosen])
 
     def describe(self, i: int) -> str:
         return self.source.describe(int(self.indices[i]))

@@ -6,17 +6,23 @@ import difflib
 import os
 from pathlib import Path
 
-from patchloom.data.builtin import BUILTIN, open_builtin
+from patchloom.data.addresses import is_address
+from patchloom.data.builtin import BUILTIN, is_builtin, open_builtin
 from patchloom.data.files import open_folder, open_list
+from patchloom.data.hub import is_hub, lasting_hub, open_hub
 from patchloom.data.read import IMAGE_SUFFIXES
+from patchloom.data.shards import holds_shards, is_shards, open_shard_folder, open_shards
 from patchloom.data.source import Data, Source, Subset, hold_out, split_for_test
 from patchloom.errors import PatchloomError
 
-__all__ = ["BUILTIN", "Data", "Source", "Subset", "hold_out", "open_data", "split_for_test"]
+__all__ = ["BUILTIN", "Data", "Source", "Subset", "hold_out", "lasting", "open_data", "split_for_test"]
 
 
 def open_data(data: str | Path, seed: int = 0) -> Data:
     """Open a folder of images, a text file that lists them, or built-in data by its name (see `BUILTIN`).
+
+    Or shards, by a pattern of paths, an address that fsspec knows, or a `pipe:` command, which is run. Or a data set of
+    Hugging Face, as `hf:NAME` or `hf:FOLDER`.
 
     A name wins over a folder that is called the same: write `./shapes`, or give a `Path`, for the folder. `seed` draws
     the built-in shapes.
@@ -28,9 +34,13 @@ def open_data(data: str | Path, seed: int = 0) -> Data:
         builtin = open_builtin(data, seed)
         if builtin is not None:
             return builtin
+    if is_hub(name):
+        return open_hub(name)
     path = Path(data).expanduser()
     if path.is_dir():
-        return open_folder(path, name)
+        return open_shard_folder(path, name) if holds_shards(path) else open_folder(path, name)
+    if is_shards(name):
+        return open_shards(name, name)
     if path.is_file():
         if path.suffix.lower() in IMAGE_SUFFIXES:
             raise PatchloomError(f"{name} is a single image: give the folder that holds it")
@@ -40,3 +50,17 @@ def open_data(data: str | Path, seed: int = 0) -> Data:
     if near:
         raise PatchloomError(f"{name} does not exist: did you mean the built-in data {near[0]}?")
     raise PatchloomError(f"{name} does not exist: give a folder, a text file of paths, or one of {', '.join(BUILTIN)}")
+
+
+def lasting(data: str | Path) -> str:
+    """What data is called from any folder: names and addresses stay, paths and patterns of them become absolute.
+
+    Commands stay, too: nobody can tell which of their words are paths.
+    """
+    name = os.fspath(data)
+    if isinstance(data, str) and (is_builtin(name) or is_address(name)):
+        return name
+    if is_hub(name):
+        return lasting_hub(name)
+    exists = Path(name).exists() or (is_shards(name) and not name.startswith("~"))
+    return str(Path(name).absolute()) if exists else name

@@ -198,8 +198,10 @@ def check_rows(path: Path) -> bytes:
     return before
 
 
-def append_rows(path: Path, report: Report) -> None:
+def append_rows(path: Path, report: Report, once: bool = False) -> None:
     """Append a report's rows to a CSV of `COLUMNS`; a new file begins with the header.
+
+    With ``once``, a row that is there already, of whatever date, is not added again.
 
     The rows go out in one write to the end of the file, so that two evaluations at once do not mix.
 
@@ -211,6 +213,7 @@ def append_rows(path: Path, report: Report) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         before = check_rows(path)
+        there = {tuple(row[1:]) for row in csv.reader(io.StringIO(before.decode("utf-8")))} if once else set()
         if not before:
             writer.writerow(COLUMNS)
         elif not before.endswith(b"\n"):
@@ -218,7 +221,9 @@ def append_rows(path: Path, report: Report) -> None:
         for row in report.rows:
             about = (report.date, row.protocol, row.encoder, row.pooling, json.dumps(row.settings, sort_keys=True))
             source = (report.data, report.fingerprint, report.seed)
-            writer.writerow((*about, *source, row.value, row.low, row.high, report.n_test, row in report.quoted))
+            cells = (*about, *source, row.value, row.low, row.high, report.n_test, row in report.quoted)
+            if tuple(map(str, cells[1:])) not in there:
+                writer.writerow(cells)
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(handle, text.getvalue().encode())

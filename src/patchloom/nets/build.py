@@ -164,7 +164,9 @@ def check_servable(vit: nn.Module, name: str) -> None:
         raise PatchloomError(f"{name} is a {type(vit).__name__}: patchloom serves timm's plain VisionTransformer only")
     unknown = [type(block).__name__ for block in vit.blocks if type(block) is not Block]
     unknown += [
-        type(block.attn).__name__ for block in vit.blocks if type(getattr(block, "attn", None)) is not Attention
+        type(getattr(block, "attn", None)).__name__
+        for block in vit.blocks
+        if type(getattr(block, "attn", None)) is not Attention
     ]
     unknown += ["gated attention" for block in vit.blocks if getattr(getattr(block, "attn", None), "gate", None)]
     if type(vit.patch_embed) is not PatchEmbed:

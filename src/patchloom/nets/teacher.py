@@ -38,16 +38,18 @@ class Teacher(nn.Module):
         own = dict(self.named_children())
         if own.keys() != parts.keys():
             raise ValueError(f"the teacher has {', '.join(own)}, and was told to follow {', '.join(parts)}")
-        mine, theirs = [], []
         for name, part in parts.items():
-            for copy, source in zip(_tensors(own[name]), _tensors(part), strict=True):
-                if copy.is_floating_point():
-                    mine.append(copy)
-                    theirs.append(source.detach())
-                else:  # the count of batches
-                    copy.copy_(source)
-        torch._foreach_lerp_(mine, theirs, 1 - momentum)
+            # apart, since under FSDP parameters are in parts and buffers are not
+            for mine, theirs in ((own[name].parameters(), part.parameters()), (own[name].buffers(), part.buffers())):
+                _follow(list(mine), [one.detach() for one in theirs], momentum)
 
 
-def _tensors(part: nn.Module) -> list[torch.Tensor]:
-    return [*part.parameters(), *part.buffers()]
+def _follow(mine: list[torch.Tensor], theirs: list[torch.Tensor], momentum: float) -> None:
+    moving = []
+    for copy, source in zip(mine, theirs, strict=True):
+        if copy.is_floating_point():
+            moving.append((copy, source))
+        else:  # the count of batches
+            copy.copy_(source)
+    if moving:
+        torch._foreach_lerp_(*map(list, zip(*moving, strict=True)), 1 - momentum)

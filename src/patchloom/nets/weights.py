@@ -5,7 +5,11 @@ A task's instance head is a file of its own beside it, so that the encoder's sta
 
 from __future__ import annotations
 
+import argparse
 import json
+import pickle
+import re
+from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -84,14 +88,23 @@ def read_about(path: Path, key: str, what: str) -> dict[str, Any]:
     Raises:
         PatchloomError: no such file, or none that patchloom wrote under that key.
     """
-    try:
-        with safe_open(path, "pt") as file:
-            about = file.metadata() or {}
-    except (OSError, SafetensorError) as problem:
-        raise PatchloomError(f"{path} cannot be read as {what} ({problem}): is it whole?") from problem
+    about = read_metadata(path, what)
     if key not in about:
         raise PatchloomError(f"{path} has no patchloom metadata: use a file that patchloom wrote, or timm:NAME")
     return json.loads(about[key])
+
+
+def read_metadata(path: Path, what: str) -> dict[str, str]:
+    """What a safetensors file, whoever wrote it, says beside its tensors.
+
+    Raises:
+        PatchloomError: no such file, or a damaged one.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            return file.metadata() or {}
+    except (OSError, SafetensorError) as problem:
+        raise PatchloomError(f"{path} cannot be read as {what} ({problem}): is it whole?") from problem
 
 
 def read_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
@@ -99,6 +112,66 @@ def read_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
     with safe_open(path, "pt") as file:
         names = [name for name in file.keys() if name.startswith(prefix)]
         return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+
+
+def is_ours(path: Path) -> bool:
+    """Whether `save_encoder` wrote a file: it has a card then."""
+    return path.suffix == ".safetensors" and FORMAT in read_metadata(path, "weights")
+
+
+def read_states(path: Path) -> list[tuple[str, dict[str, Tensor]]]:
+    """Every state dict in a file, whoever wrote it, by the path of its keys there.
+
+    Raises:
+        PatchloomError: it is damaged, or a pickle that holds more than tensors and plain values: none is ever run.
+    """
+    if path.suffix == ".safetensors":
+        read_metadata(path, "weights")
+        return [("", read_weights(path))]
+    found, queue, seen = [], deque([("", _unpickle(path))]), set()
+    while queue:
+        place, value = queue.popleft()
+        if not isinstance(value, dict) or id(value) in seen:  # a pickle may hold itself
+            continue
+        seen.add(id(value))
+        items = list(dict.items(value))  # what value.items is, the pickle of an OrderedDict may have changed
+        tensors = {str(key): item for key, item in items if isinstance(item, Tensor)}
+        if tensors:
+            found.append((place, tensors))
+        queue.extend((f"{place}.{key}" if place else str(key), item) for key, item in items)
+    return found
+
+
+def _unpickle(path: Path) -> Any:
+    try:
+        # papers' files often keep their command line beside the weights: a bare container, which runs nothing
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as problem:
+        foreign = re.search(r"(?:GLOBAL|Trying to call reduce for|instantiate class) (\S+)", str(problem))
+        what = f"Python objects ({foreign[1]}) that could run code" if foreign else "something else than weights"
+        raise PatchloomError(
+            f"{path} holds {what}, and was not loaded: save its state_dict alone, best as .safetensors"
+        ) from problem
+    except Exception as problem:  # a damaged or hostile file fails in any way that it likes
+        reason = f"{type(problem).__name__}: {problem}".partition("\n")[0].partition(". ")[0][:200]
+        raise PatchloomError(
+            f"{path} cannot be read as weights ({reason}): is it whole, and did torch save it?"
+        ) from problem
+
+
+def weights_file(source: str | Path) -> Path:
+    """The file of weights that is meant by a run's folder, or by its own name.
+
+    Raises:
+        PatchloomError: there is none.
+    """
+    path = Path(source)
+    if path.is_dir():
+        path = path / "encoder.safetensors"
+    if not path.is_file():
+        raise PatchloomError(f"there is no encoder at {path}: give a finished run, a .safetensors file or timm:NAME")
+    return path
 
 
 def load_encoder(source: str | Path) -> tuple[VisionTransformer, EncoderCard]:
@@ -112,11 +185,7 @@ def load_encoder(source: str | Path) -> tuple[VisionTransformer, EncoderCard]:
     """
     if str(source).startswith("timm:"):
         return _from_timm(str(source).removeprefix("timm:"))
-    path = Path(source)
-    if path.is_dir():
-        path = path / "encoder.safetensors"
-    if not path.exists():
-        raise PatchloomError(f"there is no encoder at {path}: give a finished run, a .safetensors file or timm:NAME")
+    path = weights_file(source)
     card = read_card(path)
     vit = build_encoder(card.spec)
     vit.load_state_dict(read_weights(path), strict=True)
@@ -144,14 +213,29 @@ def load_instance_head(source: str | Path) -> InstanceHead | None:
     return head.eval()
 
 
-def _from_timm(name: str) -> tuple[VisionTransformer, EncoderCard]:
+def stock_encoder(name: str) -> VisionTransformer:
+    """What timm builds by a name, with or without the tag of its weights: on the meta device, so sizes alone.
+
+    Raises:
+        PatchloomError: timm has no such model, or it cannot be served.
+    """
     if not timm.is_model(name.split(".")[0]):
         raise PatchloomError(f"timm has no model called {name}: timm.list_models('vit*', pretrained=True) lists them")
+    try:
+        with torch.device("meta"):
+            vit = timm.create_model(name.split(".")[0], num_classes=0)
+    except (TypeError, AssertionError, ValueError, RuntimeError) as problem:
+        raise PatchloomError(f"timm cannot tell the sizes of {name} ({problem}): choose a plain ViT") from problem
+    check_servable(vit, name)
+    return vit
+
+
+def _from_timm(name: str) -> tuple[VisionTransformer, EncoderCard]:
+    stock_encoder(name)  # what cannot be served is refused before gigabytes are fetched
     try:
         vit = timm.create_model(name, pretrained=True, num_classes=0)
     except Exception as problem:  # hubs fail in many ways, and every one of them means: no weights
         raise PatchloomError(f"the weights of {name} could not be fetched ({problem}): check the network") from problem
-    check_servable(vit, name)
     about = vit.pretrained_cfg
     return vit.eval(), EncoderCard(None, tuple(about["mean"]), tuple(about["std"]), f"timm:{name}", name)
 

@@ -1,61 +1,193 @@
-"""Checkpoints: tensors in safetensors, the rest as JSON in its metadata. Nothing is pickled."""
+"""Checkpoints: tensors in safetensors, the rest as JSON in its metadata, and a checksum of both. Nothing is pickled.
+
+The last two are kept. One that is damaged is named, and the one before it is used.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import nn
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.files import write_whole
+from patchloom.files import remove_leftovers, unwritable, write_whole
 
 _OPTIMIZER = "optimizer."
 
 
-def save_checkpoint(path: Path, task: nn.Module, optimizer: torch.optim.Optimizer, about: dict[str, Any]) -> None:
-    """Write weights, optimiser state and ``about`` (JSON); the file appears whole or not at all."""
-    tensors = {name: value.detach().cpu().contiguous() for name, value in task.state_dict().items()}
-    for number, state in optimizer.state_dict()["state"].items():
+class Damaged(PatchloomError):
+    """A checkpoint that is not what was written."""
+
+
+class Checkpoints:
+    """The checkpoints of a run.
+
+    Args:
+        folder: holds ``last.safetensors`` and ``before.safetensors``.
+    """
+
+    def __init__(self, folder: Path):
+        self.last, self.before = folder / "last.safetensors", folder / "before.safetensors"
+        self._sound = True  # whether `last` may take the place of `before`
+
+    def there(self) -> bool:
+        """Whether there is one."""
+        return self.last.exists() or self.before.exists()
+
+    def clean(self) -> None:
+        """Remove what a killed process left half-written; no other may be writing."""
+        remove_leftovers(self.last.parent)
+
+    def save(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+        """Write a checkpoint; at every instant, a whole one is on the disc.
+
+        Args:
+            tensors: what `tensors_of` gave.
+            about: plain values, as JSON has them.
+
+        Raises:
+            PatchloomError: it cannot be written; what is on the disc stays.
+        """
+        text = json.dumps(about)
+        metadata = {"about": text, "sha256": _digest(tensors, text)}
+
+        def write(path: Path) -> None:
+            try:
+                path.touch()
+                mode = path.stat().st_mode
+                save_file(tensors, path, metadata)
+                path.chmod(mode)  # safetensors' own is for nobody else to read
+            except SafetensorError as problem:  # which hides the system's number, but not its words
+                raise OSError(0, str(problem)) from problem
+
+        fresh = self.last.with_name("next.safetensors")
+        write_whole(fresh, write)
+        try:
+            if self._sound and self.last.exists():
+                os.replace(self.last, self.before)
+            os.replace(fresh, self.last)
+        except OSError as problem:
+            raise unwritable(self.last, problem) from problem
+        self._sound = True
+
+    def read(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
+        """The tensors and ``about`` of the newest checkpoint that is sound, and a sentence for each that is not.
+
+        Raises:
+            PatchloomError: none is sound.
+        """
+        problems: list[str] = []
+        for path in (self.last, self.before):
+            if not path.exists():
+                continue
+            try:
+                tensors, about = _read(path)
+            except Damaged as problem:
+                problems.append(str(problem))
+                continue
+            self._sound = not problems
+            return tensors, about, problems
+        raise Damaged(
+            f"{'; '.join(problems)}: no checkpoint of {self.last.parent.parent} can be used, so restore one from a "
+            "copy, or begin again with another --out"
+        )
+
+
+def tensors_of(task: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """All that a task and its optimiser are made of, by name, whole and on the CPU.
+
+    Every process must ask, since each may hold a part only.
+    """
+    tensors = {name: _whole(value) for name, value in task.state_dict().items()}
+    names = {id(weight): name for name, weight in task.named_parameters()}
+    for weight, state in optimizer.state.items():
         for key, value in state.items():
-            tensors[f"{_OPTIMIZER}{number}.{key}"] = torch.as_tensor(value).detach().cpu().contiguous()
-    write_whole(path, save(tensors, metadata={"about": json.dumps(about)}))
+            tensors[f"{_OPTIMIZER}{key}.{names[id(weight)]}"] = _whole(torch.as_tensor(value))
+    return tensors
 
 
-def _open(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    try:
-        with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {})["about"])
-            return {key: file.get_tensor(key) for key in file.keys()}, about
-    except (OSError, SafetensorError, KeyError, ValueError) as problem:
-        raise PatchloomError(
-            f"the checkpoint {path} is damaged ({problem}): restore it from a copy, or delete it to "
-            "train from the start"
-        ) from problem
+def weights_of(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the task, without those of the optimiser."""
+    return {name: value for name, value in tensors.items() if not name.startswith(_OPTIMIZER)}
 
 
-def load_checkpoint(path: Path, task: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Any]:
-    """Restore weights, and the optimiser's state if one is given.
-
-    Returns:
-        What was saved as ``about``.
+def restore(tensors: dict[str, Tensor], task: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Put back what `tensors_of` gave; into any number of processes.
 
     Raises:
-        PatchloomError: the file is damaged, or belongs to another task or model.
+        PatchloomError: it is of another task or model.
     """
-    tensors, about = _open(path)
-    state: dict[int, dict[str, torch.Tensor]] = {}
-    for key in [key for key in tensors if key.startswith(_OPTIMIZER)]:
-        number, name = key.removeprefix(_OPTIMIZER).split(".")
-        state.setdefault(int(number), {})[name] = tensors.pop(key)
+    weights = weights_of(tensors)
+    own = task.state_dict()
     try:
-        task.load_state_dict(tensors, strict=True)
-    except RuntimeError as problem:
-        raise PatchloomError(f"the checkpoint {path} is of another task or model: {problem}") from problem
-    if optimizer is not None:
-        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    return about
+        placed = {name: _as(own[name], value) if name in own else value for name, value in weights.items()}
+        task.load_state_dict(placed, strict=True)
+    except (RuntimeError, ValueError) as problem:
+        reason = " ".join(str(problem).split())
+        raise PatchloomError(f"the checkpoint is of another task or model: {reason}") from problem
+    if optimizer is None:
+        return
+    optimizer.state.clear()
+    parameters = dict(task.named_parameters())
+    fused = any(group.get("fused") for group in optimizer.param_groups)
+    for name, value in tensors.items():
+        if name.startswith(_OPTIMIZER):
+            key, _, of = name.removeprefix(_OPTIMIZER).partition(".")
+            weight = parameters[of]
+            if value.ndim:
+                value = _as(weight, value)
+            elif fused:  # which counts its steps where the weight is
+                value = value.to(weight.device)
+            optimizer.state[weight][key] = value.clone()
+
+
+def _whole(value: Tensor) -> Tensor:
+    value = value.detach()
+    return (value.full_tensor() if isinstance(value, DTensor) else value).cpu().contiguous()
+
+
+def _as(like: Tensor, value: Tensor) -> Tensor:
+    if not isinstance(like, DTensor):
+        return value.to(like.device)
+    # every process has the whole: nothing needs to be sent
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _digest(tensors: dict[str, Tensor], about: str) -> str:
+    total = hashlib.sha256(about.encode())
+    for name in sorted(tensors):
+        value = tensors[name].contiguous()
+        total.update(f"\0{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
+        total.update(value.flatten().view(torch.uint8).numpy())
+    return total.hexdigest()
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        with safe_open(path, "pt") as file:
+            found = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+        if _digest(tensors, found["about"]) != found["sha256"]:
+            raise ValueError("its checksum is another one")
+        return tensors, json.loads(found["about"])
+    except (OSError, SafetensorError, KeyError, ValueError) as problem:
+        reason = " ".join(str(problem).split())
+        raise Damaged(f"the checkpoint {path} is damaged ({type(problem).__name__}: {reason})") from problem
+
+
+def finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether all numbers in this process's parts of ``tensors`` are numbers."""
+    return all(bool(_local(one).isfinite().all()) for one in tensors)
+
+
+def _local(value: Tensor) -> Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value

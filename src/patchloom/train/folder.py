@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,14 @@ import yaml
 
 from patchloom.data import Stats
 from patchloom.errors import PatchloomError
-from patchloom.files import write_whole
-from patchloom.train.settings import Settings
+from patchloom.files import append, make_folder, remove_leftovers, write_whole
+from patchloom.train.checkpoint import Checkpoints
+from patchloom.train.settings import LAUNCH, Settings
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None
 
 
 class RunFolder:
@@ -28,11 +35,12 @@ class RunFolder:
         self.requested = self.path / "requested.yaml"
         self.config = self.path / "config.yaml"
         self.metrics = self.path / "metrics.csv"
-        self.checkpoint = self.path / "checkpoints" / "last.safetensors"
+        self.checkpoints = Checkpoints(self.path / "checkpoints")
         self.encoder = self.path / "encoder.safetensors"
         self.pictures = self.path / "pictures"
         self.log = self.path / "log.txt"
         self.unreadable = self.path / "unreadable.txt"
+        self.skipped = self.path / "skipped.txt"
         self.summary = self.path / "summary.txt"  # written last: the run is finished
 
     def holds(self, settings: Settings) -> bool:
@@ -44,24 +52,58 @@ class RunFolder:
         if self.requested.exists():
             # a setting that the version which began the run did not have yet is at its default
             before = Settings("").plain() | _read_yaml(self.requested)
-            differences = _differences(before, settings.plain())
+            now = settings.plain()
+            for name in LAUNCH:  # a run may go on with other devices
+                before[name] = now[name]
+            differences = _differences(before, now)
             if differences:
                 raise PatchloomError(
-                    f"{self.path} holds a run with other settings ({'; '.join(differences)}): choose another folder "
-                    "with --out, or repeat the old settings to resume it"
+                    f"{self.path} holds a run with other settings ({'; '.join(differences)}): repeat the old settings "
+                    f"to resume it, or choose another folder with --out; --from {self.path} starts there from its "
+                    "weights"
                 )
             return self.config.exists()  # else it was stopped before it had begun
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        # hidden files are what a process left that was killed as it began
+        if self.path.exists() and not (self.path.is_dir() and all(p.name[0] == "." for p in self.path.iterdir())):
             raise PatchloomError(f"{self.path} exists and holds no run of patchloom: choose another folder with --out")
         return False
+
+    def lock(self) -> None:
+        """Keep other processes from training in this folder, until this one ends.
+
+        Raises:
+            PatchloomError: another one is training there.
+        """
+        if fcntl is None:
+            return
+        with suppress(OSError):  # read-only, or a file system without locks: what is written next will tell
+            self._held = open(self.path / ".lock", "w")
+            try:
+                # such a lock is not inherited by processes that read images, and ends with this process
+                fcntl.lockf(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                raise PatchloomError(
+                    f"another process is training in {self.path}: wait for its end, or choose another folder with --out"
+                ) from None
+
+    def tidy(self) -> None:
+        """Remove what a killed process left half-written. The folder must be locked."""
+        remove_leftovers(self.path)
+        self.checkpoints.clean()
 
     def begin(
         self, asked: Settings, settings: Settings, reasons: dict[str, str], stats: Stats, fingerprint: str
     ) -> None:
-        """Store what was asked for, what it was resolved to and why, and what was measured of the data."""
+        """Store what was asked for, what it was resolved to and why, and what was measured of the data.
+
+        Raises:
+            PatchloomError: the folder cannot be written, or another process has begun a run there.
+        """
         notes = "".join(f"# {name}: {why}\n" for name, why in reasons.items())
         found = {"mean": list(stats.mean), "std": list(stats.std), "height": stats.height, "width": stats.width}
         found |= {"sampled": stats.sampled, "fingerprint": fingerprint}
+        make_folder(self.path)
+        self.lock()
         write_whole(self.requested, _yaml(asked.plain()))  # first: it marks the folder as ours
         write_whole(self.path / "data.yaml", _yaml(found))
         write_whole(self.config, f"# What auto became, and why:\n{notes}\n{_yaml(settings.plain())}")
@@ -92,42 +134,36 @@ class RunFolder:
         # file names need not be UTF-8
         return self.unreadable.read_text("utf-8", "surrogateescape").splitlines() if self.unreadable.exists() else []
 
+    def note_skipped(self, line: str) -> None:
+        """Add to the list of updates that were skipped."""
+        append(self.skipped, line + "\n")
+
     def note_unreadable(self, names: list[str]) -> None:
         """Add files that could not be read to the run's list, each once."""
         if names:
             write_whole(self.unreadable, "".join(f"{name}\n" for name in sorted({*self.unreadable_names(), *names})))
 
 
-class MetricsFile:
-    """``metrics.csv``: a row a logged step. Columns may appear on the way; rows after a resumed step are cut."""
+def metrics_row(values: dict[str, float | int]) -> dict[str, str]:
+    """A row of ``metrics.csv`` as it is written."""
+    return {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in values.items()}
 
-    def __init__(self, path: Path, until_step: int):
-        self.path = path
-        self.rows: list[dict[str, str]] = []
-        if path.exists():
-            with open(path, newline="", encoding="utf-8") as file:
-                self.rows = [row for row in csv.DictReader(file) if int(row["step"]) <= until_step]
 
-    def add(self, values: dict[str, float | int]) -> None:
-        """Add one row."""
-        self.rows.append(
-            {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in values.items()}
-        )
-
-    def write(self) -> None:
-        """Bring the file up to date."""
-        names = list(dict.fromkeys(name for row in self.rows for name in row))
-        text = io.StringIO()
-        writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        write_whole(self.path, text.getvalue())
+def write_metrics(path: Path, rows: list[dict[str, str]]) -> None:
+    """Write ``metrics.csv``: a row a logged step. Columns may appear on the way."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(path, text.getvalue())
 
 
 def plain_name(data: str | Path) -> str:
     """What data is called in file names."""
-    name = str(data).partition("@")[0]  # cifar10@ROOT is cifar10
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).name) or "images"
+    path = Path(str(data).partition("@")[0].removesuffix(".tar"))  # cifar10@ROOT is cifar10
+    names = (re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") for name in (path.name, path.parent.name))
+    return next(filter(None, names), "images")
 
 
 def _yaml(values: dict[str, Any]) -> str:

@@ -1,57 +1,55 @@
-"""The training loop, over lightning-fabric: one for every task, device and precision."""
+"""The training loop: one for every task, device, precision, and number of processes."""
 
 from __future__ import annotations
 
-import logging
-import math
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
 
-from patchloom.data import Batch, Source, normalize, steps_per_epoch, training_batches
+from patchloom.data import Batch, Source, steps_per_epoch, training_batches
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import compile_blocks
 from patchloom.nets.weights import EncoderCard
+from patchloom.processes import Shared, collected, total, world
 from patchloom.tasks.measure import Measure
 from patchloom.tasks.task import Task
-from patchloom.train.checkpoint import load_checkpoint, save_checkpoint
-from patchloom.train.folder import MetricsFile, RunFolder
-from patchloom.train.optim import build_optimizer
+from patchloom.train.checkpoint import finite, restore, tensors_of
+from patchloom.train.folder import RunFolder, metrics_row, write_metrics
+from patchloom.train.launch import gathered_weights
 from patchloom.train.progress import Pace, Reporter, line
 from patchloom.train.schedule import learning_rate, points
-from patchloom.train.settings import Settings
+from patchloom.train.settings import Settings, share_of_batch
+from patchloom.train.state import State
+from patchloom.train.step import Forward, Moved, Stepper, seed_step
 from patchloom.train.stop import Stop
 from patchloom.train.watch import Watch
 
 _LOGGED = 200  # rows of metrics.csv in a run
 _MEASURED = 0.25  # the held-out measures are taken at the start and after every such share
 _SAVE_EVERY = 60.0  # seconds between checkpoints
+_MOST_IN_A_ROW = 5  # updates that are no numbers before the run goes back to a checkpoint
+_MOST_SETBACKS = 3  # how often it goes back
 COLLAPSED = (
     "the teacher gives all images nearly the same output, so agreement with it means little: if this stays so, lower "
     "--blr, raise --warmup_epochs or the batch size, or choose another task"
 )
 
 
-def build_fabric(settings: Settings) -> Fabric:
-    """The device and the precision; weights are float32 always."""
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # we say ourselves what precision is used
-    precision = "bf16-mixed" if settings.precision == "bfloat16" else "32-true"
-    return Fabric(accelerator=settings.device, devices=1, precision=precision)
+class _Diverged(Exception):
+    """Several updates in a row, or the weights, are no numbers."""
 
 
 class Loop:
     """One training run.
 
     Time is an argument everywhere: what a step sees (batch, draws, learning rate) follows from its number and the
-    seed, so that going on after a stop is the same as never having stopped.
+    seed, so that going on after a stop is the same as never having stopped; and neither batches nor draws depend on how
+    many processes share them.
 
     Args:
-        fabric: device and precision, launched.
+        fabric: device and processes, launched.
         task: what is trained.
         source: the training images.
         settings: resolved.
@@ -73,26 +71,32 @@ class Loop:
         watch: Watch,
     ):
         self.fabric, self.task, self.source, self.settings = fabric, task, source, settings
-        self.card, self.folder, self.reporter, self.watch = card, folder, reporter, watch
-        per_epoch = steps_per_epoch(len(source), settings.batch_size, fabric.world_size)
-        self.per_epoch, self.steps = per_epoch, settings.epochs * per_epoch
-        self.warmup = round(settings.warmup_epochs * per_epoch)
-        self.global_batch = min(settings.batch_size, len(source) // fabric.world_size) * fabric.world_size
+        self.folder, self.reporter, self.watch = folder, reporter, watch
+        self.each = share_of_batch(settings.batch_size, len(source), world())  # images a step of this process
+        self.global_batch = self.each * world()
+        self.per_epoch = steps_per_epoch(len(source), settings.batch_size)
+        self.steps = settings.epochs * self.per_epoch
+        self.warmup = round(settings.warmup_epochs * self.per_epoch)
         self.peak = settings.blr * self.global_batch * settings.accumulate / 256
-        if settings.compile:
-            compile_blocks(task)
-        optimizer = build_optimizer(task, settings.weight_decay, settings.device)
-        self.module, self.optimizer = fabric.setup(task, optimizer)
-        self.first = self._resume()
-        self.metrics = MetricsFile(folder.metrics, self.first)
+        self.stepper = Stepper(fabric, task, settings, card, self._rate)
+        self.state = State()
         self.measure: Measure | None = None
         self.unreadable: set[str] = set()
+        self.noted: set[str] = set()
+        self.restored = self._restore()
 
-    def _resume(self) -> int:
-        """Restore the checkpoint, if there is one; the step to go on with."""
-        if not self.folder.checkpoint.exists():
-            return 0
-        return load_checkpoint(self.folder.checkpoint, self.task, self.optimizer.optimizer)["step"]
+    def _restore(self) -> bool:
+        """Go to the newest sound checkpoint, if there is one."""
+        checkpoints = self.folder.checkpoints
+        if not checkpoints.there():
+            return False
+        tensors, about, problems = checkpoints.read()
+        restore(tensors, self.task, self.stepper.optimizer.optimizer)
+        self.stepper.keep()
+        self.state = State.of(about)
+        for problem in problems:
+            self.reporter.say(f"  {problem}: the one before it is used")
+        return True
 
     def run(self) -> bool:
         """Train to the end, or until somebody stops it (Ctrl-C, SIGTERM), which writes a checkpoint.
@@ -101,34 +105,48 @@ class Loop:
             Whether the end was reached.
 
         Raises:
-            PatchloomError: the loss is no longer a number, or the data cannot be read.
+            PatchloomError: training diverged again and again, or the data cannot be read.
         """
         with Stop() as stop:
-            return self._run(stop)
+            if not self.restored:
+                self._look({"step": 0, "epoch": 0.0, "images": 0}, Pace(self.steps, 0, self.global_batch))
+                self._save()
+            while True:
+                try:
+                    return self._train(stop)
+                except _Diverged:
+                    self._go_back()
 
-    def _run(self, stop: Stop) -> bool:
-        generator = torch.Generator()
+    def _train(self, stop: Stop) -> bool:
+        """From the state's step to the end."""
+        generator = Shared()
         self.task.train()
-        pace = Pace(self.steps, self.first, self.global_batch)
+        pace = Pace(self.steps, self.state.step, self.global_batch, self.state.seconds)
         measured, logged = points(self.steps, _MEASURED), points(self.steps, 1 / _LOGGED)
-        if self.first == 0:
-            self._look(0, pace, {})
-            self._save(0)
-        saved, recent = time.perf_counter(), []
-        for step, batch in enumerate(self._batches(pace), start=self.first):
+        saved, waiting = time.perf_counter(), []
+        for step, batch in enumerate(self._batches(pace), start=self.state.step):
             seed_step(self.settings.seed, step, self.fabric.global_rank, generator)
-            recent.append(self._step(step, batch, generator))
-            done = step + 1
-            if done in logged or done in measured:
-                row = self._log(done, recent, pace)
-                recent = []
-                self._look(done, pace, row) if done in measured else self.metrics.add(row)
-            # gradients that wait for their update are in no checkpoint
-            settled = done % self.settings.accumulate == 0 or done == self.steps
-            if settled and (stop.asked or time.perf_counter() - saved > _SAVE_EVERY or done == self.steps):
-                self._save(done)
+            done, before = step + 1, self.state.step
+            last = done % self.settings.accumulate == 0 or done == self.steps
+            waiting.append(self.stepper.forward(batch, step / self.steps, last, generator))
+            if not last:  # gradients that wait for their update are in no checkpoint
+                continue
+            due = self.fabric.is_global_zero and time.perf_counter() - saved > _SAVE_EVERY
+            moved = self.stepper.update(done, done / self.steps, waiting, (stop.asked, due))
+            stopping, due = moved.answers
+            self.state.step, self.state.seconds = done, pace.seconds()
+            self._count(moved, waiting)
+            waiting = []
+            passed = range(before + 1, done + 1)
+            look = not measured.isdisjoint(passed)
+            if look or not logged.isdisjoint(passed):
+                row = self._row(pace)
+                self._look(row, pace) if look else self.state.rows.append(metrics_row(row))
+            # amid updates that fail it is too late to save what to go back to
+            if stopping or done == self.steps or (due and not self.state.in_a_row):
+                self._save()
                 saved = time.perf_counter()
-                if stop.asked and done < self.steps:
+                if stopping and done < self.steps:
                     return False
         return True
 
@@ -136,14 +154,14 @@ class Loop:
         source = training_batches(
             self.source,
             self.task.augment,
-            self.settings.batch_size,
+            self.each,
             self.settings.seed,
-            self.first,
+            self.state.step,
             self.steps,
             self.settings.workers,
             self.settings.channels,
             self.fabric.global_rank,
-            self.fabric.world_size,
+            world(),
         )
         while True:
             start = time.perf_counter()
@@ -151,76 +169,109 @@ class Loop:
             pace.waiting += time.perf_counter() - start
             if batch is None:
                 return
-            if fresh := set(batch.unreadable) - self.unreadable:
-                self.unreadable |= fresh
-                self.folder.note_unreadable(sorted(fresh))
+            self.unreadable.update(batch.unreadable)
             yield batch
 
-    def _step(self, step: int, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
-        """One step; the loss and metrics as tensors, so that nothing waits for the device."""
-        mean, std = self.card.mean, self.card.std
-        views = [normalize(view, mean, std) for view in batch.finished(self.fabric.device)]
-        last = (step + 1) % self.settings.accumulate == 0 or step + 1 == self.steps
-        with nullcontext() if last else self.fabric.no_backward_sync(self.module):
-            outcome = self.module(*views, progress=step / self.steps, generator=generator)
-            self.fabric.backward(outcome.loss / self.settings.accumulate)
-        if last:
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate(step, self.steps, self.warmup, self.peak)
-            if self.settings.clip:
-                self.fabric.clip_gradients(
-                    self.module, self.optimizer, max_norm=self.settings.clip, error_if_nonfinite=False
-                )
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
-            self.task.after_step((step + 1) / self.steps)
-        return {"loss": outcome.loss.detach(), **outcome.metrics}
+    def _rate(self, done: int) -> float:
+        return learning_rate(done - 1, self.steps, self.warmup, self.peak) * self.state.factor
 
-    def _log(self, done: int, recent: list[dict[str, Tensor]], pace: Pace) -> dict[str, Any]:
-        """A row of ``metrics.csv``: means since the last one."""
-        means = {name: torch.stack([values[name] for values in recent]).mean().item() for name in recent[0]}
-        if not math.isfinite(means["loss"]):
-            raise PatchloomError(self._diverged(done))
-        self.reporter.flash(self._line(done, means["loss"], pace))
-        row = {"step": done, "epoch": round(done / self.per_epoch, 4), "images": done * self.global_batch}
-        row |= means | {"lr": learning_rate(done - 1, self.steps, self.warmup, self.peak), "seconds": pace.seconds()}
-        return row
+    def _count(self, moved: Moved, waiting: list[Forward]) -> None:
+        """Add an update to the sums, or note that it was not made, with the names of its images.
 
-    def _diverged(self, done: int) -> str:
-        return (
-            f"loss or weights are no longer numbers after {done} steps: begin again with another --out and a lower "
-            f"--blr (now {self.settings.blr:g}), or with --precision float32"
+        Raises:
+            _Diverged: too many in a row were not made.
+        """
+        state = self.state
+        if moved.good:
+            state.count(moved.names, moved.values)
+            state.in_a_row = 0
+            return
+        state.skipped += 1
+        state.in_a_row += 1
+        names = collected([self.source.describe(index) for one in waiting for index in one.indices.tolist()])
+        why = f"loss {', '.join(f'{row[0]:g}' for row in moved.values)}, norm of the gradient {moved.norm:g}"
+        if self.fabric.is_global_zero:
+            self.folder.note_skipped("\t".join([f"step {state.step}", why, *names]))
+        self.reporter.say(
+            f"  step {state.step:,} was skipped: {why}; {self.folder.skipped} names its {len(names)} images"
         )
+        if state.in_a_row >= _MOST_IN_A_ROW:
+            raise _Diverged
+
+    def _go_back(self) -> None:
+        """To the last checkpoint, with half the learning rate from there on.
+
+        Raises:
+            PatchloomError: it did so too often.
+        """
+        done, setbacks = self.state.step, self.state.setbacks + 1
+        if setbacks > _MOST_SETBACKS:
+            raise PatchloomError(
+                f"loss or weights are no longer numbers after {done} steps, though the learning rate was halved "
+                f"{_MOST_SETBACKS} times: begin again with another --out and a lower --blr (now "
+                f"{self.settings.blr:g}), or with --precision float32; {self.folder.skipped} names the images"
+            )
+        self._restore()
+        self.state.setbacks = setbacks
+        self.reporter.say(
+            f"  no numbers any more at step {done:,}: going back to step {self.state.step:,}, with ×"
+            f"{self.state.factor:g} the learning rate from there on ({setbacks} of at most {_MOST_SETBACKS} times)"
+        )
+        self._save()  # else a run that is killed now would forget it
+
+    def _row(self, pace: Pace) -> dict[str, Any]:
+        """A row of ``metrics.csv``: means since the last one."""
+        state = self.state
+        state.sums = self._sums()
+        means = state.means()
+        if "loss" in means:
+            self.reporter.flash(self._line(state.step, means["loss"], pace))
+        row = {"step": state.step, "epoch": round(state.step / self.per_epoch, 4)}
+        row |= {"images": state.step * self.global_batch} | means
+        return row | {"lr": self._rate(state.step), "seconds": state.seconds}
+
+    def _sums(self) -> dict[str, float]:
+        """The state's sums, averaged over the processes."""
+        sums = self.state.sums
+        if world() == 1:
+            return sums
+        shared = total(torch.tensor(list(sums.values()), device=self.fabric.device)) / world()
+        return dict(zip(sums, shared.tolist(), strict=True))
 
     def _line(self, done: int, loss: float, pace: Pace) -> str:
         return line(done / self.per_epoch, self.settings.epochs, loss, self.measure, pace.describe(done))
 
-    def _look(self, done: int, pace: Pace, row: dict[str, Any]) -> None:
+    def _look(self, row: dict[str, Any], pace: Pace) -> None:
         """Take the held-out measures and print the line that stays."""
-        start = time.perf_counter()
-        self.measure, columns = self.watch.look(self.fabric.device, self.fabric.autocast)
+        start, done = time.perf_counter(), row["step"]
+        with gathered_weights(self.task):
+            self.measure, columns = self.watch.look(self.fabric.device, self.stepper.autocast)
         if done == 0:
-            row = {"step": 0, "epoch": 0.0, "images": 0}
             raw = self.watch.raw_pixel_knn()
             if raw is not None:
                 columns |= {"knn:untrained": columns["knn"], "knn:raw pixels": raw}
-        self.metrics.add(row | columns)
+        self.state.rows.append(metrics_row(row | columns))
         pace.aside += time.perf_counter() - start
         if done:
-            self.reporter.say(self._line(done, row["loss"], pace))
+            self.reporter.say(self._line(done, row.get("loss", float("nan")), pace))
             if self.measure.collapsed():
                 self.reporter.say(f"  warning: {COLLAPSED}")
 
-    def _save(self, done: int) -> None:
-        if not all(weight.isfinite().all() for weight in self.task.parameters()):
-            raise PatchloomError(self._diverged(done))  # and what is on the disc stays
-        if self.fabric.is_global_zero:
-            save_checkpoint(self.folder.checkpoint, self.task, self.optimizer.optimizer, {"step": done})
-            self.metrics.write()
+    def _save(self) -> None:
+        """Write a checkpoint, and what is read beside it.
 
-
-def seed_step(seed: int, step: int, rank: int, generator: torch.Generator) -> None:
-    """Make everything random in a step follow from its number: the task's draws, and torch's own (drop path)."""
-    mixed = (seed * 1_000_003 + step) * 1_009 + rank
-    generator.manual_seed(mixed)
-    torch.manual_seed(mixed + 1)
+        Raises:
+            _Diverged: the weights are no numbers, so what is on the disc stays.
+        """
+        spoilt = not finite(self.task.parameters())
+        if total(torch.tensor([spoilt], dtype=torch.float32, device=self.fabric.device)).item():
+            raise _Diverged
+        tensors = tensors_of(self.task, self.stepper.optimizer.optimizer)
+        about = self.state.plain() | {"sums": self._sums()}
+        names = collected(sorted(self.unreadable - self.noted))
+        self.noted |= self.unreadable
+        if not self.fabric.is_global_zero:
+            return
+        self.folder.checkpoints.save(tensors, about)
+        write_metrics(self.folder.metrics, self.state.rows)
+        self.folder.note_unreadable(names)

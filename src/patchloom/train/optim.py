@@ -1,7 +1,8 @@
 """The optimiser: AdamW with the usual groups."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 
 def parameter_groups(net: nn.Module, weight_decay: float) -> list[dict]:
@@ -23,3 +24,10 @@ def build_optimizer(net: nn.Module, weight_decay: float, device: str) -> torch.o
     """AdamW with betas (0.9, 0.95) as in the five papers, fused where the device has it. The loop sets the rate."""
     fused = device in ("cpu", "cuda")
     return torch.optim.AdamW(parameter_groups(net, weight_decay), lr=0.0, betas=(0.9, 0.95), fused=fused)
+
+
+def clip_gradients(optimizer: torch.optim.Optimizer, most: float) -> Tensor:
+    """Shorten the gradient to the norm ``most`` if it is longer (0: never); the norm before that, a scalar."""
+    weights = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+    norm = nn.utils.clip_grad_norm_(weights, most) if most else nn.utils.get_total_norm([one.grad for one in weights])
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from timm.models.vision_transformer import VisionTransformer
 
 from patchloom.data import Source, hold_out, normalize, open_data, plain_batches
 from patchloom.errors import PatchloomError
@@ -17,7 +18,7 @@ from patchloom.nets.encode import checkpoint_gradients, fuse_attention
 from patchloom.nets.weights import EncoderCard
 from patchloom.tasks import build_task
 from patchloom.tasks.task import Task
-from patchloom.train.checkpoint import load_checkpoint
+from patchloom.train.checkpoint import restore
 from patchloom.train.folder import RunFolder, plain_name
 from patchloom.train.settings import Settings
 
@@ -27,12 +28,20 @@ def run_card(settings: Settings, mean: Sequence[float], std: Sequence[float], na
     return EncoderCard(settings.encoder_spec(), tuple(mean), tuple(std), settings.task["name"], name)
 
 
-def prepare_task(settings: Settings, mean: Sequence[float], std: Sequence[float]) -> Task:
+def prepare_task(
+    settings: Settings,
+    mean: Sequence[float],
+    std: Sequence[float],
+    begin: Callable[[VisionTransformer], object] = lambda vit: None,
+) -> Task:
     """A fresh task by resolved settings, with the attention form that they name.
 
-    Its images are normalised by ``mean`` and ``std``.
+    Its images are normalised by ``mean`` and ``std``; ``begin`` is given the encoder before the task is built around
+    it, and may put weights into it.
     """
-    task = build_task(settings.task, build_encoder(settings.encoder_spec()))
+    vit = build_encoder(settings.encoder_spec())
+    begin(vit)
+    task = build_task(settings.task, vit)
     fuse_attention(task, fused=settings.attention == "fused")
     checkpoint_gradients(task, settings.checkpointing)
     task.normalized_by(mean, std)
@@ -59,9 +68,9 @@ def load_task(run: str | Path) -> Loaded:
     settings = folder.read_config()
     found = folder.read_data()
     task = prepare_task(settings, found["mean"], found["std"])
-    if not folder.checkpoint.exists():
+    if not folder.checkpoints.there():
         raise PatchloomError(f"{folder.path} has no checkpoint yet: let the run train first")
-    load_checkpoint(folder.checkpoint, task)
+    restore(folder.checkpoints.read()[0], task)
     return Loaded(task.eval(), run_card(settings, found["mean"], found["std"], folder.path.name), settings, folder)
 
 
@@ -132,6 +141,11 @@ def look(
         raise PatchloomError(f"--images must be 1 or more, not {images}")
     task, card, settings, folder = load_task(run)
     if data is None or str(data) == settings.data or str(Path(data).absolute()) == settings.data:
+        if data is None and settings.data.startswith("pipe:"):  # a run may come from a stranger
+            raise PatchloomError(
+                f"{folder.path} trained on what a command gives, which is only run for who types it: "
+                f"patchloom look {folder.path} {settings.data!r}"
+            )
         source = own_held_out(settings, open_data(settings.data).train)
         target = folder.pictures
     else:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
-import numpy as np
 import torch
+from lightning_fabric import Fabric
+from torch.distributed.fsdp import FSDPModule
 
 from patchloom.data import (
     Data,
@@ -17,28 +18,28 @@ from patchloom.data import (
     channels_of,
     hold_out,
     in_memory,
-    is_builtin,
     keep,
+    lasting,
     measure,
     open_data,
 )
-from patchloom.errors import PatchloomError, Stopped
-from patchloom.evaluate import How, Parts, Report, append_rows, compare, has_labels, labelled
-from patchloom.files import write_whole
+from patchloom.errors import PatchloomError, Stopped, Told
 from patchloom.hints import check
-from patchloom.look import draw_curves
 from patchloom.machine import keep_freed_memory
 from patchloom.nets.encode import compile_blocks
-from patchloom.nets.weights import save_encoder, save_head
+from patchloom.processes import rank, world
 from patchloom.tasks import with_defaults
+from patchloom.train.closing import Closing
 from patchloom.train.folder import RunFolder, plain_name
-from patchloom.train.loop import Loop, build_fabric
-from patchloom.train.pictures import draw_task, prepare_task, run_card
+from patchloom.train.launch import device_of, first_decides, launch, share_of_threads
+from patchloom.train.loop import Loop
+from patchloom.train.pictures import load_task, prepare_task, run_card
 from patchloom.train.progress import Reporter
-from patchloom.train.settings import DEFAULT_TASK, Settings, resolve
-from patchloom.train.watch import Watch, verdict
+from patchloom.train.settings import DEFAULT_TASK, LAUNCH, Settings, resolve, share_of_batch
+from patchloom.train.start import Start
+from patchloom.train.trouble import explained
+from patchloom.train.watch import Watch
 
-_MOST_EVALUATED = 5000  # training images of the closing evaluation; `patchloom evaluate` takes all
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -96,6 +97,9 @@ def request(data: str | Path, task: str | dict[str, Any], settings: dict[str, An
         given["img_size"] = (size, size)
     elif isinstance(size, list):
         given["img_size"] = tuple(size)
+    for name in ("from_run", "init"):
+        if given.get(name) is not None and Path(given[name]).exists():
+            given[name] = str(Path(given[name]).absolute())
     asked = Settings(
         data=_lasting(data),
         task=with_defaults({"name": task} if isinstance(task, str) else task),
@@ -110,12 +114,20 @@ def request(data: str | Path, task: str | dict[str, Any], settings: dict[str, An
 
 
 def _lasting(data: str | Path) -> str:
-    """What data is called from any folder: names stay, paths become absolute."""
+    """What data is called from any folder."""
     if not str(data).strip():
         raise PatchloomError("the data has no name: give a folder of images, a list file, or shapes")
-    if isinstance(data, str) and (is_builtin(data) or not Path(data).exists()):
-        return data
-    return str(Path(data).absolute())
+    return lasting(data)
+
+
+class _Settled(NamedTuple):
+    """What the first process found out for all of them."""
+
+    resumed: bool
+    settings: Settings
+    reasons: dict[str, str]
+    stats: Stats
+    fingerprint: str
 
 
 class _Pretraining:
@@ -124,70 +136,97 @@ class _Pretraining:
     def __init__(self, asked: Settings, data: Data, folder: RunFolder):
         self.asked, self.data, self.folder = asked, data, folder
         self.training, self.held_out = hold_out(data.train, asked.held_out, seed=asked.seed)
-        self.resumed = folder.holds(asked)
 
     def run(self) -> Run:
         if self.folder.summary.exists():
+            self.folder.holds(self.asked)
             summary = self.folder.summary.read_text("utf-8").strip()
             print(f"{self.folder.path} is finished. {summary}")
             return Run(self.folder.path, summary)
         keep_freed_memory()
-        settings, reasons, stats = self._settle()
+        fabric = launch(self.asked, self._device())
+        settled = first_decides(fabric, self._settle)
+        if self.data.train.fingerprint() != settled.fingerprint:
+            raise PatchloomError(
+                f"process {rank()} finds other images in {self.asked.data} than the first: give all machines the same"
+            )
+        self.settings, self.stats = settled.settings, settled.stats
+        with explained(self.settings, fabric.device):
+            return self._train(fabric, settled)
+
+    def _train(self, fabric: Fabric, settled: _Settled) -> Run:
+        settings, reasons, told = self.settings, settled.reasons, []
         if settings.device == "cpu" and settings.threads != "auto":  # which an older version's run still says
-            torch.set_num_threads(settings.threads)
-        fabric = build_fabric(settings)
-        fabric.launch()
+            torch.set_num_threads(share_of_threads(settings.threads, fabric))
         torch.manual_seed(settings.seed)
-        self.task = prepare_task(settings, stats.mean, stats.std)
-        if not self.resumed:
+        start = None if settled.resumed else Start(self.asked)
+        begin = (lambda vit: None) if start is None else lambda vit: told.extend(start.encoder(vit))
+        self.task = prepare_task(settings, self.stats.mean, self.stats.std, begin)
+        if start is not None:
+            told += start.rest(self.task)
             values = {name: value for name, (value, _) in self.task.chosen.items()}
-            settings = replace(settings, task=settings.task | values)
+            self.settings = settings = replace(settings, task=settings.task | values)
             reasons |= {f"task.{name}": why for name, (_, why) in self.task.chosen.items()}
-        self.settings, self.stats = settings, stats
         source = self._kept(fabric.is_global_zero)  # before the folder is begun: there may be no room for it
-        if fabric.is_global_zero and not self.resumed:
-            self.folder.begin(self.asked, settings, reasons, stats, self.data.train.fingerprint())
-            self.folder.note_unreadable(stats.unreadable)
+        if not settled.resumed:
+            first_decides(fabric, lambda: self._begin(reasons, settled))
         self.reporter = Reporter(self.folder.log, fabric.is_global_zero)
-        self._announce(reasons)
-        self.card = run_card(settings, stats.mean, stats.std, self.folder.path.name)
+        self._announce(reasons, told)
+        self.card = run_card(settings, self.stats.mean, self.stats.std, self.folder.path.name)
         watch = Watch(self.task, self.card, self.held_out, self.training, settings)
         loop = Loop(fabric, self.task, source, settings, self.card, self.folder, self.reporter, watch)
-        if self.resumed:
-            self.reporter.say(f"Resuming after step {loop.first:,} of {loop.steps:,}.")
-        try:
-            ended = loop.run()
-            compile_blocks(self.task, enabled=False)  # the closing evaluation has other shapes, each of them once
+        if loop.restored:
+            self.reporter.say(f"Resuming after step {loop.state.step:,} of {loop.steps:,}.")
+        ended = loop.run()
+        if not fabric.is_global_zero:
             if not ended:
-                raise Stopped("stopped, and a checkpoint was written: the same command goes on from there")
-            return Run(self.folder.path, self._finish(loop, watch))
-        except torch.OutOfMemoryError as problem:
-            raise PatchloomError(
-                f"the device has too little memory for {settings.batch_size} images at once: halve --batch_size and "
-                "double --accumulate, which keeps the size of an update (and take another --out)"
-            ) from problem
+                raise Told("stopped")
+            return Run(self.folder.path, "")
+        compile_blocks(self.task, enabled=False)  # the closing evaluation has other shapes, each of them once
+        if not ended:
+            raise Stopped("stopped, and a checkpoint was written: the same command goes on from there")
+        if isinstance(self.task, FSDPModule):  # of which this process has a part; the last checkpoint has the whole
+            watch.task = load_task(self.folder.path).task.to(fabric.device)
+        closing = Closing(watch, self.card, self.folder, self.reporter, self.data, self.training, settings)
+        return Run(self.folder.path, closing.run(loop.measure, fabric.device, loop.stepper.autocast))
 
-    def _settle(self) -> tuple[Settings, dict[str, str], Stats]:
+    def _device(self) -> str:
+        """Where to train: as the run that is resumed did, if there is one."""
+        return self.folder.read_config().device if self.folder.config.exists() else device_of(self.asked)
+
+    def _begin(self, reasons: dict[str, str], settled: _Settled) -> None:
+        self.folder.begin(self.asked, self.settings, reasons, self.stats, settled.fingerprint)
+        self.folder.note_unreadable(self.stats.unreadable)
+
+    def _settle(self) -> _Settled:
         """Resolved settings, reasons, and statistics: measured now, or those of the run that is resumed."""
-        if self.resumed:
+        fingerprint = self.data.train.fingerprint()
+        if self.folder.holds(self.asked):
+            self.folder.lock()
+            self.folder.tidy()
             settings, found = self.folder.read_config(), self.folder.read_data()
-            if found["fingerprint"] != self.data.train.fingerprint():
+            if found["fingerprint"] != fingerprint:
                 raise PatchloomError(
                     f"the images in {settings.data} have changed since {self.folder.path} was begun: choose a new "
-                    "folder with --out"
+                    f"folder with --out; --from {self.folder.path} starts there from its weights"
                 )
-            return settings, {}, Stats(*(found[name] for name in ("mean", "std", "height", "width", "sampled")), [])
+            share_of_batch(settings.batch_size, len(self.training), world())
+            settings = replace(settings, **{name: getattr(self.asked, name) for name in LAUNCH})
+            stats = Stats(*(found[name] for name in ("mean", "std", "height", "width", "sampled")), [])
+            return _Settled(True, settings, {}, stats, fingerprint)
+        asked, as_there = Start(self.asked).shaped()
         found = channels_of(self.training)
-        channels = found if self.asked.channels == "auto" else self.asked.channels
+        channels = found if asked.channels == "auto" else asked.channels
         stats = measure(self.training, channels)
-        if self.asked.normalization == "imagenet":
+        if asked.normalization == "imagenet":
             if channels != 3:
                 raise PatchloomError(
                     f"ImageNet's statistics are for 3 channels, not {channels}: use --normalization data"
                 )
             stats = stats._replace(mean=_IMAGENET[0], std=_IMAGENET[1])
-        settings, reasons = resolve(self.asked, len(self.training), channels, stats, in_memory(self.data.train))
-        return settings, reasons, stats
+        in_mind = in_memory(self.data.train)
+        settings, reasons = resolve(asked, len(self.training), channels, stats, in_mind, world())
+        return _Settled(False, settings, as_there | reasons, stats, fingerprint)
 
     def _kept(self, loud: bool) -> Source:
         """The training images as the steps read them; all other uses read the files themselves."""
@@ -198,8 +237,8 @@ class _Pretraining:
         kept = keep(self.data.train, self.settings.cache, self.settings.workers, say)
         return hold_out(kept, self.asked.held_out, seed=self.asked.seed)[0]
 
-    def _announce(self, reasons: dict[str, str]) -> None:
-        """Say what will be done, and what every auto became."""
+    def _announce(self, reasons: dict[str, str], told: list[str]) -> None:
+        """Say what will be done, what every auto became, and with which weights it begins."""
         s, say = self.settings, self.reporter.say
         counts = f"{len(self.training):,} images to train on, {len(self.held_out):,} held out"
         say(f"{s.task['name']} on {self.data.train.name}: {counts}")
@@ -213,47 +252,9 @@ class _Pretraining:
             say(f"  {len(self.stats.unreadable)} of {self.stats.sampled} sampled files cannot be read and are skipped")
         encoder = sum(weight.numel() for weight in self.task.encoder.parameters())
         rest = sum(weight.numel() for weight in self.task.parameters()) - encoder
+        for line in told:
+            say(f"  {line}")
+        if world() > 1:
+            say(f"  {world()} processes ({s.strategy}) with {s.batch_size // world()} images of a step each")
         say(f"  encoder of {encoder / 1e6:.1f} M parameters, and {rest / 1e6:.1f} M that only the task needs")
         say(f"  everything goes to {self.folder.path}")
-
-    def _evaluate(self, watch: Watch) -> Report:
-        """kNN (which is returned) and linear probe beside their controls, on images that were never trained on."""
-        if has_labels(self.data.test):
-            test, story = self.data.test, "The data brings its own test images."
-        else:
-            test, story = self.held_out, "The test images are the held-out ones, which were never trained on."
-        train = self.training
-        if len(train) > _MOST_EVALUATED:
-            some = np.random.default_rng(self.settings.seed).permutation(len(train))[:_MOST_EVALUATED]
-            train, story = train.subset(np.sort(some)), f"{story} The training images are a random subset."
-        parts = Parts(labelled(train), labelled(test), story)
-        device = str(next(self.task.parameters()).device)
-        # these weights and this split are measured once: nothing to keep
-        how = How(self.settings.seed, device=device, batch_size=watch.batch_size, workers=watch.workers, cache=False)
-        head = self.task.beside().get("instance_head")
-        knn, linear = compare(("knn", "linear"), self.task.encoder, self.card, parts, how, head)
-        for report in (knn, linear):
-            append_rows(self.folder.path / "results.csv", report)
-            self.reporter.say(report.headline)
-        return knn
-
-    def _finish(self, loop: Loop, watch: Watch) -> str:
-        """Write the encoder and what belongs beside it, draw the pictures, and say what was learnt."""
-        beside = self.task.beside()
-        for name, module in beside.items():
-            save_head(module, self.folder.encoder.with_name(f"{name}.safetensors"))
-        save_encoder(self.task.encoder, self.card, self.folder.encoder)
-        fabric = loop.fabric
-        result = loop.measure or watch.look(fabric.device, fabric.autocast)[0]  # none: stopped after the last step
-        draw_curves(self.folder.metrics, self.folder.pictures / "curves.png", result.name)
-        draw_task(self.task, self.held_out, self.card, self.folder.pictures, fabric.device)
-        if count := len(self.folder.unreadable_names()):
-            files = "file" if count == 1 else "files"
-            self.reporter.say(f"{count} {files} could not be read: see {self.folder.unreadable}.")
-        knn = self._evaluate(watch) if watch.gallery is not None else None
-        summary = verdict(result, knn)
-        self.reporter.say(summary)
-        told = "".join(f", and {name}.safetensors beside it" for name in beside)
-        self.reporter.say(f"Pictures: {self.folder.pictures}. Encoder: {self.folder.encoder}{told}.")
-        write_whole(self.folder.summary, summary + "\n")
-        return summary

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from patchloom.files import append
 from patchloom.tasks.measure import Measure
 
 
@@ -25,8 +26,7 @@ class Reporter:
         self._wipe()
         self.console.print(text, markup=False)
         self.console.file.flush()  # a pipe or a job's log file shall show lines as they come
-        with open(self.log, "a", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text + "\n")
+        append(self.log, text + "\n")
 
     def flash(self, text: str) -> None:
         """Show a line that the next one replaces; only on a terminal."""
@@ -44,8 +44,8 @@ class Reporter:
 class Pace:
     """Images a second, the share of time spent waiting for data, and the time left."""
 
-    def __init__(self, steps: int, step: int, images_per_step: int):
-        self.steps, self.first, self.images_per_step = steps, step, images_per_step
+    def __init__(self, steps: int, step: int, images_per_step: int, seconds: float = 0.0):
+        self.steps, self.first, self.images_per_step, self.earlier = steps, step, images_per_step, seconds
         self.start, self.aside, self.waiting = time.perf_counter(), 0.0, 0.0
 
     def describe(self, step: int) -> str:
@@ -57,8 +57,8 @@ class Pace:
         return f"{rate:,.0f} images/s, {self.waiting / busy:.0%} waiting for data, {duration(left)} left"
 
     def seconds(self) -> float:
-        """Seconds since the start."""
-        return time.perf_counter() - self.start
+        """Seconds since the start, those of earlier starts included."""
+        return self.earlier + time.perf_counter() - self.start
 
 
 def duration(seconds: float) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-import torch
-
 from patchloom.data import Stats
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import PRESETS, EncoderSpec
@@ -15,6 +13,7 @@ from patchloom.train import suits
 
 Auto = Literal["auto"]
 DEFAULT_TASK = "droppos"
+LAUNCH = ("devices", "nodes", "strategy")  # with which settings a run may go on as it likes
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Settings:
         positions: fixed sincos, learned, random or no position embeddings.
         channels: channels of the images; greyscale and colour are converted into each other.
         epochs: passes over the training images.
-        batch_size: images a step.
+        batch_size: images a step, of all devices together.
         accumulate: steps whose gradients are added up before the weights move.
         blr: base learning rate; the peak is blr · (images an update) / 256.
         weight_decay: AdamW's, for weights of two and more dimensions.
@@ -44,11 +43,16 @@ class Settings:
         cache: decode the training images once and keep them on the disc: none, whole (as they are), or the pixels to
             which their shorter side is reduced where it is longer.
         device: cpu, cuda or mps.
+        devices: processes on each machine, with a device each; auto is what torchrun or SLURM started, else 1.
+        nodes: machines that train together.
+        strategy: ddp, or fsdp, which keeps weights, gradients and moments in parts between steps.
         precision: float32, or bfloat16 where products gain from it (weights stay float32).
         attention: with torch's fused kernel, or an explicit softmax; the same mathematics.
         compile: have torch.compile write kernels for the transformer blocks.
         checkpointing: compute activations again instead of keeping them: less memory, and a third more time.
-        threads: of the training process on a CPU.
+        threads: of the training processes of a machine on a CPU.
+        from_run: folder of a run with whose weights this one begins; on the command line --from.
+        init: public weights with which the encoder begins: timm:NAME, or a file.
         seed: of everything random.
     """
 
@@ -73,11 +77,16 @@ class Settings:
     workers: int | Auto = "auto"
     cache: Literal["none", "whole"] | int = "none"
     device: Literal["cpu", "cuda", "mps"] | Auto = "auto"
+    devices: int | Auto = "auto"
+    nodes: int = 1
+    strategy: Literal["ddp", "fsdp"] = "ddp"
     precision: Literal["float32", "bfloat16"] | Auto = "auto"
     attention: Literal["fused", "explicit"] | Auto = "auto"
     compile: bool | Auto = "auto"
     checkpointing: bool = False
     threads: int | Auto = "auto"
+    from_run: str | None = None
+    init: str | None = None
     seed: int = 0
 
     def check(self) -> None:
@@ -87,6 +96,7 @@ class Settings:
             PatchloomError: a number out of its range.
         """
         least = {"epochs": 1, "batch_size": 1, "accumulate": 1, "patch_size": 1, "channels": 1, "threads": 1}
+        least |= {"devices": 1, "nodes": 1}
         least |= {"workers": 0, "weight_decay": 0, "warmup_epochs": 0, "clip": 0, "seed": 0}
         for name, bound in least.items():
             value = getattr(self, name)
@@ -103,6 +113,8 @@ class Settings:
                 raise PatchloomError(f"--{name} is a share between 0 and 1, not {getattr(self, name)}")
         if self.img_size != "auto" and min(self.img_size) < 1:
             raise PatchloomError(f"--img_size must be positive, not {self.img_size}")
+        if self.from_run is not None and self.init is not None:
+            raise PatchloomError("--from and --init both say with which weights to begin: give one of them")
         if isinstance(self.cache, int):
             fewest = 2 if self.img_size == "auto" else max(self.img_size)
             if self.cache < fewest:
@@ -130,7 +142,7 @@ _ON_SHAPES = {"img_size": (32, 32), "patch_size": 8}
 
 
 def resolve(
-    settings: Settings, n: int, channels: int, stats: Stats, in_memory: bool
+    settings: Settings, n: int, channels: int, stats: Stats, in_memory: bool, world: int = 1
 ) -> tuple[Settings, dict[str, str]]:
     """Replace every ``auto``.
 
@@ -140,6 +152,7 @@ def resolve(
         channels: channels found in the data.
         stats: median size and statistics of the data.
         in_memory: reading an image costs nothing.
+        world: processes that train together.
 
     Returns:
         Settings without ``auto``, and for each one that was chosen, the reason in a few words.
@@ -156,8 +169,7 @@ def resolve(
         return value
 
     device = auto("device", *suits.device())
-    if device != "cpu" and not getattr(torch, device).is_available():
-        raise PatchloomError(f"there is no {device} device here: use --device cpu, or auto")
+    suits.check_device(device)
     auto("channels", channels, "what the images have")
     if settings.data.partition(":")[0] == "shapes" and (settings.img_size, settings.patch_size) == ("auto", "auto"):
         (h, w), patch = (
@@ -173,7 +185,10 @@ def resolve(
     if "class_token" in wishes and settings.model.get("class_token") is None:
         value, reasons["model.class_token"] = wishes["class_token"]
         chosen["model"] = {**chosen.get("model", settings.model), "class_token": value}
-    batch = auto("batch_size", *_batch(device, n))
+    batch = auto("batch_size", *_batch(device, n, world))
+    share_of_batch(batch, n, world)
+    if settings.devices == "auto":
+        chosen["devices"] = max(1, world // settings.nodes)
     samples = _SAMPLES["cpu" if device == "cpu" else "gpu"]
     epochs = min(_MOST_EPOCHS, max(10, round(samples / n)))
     epochs = auto("epochs", epochs, f"{n * epochs:,} samples in all from {n:,} training images")
@@ -210,11 +225,31 @@ def _model(device: str, patches: int) -> tuple[str, str]:
     return "vit_small_patch16_224", "a good start on one GPU"
 
 
-def _batch(device: str, n: int) -> tuple[int, str]:
-    usual = 128 if device == "cpu" else 256
-    if n >= 8 * usual:
-        return usual, f"usual on a {device}"
-    return max(1, min(usual, 2 ** max(3, (n // 8).bit_length() - 1), n)), f"an eighth of the {n} images or less"
+def _batch(device: str, n: int, world: int) -> tuple[int, str]:
+    usual, why = (128, "usual on a cpu") if device == "cpu" else (256 * world, f"usual on a {device}")
+    if world > 1:
+        why += f", for {world} processes"
+    if n < 8 * usual:
+        usual = max(1, min(usual, 2 ** max(3, (n // 8).bit_length() - 1), n))
+        why = f"an eighth of the {n} images or less"
+    return max(world, usual // world * world), why
+
+
+def share_of_batch(batch: int, n: int, world: int) -> int:
+    """Images of a step of ``batch`` that each of ``world`` processes takes, of ``n`` images in all.
+
+    Raises:
+        PatchloomError: they cannot be shared evenly.
+    """
+    images = min(batch, n)
+    if images % world:
+        below, above = images // world * world, (images // world + 1) * world
+        near = f"{below} or {above}" if 0 < below and above <= n else str(below or above)
+        raise PatchloomError(
+            f"{images} images a step cannot be shared evenly by {world} processes: use --batch_size {near}, or another "
+            "number of processes"
+        )
+    return images // world
 
 
 def _blr(model: str, batch: int) -> tuple[float, str]:

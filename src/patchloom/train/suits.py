@@ -7,6 +7,7 @@ import shutil
 
 import torch
 
+from patchloom.errors import PatchloomError
 from patchloom.machine import best_threads, bfloat16_gain, compile_gain, cores, fused_gain
 from patchloom.nets.build import EncoderSpec, attention_of
 
@@ -21,6 +22,16 @@ def device() -> tuple[str, str]:
     if torch.backends.mps.is_available():
         return "mps", "an Apple GPU is there"
     return "cpu", "no GPU was found"
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not there.
+
+    Raises:
+        PatchloomError: it is not.
+    """
+    if device != "cpu" and not getattr(torch, device).is_available():
+        raise PatchloomError(f"there is no {device} device here: use --device cpu, or auto")
 
 
 def threads(device: str) -> tuple[int, str]:

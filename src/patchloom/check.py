@@ -1,0 +1,226 @@
+"""``check``: what a set of images is like, what is wrong with it, and what pre-training on it would be and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from patchloom.data import Source, Stats, hold_out, in_memory, open_data
+from patchloom.data.stats import channels_for_all
+from patchloom.data.survey import Survey, survey
+from patchloom.errors import PatchloomError
+from patchloom.files import write_whole
+from patchloom.propose import Proposal, propose
+from patchloom.train.pretrain import request
+from patchloom.train.settings import DEFAULT_TASK, resolve
+
+_TOLD = 10  # broken files, and classes, that are named
+_GROUPS = 3  # examples of anything else
+_FEW = 500  # different images
+_MANY = 0.05  # the share of the images from which on a fault of theirs is worth advice
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What `check` found.
+
+    Attributes:
+        train: the images to train on.
+        test: those that the data brings for the test, or None.
+        channels: that all images are given.
+        proposal: for pre-training.
+        out: the file that lists what could not be read, or None.
+    """
+
+    train: Survey
+    test: Survey | None
+    channels: int
+    proposal: Proposal
+    out: str | None = None
+
+    @property
+    def splits(self) -> dict[str, Survey]:
+        """By name."""
+        return {"train": self.train} if self.test is None else {"train": self.train, "test": self.test}
+
+    @cached_property
+    def leaks(self) -> list[tuple[int, int]]:
+        """Test images that are among the training images, too: pairs of an index in test and one in train."""
+        return [] if self.test is None else self.test.shared_with(self.train)
+
+    def table(self) -> list[tuple[str, ...]]:
+        """A heading, and a row for each property; a column a split."""
+        columns = [_column(found, found.stats(self.channels)) for found in self.splits.values()]
+        rows = [(name, *(column[name] for column in columns)) for name in columns[0]]
+        return [("", *self.splits), *(row for row in rows if any(row[1:]))]
+
+    def sentences(self) -> list[str]:
+        """What is wrong, with examples, and what to do where that is sure."""
+        said: list[str] = []
+        for split, found in self.splits.items():
+            said += _faults(found, "" if self.test is None else f"{split}: ")
+        if self.leaks:
+            pairs = [f"{self.test.name(one)} = {self.train.name(two)}" for one, two in self.leaks[:_GROUPS]]
+            said.append(
+                f"{len(self.leaks):,} of {self.test.tried:,} test images could be known by heart, being in train, too "
+                f"({_some(pairs, len(self.leaks))}): take them out, or scores say less about new images."
+            )
+        if self.out is not None:
+            said.append(f"{self.out} lists every image that cannot be read.")
+        return [*said, *self._advice()]
+
+    def _advice(self) -> list[str]:
+        said, found, (h, w) = [], self.train, self.proposal.settings.img_size
+        read = len(found.rows)
+        different = round((read - found.repeated) / found.tried * len(found.source))
+        if different < _FEW:
+            said.append(
+                f"{different:,} different images are few to learn from: compare with weights that timm publishes, "
+                "which patchloom evaluate takes as timm:NAME."
+            )
+        if found.repeated > _MANY * read:
+            said.append(
+                f"{found.repeated / read:.0%} are copies of others: keep one of each, since a copy of a held-out image "
+                "that is trained on makes the measures of a run look better than they are."
+            )
+        depths = np.unique(found.rows["deep"])
+        if len(depths) > 1:
+            said.append("Images of 8 bits and deeper ones have different scales: keep one kind, or convert them alike.")
+        small, tiny = found.smaller_than(h, w), found.smaller_than(h / 2, w / 2)
+        if tiny > _MANY * read:
+            said.append(
+                f"{tiny:,} of {read:,} images would be blurred, having less than half of {h}x{w} pixels on a side: "
+                "leave them out, or lower --img_size."
+            )
+        elif small:
+            said.append(f"{small:,} of {read:,} images would be enlarged, being smaller than {h}x{w}.")
+        return said
+
+
+def check(
+    data: str,
+    *,
+    task: str = DEFAULT_TASK,
+    images: int | None = None,
+    model: str = "auto",
+    img_size: int | Literal["auto"] = "auto",
+    patch_size: int | Literal["auto"] = "auto",
+    epochs: int | Literal["auto"] = "auto",
+    batch_size: int | Literal["auto"] = "auto",
+    workers: int | Literal["auto"] = "auto",
+    device: Literal["cpu", "cuda", "mps", "auto"] = "auto",
+    estimate: bool = True,
+    out: str | None = None,
+) -> Checked:
+    """Read every image, tell what they are like and what is wrong, and propose how to pre-train on them.
+
+    Args:
+        data: images, as pretrain takes them.
+        task: for which to propose. From model to device, all that is given is kept, and the rest proposed to fit.
+        images: so many of each split are read at most, drawn at random; all, if absent.
+        model: nano, micro, mini, or a timm ViT.
+        img_size: pixels of a side.
+        patch_size: side of a patch in pixels.
+        epochs: passes over the training images.
+        batch_size: images a step.
+        workers: processes that read, here and in the run; here as many as there are cores, if auto.
+        device: cpu, cuda or mps.
+        estimate: measure time and memory in a few steps.
+        out: a file for the names of all images that cannot be read, each with the reason after a tab.
+
+    Raises:
+        PatchloomError: no such data or task, nothing that can be read, numbers of channels that do not go together,
+            settings that do not go together, or a file that cannot be written.
+    """
+    if images is not None and images < 1:
+        raise PatchloomError(f"--images must be 1 or more, not {images}")
+    given = {"model": model, "img_size": img_size, "patch_size": patch_size, "epochs": epochs}
+    asked = request(data, task, given | {"batch_size": batch_size, "workers": workers, "device": device})
+    opened = open_data(data)
+    training = hold_out(opened.train, asked.held_out, seed=asked.seed)[0]
+    sources = [source for source in (opened.train, opened.test) if source is not None]
+    found = [survey(source, images, None if workers == "auto" else workers) for source in sources]
+    if out is not None:
+        lines = (f"{one.source.describe(i)}\t{reason}\n" for one in found for i, reason in one.broken)
+        write_whole(Path(out), "".join(lines))
+    examples = {channels: name for one in reversed(found) for channels, name in one.examples().items()}
+    channels = channels_for_all(examples, opened.train.name)
+    resolved = resolve(asked, len(training), channels, found[0].stats(channels), in_memory(opened.train))
+    proposal = propose(data, training, *resolved, estimate)
+    return Checked(found[0], found[1] if len(found) > 1 else None, channels, proposal, out)
+
+
+def _column(found: Survey, stats: Stats) -> dict[str, str]:
+    """Properties of a split by name; what does not apply is empty."""
+    rows, n = found.rows, len(found.source)
+    depths, counts = np.unique(rows["deep"], return_counts=True)
+    return {
+        "images": f"{n:,}",
+        "read": "" if found.tried == n else f"{found.tried:,}, drawn at random",
+        "classes": _classes(found.source),
+        "files": _counted(found.kinds),
+        "height x width": _sizes(rows, stats),
+        "channels": _counted({str(c): int((rows["channels"] == c).sum()) for c in sorted(found.moments)}),
+        "depth": _counted({("8 bits", "deeper")[int(d)]: int(c) for d, c in zip(depths, counts, strict=True)}),
+        "mean": " ".join(f"{value:.3f}" for value in stats.mean),
+        "std": " ".join(f"{value:.3f}" for value in stats.std),
+        "unreadable": f"{len(found.broken):,}",
+        "copies": f"{found.repeated:,}",
+        "one colour": f"{len(found.flat):,}",
+    }
+
+
+def _classes(source: Source) -> str:
+    if source.labels is None or not source.classes:
+        return "no labels"
+    known = source.labels[source.labels >= 0]
+    counts = np.bincount(known, minlength=len(source.classes))
+    least, most = counts.argmin(), counts.argmax()
+    if counts[least] == counts[most]:
+        told = f"{len(counts)} of {counts[most]:,} images each"
+    elif len(counts) <= _TOLD:
+        told = _counted(dict(zip(source.classes, counts.tolist(), strict=True)))
+    else:
+        smallest, largest = (f"{counts[i]:,} ({source.classes[i]})" for i in (least, most))
+        told = f"{len(counts)} of {smallest} to {largest} images"
+    return told if len(known) == len(source) else f"{told}; {len(source) - len(known):,} without a label"
+
+
+def _sizes(rows: np.ndarray, stats: Stats) -> str:
+    sizes = np.unique(rows[["height", "width"]])
+    area = sizes["height"].astype(np.int64) * sizes["width"]
+    smallest, largest = ("x".join(map(str, sizes[i])) for i in (area.argmin(), area.argmax()))
+    if len(sizes) == 1:
+        return smallest
+    return f"{smallest} to {largest}, {stats.height}x{stats.width} at the median; {len(sizes):,} sizes"
+
+
+def _counted(counts: dict[str, int]) -> str:
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{name} ({count:,})" for name, count in counts.items())
+
+
+def _faults(found: Survey, split: str) -> list[str]:
+    said, broken = [], found.broken
+    of = f"of {found.tried:,} images"
+    if broken:
+        said.append(f"{split}{len(broken):,} {of} cannot be read:")
+        said += [f"  {found.name(i)}: {reason}" for i, reason in broken[:_TOLD]]
+        said += [f"  and {len(broken) - _TOLD:,} more; --out FILE lists them all"] * (len(broken) > _TOLD)
+    if found.copies:
+        groups = [" = ".join(map(found.name, group[:_GROUPS])) for group in found.copies[:_GROUPS]]
+        said.append(f"{split}{found.repeated:,} {of} can go, as copies of others ({_some(groups, len(found.copies))}).")
+    if found.flat:
+        names = _some([found.name(i) for i in found.flat[:_GROUPS]], len(found.flat))
+        said.append(f"{split}{len(found.flat):,} {of} can teach nothing, being of one colour ({names}).")
+    return said
+
+
+def _some(examples: Sequence[str], of: int) -> str:
+    return "; ".join([*examples, *["..."] * (of > len(examples))])

@@ -1,0 +1,237 @@
+"""Every image read once: its size and kind, and a digest of its pixels. What a set is really like, and what is wrong.
+
+Of an image some forty bytes are kept, so that a million need no more memory than one does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from patchloom.data.builtin import in_memory
+from patchloom.data.files import Files
+from patchloom.data.load import in_workers
+from patchloom.data.read import Unreadable
+from patchloom.data.source import Source
+from patchloom.data.stats import Moments, Stats, drawn
+from patchloom.errors import PatchloomError
+from patchloom.machine import cores
+
+_EACH = 64  # images that a process reads in a row, at most
+_ROW = np.dtype(
+    [
+        ("index", np.int64),
+        ("height", np.int32),
+        ("width", np.int32),
+        ("channels", np.int32),
+        ("deep", np.bool_),
+        ("flat", np.bool_),
+        ("digest", "V16"),
+    ]
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """What reading the images of a source has shown.
+
+    Attributes:
+        source: the images.
+        rows: one for each image that could be read, in the order of the source: its index, height, width and channels,
+            whether it is deep (more than 8 bits) and flat (of one colour), and the digest of its pixels.
+        moments: of the pixels, by number of channels.
+        kinds: how many readable files there are of each format and mode of PIL's, or suffix where PIL knows neither.
+        broken: index and reason of the images that could not be read.
+    """
+
+    source: Source
+    rows: np.ndarray
+    moments: dict[int, Moments]
+    kinds: dict[str, int]
+    broken: tuple[tuple[int, str], ...]
+
+    @property
+    def tried(self) -> int:
+        """Images that were to be read: all of them, or a sample."""
+        return len(self.rows) + len(self.broken)
+
+    @cached_property
+    def copies(self) -> tuple[tuple[int, ...], ...]:
+        """Groups of images with the same size, depth and pixels, by index."""
+        _, group, count = np.unique(self.rows["digest"], return_inverse=True, return_counts=True)
+        places = np.flatnonzero(count[group] > 1)
+        order = places[np.argsort(group[places], kind="stable")]
+        ends = np.flatnonzero(np.diff(group[order])) + 1
+        groups = np.split(self.rows["index"][order], ends) if len(order) else []
+        return tuple(sorted(tuple(group.tolist()) for group in groups))
+
+    def name(self, i: int) -> str:
+        """Of image i, in letters that any terminal shows."""
+        return self.source.describe(i).encode("utf-8", "backslashreplace").decode()
+
+    @property
+    def repeated(self) -> int:
+        """Images that could go, and every picture would still be there once."""
+        return sum(map(len, self.copies)) - len(self.copies)
+
+    @property
+    def flat(self) -> list[int]:
+        """Images of one flat colour, by index."""
+        return self.rows["index"][self.rows["flat"]].tolist()
+
+    def shared_with(self, other: Survey) -> list[tuple[int, int]]:
+        """Which images have the pixels of one of another's: pairs of an index here, and the first such one there."""
+        there, first = np.unique(other.rows["digest"], return_index=True)
+        mine = self.rows[np.isin(self.rows["digest"], there)]
+        place = first[np.searchsorted(there, mine["digest"])] if len(mine) else []
+        return list(zip(mine["index"].tolist(), other.rows["index"][place].tolist(), strict=True))
+
+    def smaller_than(self, height: float, width: float) -> int:
+        """How many images have fewer pixels in height or in width."""
+        return int(((self.rows["height"] < height) | (self.rows["width"] < width)).sum())
+
+    def examples(self) -> dict[int, str]:
+        """The name of the first image of each number of channels, and how many others there are."""
+        found = {}
+        for channels in sorted(self.moments):
+            those = self.rows["index"][self.rows["channels"] == channels]
+            others = f" and {len(those) - 1:,} more" if len(those) > 1 else ""
+            found[channels] = self.name(int(those[0])) + others
+        return found
+
+    def stats(self, channels: int) -> Stats:
+        """As `measure` has them of a sample, but of all images that were read; grey counts for each of `channels`."""
+        moments = Moments(channels)
+        for part in self.moments.values():
+            moments.join(part)
+        height, width = (round(float(np.median(self.rows[side]))) for side in ("height", "width"))
+        names = [self.source.describe(i) for i, _ in self.broken]
+        return Stats(*moments.mean_and_std(), height, width, len(self.rows), names)
+
+
+def survey(source: Source, most: int | None = None, workers: int | None = None) -> Survey:
+    """Read the images of a source, each of them wholly, and remember what they are like.
+
+    Args:
+        source: images.
+        most: only so many, drawn at random, always the same ones; all if absent.
+        workers: processes that read; as many as there are cores if absent.
+
+    Raises:
+        PatchloomError: nothing can be read.
+    """
+    n = len(source)
+    indices = range(n) if most is None or most >= n else drawn(n, most, seed=0)
+    if in_memory(source) or len(indices) < _EACH:
+        workers = 0  # starting them would take longer
+    elif workers is None:
+        workers = cores()
+    made = _Parts(source, indices, max(1, min(_EACH, len(indices) // (4 * workers or 1))))
+    console = Console(stderr=True)
+    parts = track(
+        in_workers(made, range(len(made)), workers),
+        f"reading {source.name}",
+        len(made),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    rows: list[np.ndarray] = []
+    moments: dict[int, Moments] = {}
+    kinds: Counter[str] = Counter()
+    broken: list[tuple[int, str]] = []
+    for part in parts:
+        rows.append(part.rows)
+        for channels, some in part.moments.items():
+            moments.setdefault(channels, Moments(channels)).join(some)
+        kinds.update(part.kinds)
+        broken += [(i, sys.intern(reason)) for i, reason in part.broken]  # a thousand files have few reasons
+    found = Survey(
+        source, np.concatenate([*rows, np.empty(0, _ROW)]), moments, dict(kinds.most_common()), tuple(broken)
+    )
+    if not len(found.rows):
+        first = f"{source.describe(broken[0][0])} {broken[0][1]}" if broken else "it is empty"
+        raise PatchloomError(f"nothing could be read in {source.name}: {first}")
+    return found
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What some images in a row are like; plain dicts, and no tuple that a DataLoader would look into."""
+
+    rows: np.ndarray
+    moments: dict[int, Moments]
+    kinds: dict[str, int]
+    broken: list[tuple[int, str]]
+
+
+class _Parts(Dataset):
+    """Number of a part -> what its images are like."""
+
+    def __init__(self, source: Source, indices: Sequence[int], each: int) -> None:
+        self.source, self.indices, self.each = source, indices, each
+
+    def __len__(self) -> int:
+        return -(-len(self.indices) // self.each)
+
+    def __getitem__(self, number: int) -> _Part:
+        rows, moments, kinds, broken = [], {}, Counter(), []
+        with quiet():
+            for i in self.indices[number * self.each : (number + 1) * self.each]:
+                try:
+                    image = self.source.read(i)
+                except Unreadable as error:
+                    broken.append((i, str(error).rpartition(" cannot be read as an image: ")[2]))
+                    continue
+                rows.append(_row(i, image))
+                moments.setdefault(len(image), Moments(len(image))).add(image)
+                if isinstance(self.source, Files):
+                    kinds[_kind(Path(self.source.describe(i)))] += 1
+        return _Part(np.array(rows, _ROW), moments, dict(kinds), broken)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No words from decoders, which warn without a name of files that are then read, or told by name, all the same."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _row(i: int, image: Tensor) -> tuple:
+    pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
+    digest = hashlib.blake2b(f"{pixels.shape} {pixels.dtype}".encode(), digest_size=16)
+    digest.update(pixels)
+    flat = bool((pixels[0] == pixels[0, 0]).all() and (pixels == pixels[0, 0]).all())
+    c, h, w = image.shape
+    return i, h, w, c, image.dtype != torch.uint8, flat, digest.digest()
+
+
+def _kind(path: Path) -> str:
+    """Format and mode by the file's head, such as 'PNG RGB', or the suffix."""
+    try:
+        with Image.open(path) as image:
+            return f"{image.format} {image.mode}"
+    except Exception:  # which of many exceptions says only that it is no file of PIL's
+        return path.suffix[1:].upper()

@@ -1,0 +1,307 @@
+"""Published weights as a start: whose they are is found from their names, and nothing is left out silently.
+
+An encoder keeps its own sizes. Weights are put in by timm's names; position embeddings and the patch projection are
+resampled as timm does it; every other difference is told or refused. A pickle is only ever read as weights, never run.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from timm.layers import resample_abs_pos_embed, resample_patch_embed
+from timm.models import adapt_input_conv
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.encode import grid_size, patch_side
+from patchloom.nets.weights import is_ours, load_encoder, read_card, read_states, stock_encoder, weights_file
+
+_POSITIONS, _PROJECTION = "pos_embed", "patch_embed.proj.weight"
+_TOKENS = ("cls_token", "dist_token", "reg_token")  # as they stand before the patches; the second is DeiT's
+
+State = dict[str, Tensor]
+Grid = tuple[int, int] | None
+
+
+class Matched(NamedTuple):
+    """What `load_public` did.
+
+    Attributes:
+        source: where the weights came from, and which ones were taken if there are several in it.
+        matched: names of the encoder that were filled.
+        missing: names of the encoder that the source does not have; they keep their values.
+        unexpected: names of the source, as they stand there, that were left out. What lies in other parts of a file,
+            such as an optimiser's state, is counted for each part.
+        resampled: what was changed to fit, such as "pos_embed: from a grid of 14x14 to 4x4".
+    """
+
+    source: str
+    matched: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    resampled: tuple[str, ...]
+
+    def sentences(self) -> list[str]:
+        """One to four lines for the log: the counts, then what is missing, unexpected and resampled."""
+        told = [
+            f"Weights from {self.source}: {len(self.matched)} matched, {len(self.missing)} missing, "
+            f"{len(self.unexpected)} unexpected, {len(self.resampled)} resampled or adapted."
+        ]
+        for what, names, mark in (
+            ("Missing there, so as initialised", self.missing, ", "),
+            ("Unexpected, so left out", self.unexpected, ", "),
+            ("Resampled or adapted", self.resampled, "; "),
+        ):
+            if names:
+                more = f"{mark}and {len(names) - 8} more" if len(names) > 8 else ""
+                told.append(f"{what}: {mark.join(names[:8])}{more}.")
+        return told
+
+
+class _Found(NamedTuple):
+    """Weights by what follows the prefix of their names in the source, and what else is there."""
+
+    source: str
+    weights: State
+    prefix: str
+    others: list[str]
+
+
+def load_public(
+    vit: VisionTransformer,
+    source: str | Path,
+    weights: State | None = None,
+    grid: tuple[int, int] | None = None,
+) -> Matched:
+    """Put published weights into an encoder in place; it changes as a whole or, if an error is raised, not at all.
+
+    Weights become float32. Learned position embeddings of another grid [1 prefix+n d], and a patch projection [d c p p]
+    of another patch size (FlexiViT, arXiv:2212.08013, section 3.4) or of 3 channels, are resampled as timm does it.
+    The number of heads leaves no trace in weights: it must be the source's. Torch's random numbers stay as they are.
+
+    Args:
+        vit: the encoder. Which of its parameters are trained stays as it is.
+        source: ``timm:NAME`` for weights that timm publishes; a run's folder; a ``.safetensors`` file, patchloom's or
+            with timm's names; any other file that torch saved, read by ``torch.load(weights_only=True)``.
+        weights, grid: what was read already, by timm's names, and its rows and columns of patches; ``source`` is then
+            only what it is called.
+
+    Raises:
+        PatchloomError: nothing of that kind is there, it cannot be read without running code, fewer than half of the
+            encoder's block weights are in it, a shape differs, or a weight is not a finite floating-point number.
+    """
+    target = dict(vit.state_dict())
+    states, grid = _read(source) if weights is None else ([("", weights)], grid)
+    found = _choose(str(source), states, target)
+    fitting = {name: _numbers(found, name) for name in target if name in found.weights}
+    told = [*_fit_projection(fitting, target), *_fit_positions(vit, found, fitting, target, grid)]
+    for name, value in fitting.items():
+        if value.shape != target[name].shape:
+            raise PatchloomError(_misfit(found, name, value, target[name], vit.embed_dim))
+    vit.load_state_dict(fitting, strict=False)
+    return Matched(
+        found.source,
+        tuple(fitting),
+        tuple(name for name in target if name not in fitting),
+        tuple([found.prefix + name for name in found.weights if name not in fitting] + found.others),
+        tuple(told),
+    )
+
+
+def public_shape(source: str | Path) -> dict[str, Any] | None:
+    """The model that a source says it is of, without fetching or reading its weights.
+
+    Returns:
+        ``name``, ``patch_size``, ``positions`` and ``options`` as `patchloom.nets.build.EncoderSpec` takes them; None
+        for a file that only holds tensors, since the number of heads leaves no trace in them.
+
+    Raises:
+        PatchloomError: timm has no such model, it cannot be served, or there is no such file.
+    """
+    if str(source).startswith("timm:"):
+        name = str(source).removeprefix("timm:")
+        stock = stock_encoder(name)
+        positions = "learned" if _POSITIONS in stock.state_dict() else "none"
+        return {"name": name.split(".")[0], "patch_size": patch_side(stock), "positions": positions, "options": {}}
+    path = weights_file(source)
+    if not is_ours(path):
+        return None
+    spec = read_card(path).spec
+    return {"name": spec.model, "patch_size": spec.patch_size, "positions": spec.positions, "options": spec.options}
+
+
+def _read(source: str | Path) -> tuple[list[tuple[str, State]], Grid]:
+    """The state dicts of a source by their paths in it, and the rows and columns of patches, if they are known."""
+    if str(source).startswith("timm:"):
+        with torch.random.fork_rng(devices=[]):
+            vit, _ = load_encoder(source)
+        return [("", vit.state_dict())], grid_size(vit)
+    path, grid = weights_file(source), None
+    if is_ours(path):
+        spec = read_card(path).spec
+        grid = spec.img_size[0] // spec.patch_size, spec.img_size[1] // spec.patch_size
+    return read_states(path), grid
+
+
+def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Found:
+    """The state dict, and the prefix of its names, by which most of the encoder's weights are found.
+
+    Raises:
+        PatchloomError: fewer than half of the weights of the encoder's blocks are found.
+    """
+    best: tuple[tuple, str, State, str] | None = None
+    for order, (path, state) in enumerate(states):
+        named, alike = Counter(), Counter()
+        for name, value in state.items():
+            parts = name.split(".")
+            for i in range(len(parts)):
+                if (ours := ".".join(parts[i:])) in target:
+                    named[name.removesuffix(ours)] += 1
+                    alike[name.removesuffix(ours)] += value.shape == target[ours].shape
+        for prefix, count in named.items():
+            # of a student and a teacher, which have the same shapes, papers use the teacher
+            teaches = not {"ema", "teacher"}.isdisjoint(re.split(r"[._]", f"{path}.{prefix}"))
+            rank = (alike[prefix], count, teaches, -order)
+            if best is None or rank > best[0]:
+                best = rank, path, state, prefix
+    expected = [name for name in target if name.startswith("blocks.")]
+    _, path, state, prefix = best or ((), *max(states, key=lambda one: len(one[1]), default=("", {})), "")
+    there = sum(prefix + name in state for name in expected)
+    if 2 * there < len(expected):
+        raise PatchloomError(_too_few(source, state, prefix, expected, there))
+    if place := ".".join(part for part in (path, prefix.rstrip(".")) if part):
+        source = f"{source} ({place})"
+    elsewhere: Counter[str] = Counter()
+    for where, other in states:
+        if other is not state:
+            elsewhere[where.partition(".")[0] or "the top level"] += len(other)
+    others = [name for name in state if not name.startswith(prefix)]
+    others += [f"{count} tensor{'s' * (count > 1)} of {part}" for part, count in elsewhere.items()]
+    weights = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    return _Found(source, weights, prefix, others)
+
+
+def _too_few(source: str, state: State, prefix: str, expected: list[str], there: int) -> str:
+    if not state:
+        return f"{source} holds no tensors: give a file with a state_dict of timm's names, or timm:NAME"
+    depth = len({name.split(".")[1] for name in expected if prefix + name in state})
+    own = len({name.split(".")[1] for name in expected})
+    if 0 < depth < own:
+        return f"{source} has {depth} blocks and this encoder {own}: give --model.depth {depth}"
+    return (
+        f"{source} has {there} of the {len(expected)} weights of this encoder's blocks: its names are like "
+        f"{', '.join(list(state)[:3])}, and timm's, like {expected[0]}, are expected"
+    )
+
+
+def _numbers(found: _Found, name: str) -> Tensor:
+    """A weight as finite float32, or an error with the name that it has in its source."""
+    value, where = found.weights[name].detach(), f"{found.prefix}{name} in {found.source}"
+    if not value.is_floating_point() or value.layout is not torch.strided:
+        raise PatchloomError(f"{where} is {value.dtype}, not floating-point: save the weights unquantized")
+    value = value.float()
+    if not value.isfinite().all():
+        raise PatchloomError(f"{where} has values that are not finite: take an earlier checkpoint")
+    return value
+
+
+def _fit_projection(fitting: State, target: State) -> list[str]:
+    """Bring the patch projection [d c p p] to the encoder's patch size and channels."""
+    value, own = fitting.get(_PROJECTION), target[_PROJECTION]
+    if value is None or value.ndim != 4 or len(value) != len(own):
+        return []
+    told = []
+    if value.shape[2:] != own.shape[2:]:
+        told.append(f"{_PROJECTION}: from patches of {_by(value.shape[2:])} to {_by(own.shape[2:])} pixels")
+        value = resample_patch_embed(value, list(own.shape[2:]))
+    if value.shape[1] == 3 != own.shape[1]:  # timm's rule is for colour images
+        told.append(f"{_PROJECTION}: from 3 channels to {own.shape[1]}")
+        value = adapt_input_conv(own.shape[1], value)
+    fitting[_PROJECTION] = value
+    return told
+
+
+def _tokens(state: State) -> dict[str, int]:
+    """Tokens that stand before the patches, and how many they are."""
+    return {name: state[name].shape[1] for name in _TOKENS if name in state and state[name].ndim == 3}
+
+
+def _fit_positions(vit: VisionTransformer, found: _Found, fitting: State, target: State, grid: Grid) -> list[str]:
+    """Bring position embeddings [1 prefix+n d] to the encoder's tokens and grid.
+
+    A token whose entry has no place in the encoder's table takes it along, which leaves the sum as it was.
+    """
+    table, own = fitting.get(_POSITIONS), target.get(_POSITIONS)
+    if table is None or table.ndim != 3 or (len(table), table.shape[2]) != (1, own.shape[2]):
+        return []
+    told, tokens, wanted = [], _tokens(found.weights), _tokens(target)
+    new, n = grid_size(vit), vit.patch_embed.num_patches
+    entries = own.shape[1] > n
+    prefix, old = _layout(table.shape[1], tokens, n, grid, alike=table.shape == own.shape and tokens == wanted)
+    if prefix is None:
+        raise PatchloomError(
+            f"{_POSITIONS} in {found.source} has {table.shape[1]} entries, and no square grid of patches has so many: "
+            "give an encoder of the file's own --img_size and --patch_size"
+        )
+    patches = table[:, prefix:]
+    if old is None and new[0] != new[1]:
+        told.append(f"{_POSITIONS}: for {n} patches in a grid that is not told, taken for {_by(new)}")
+    elif old not in (None, new):
+        told.append(f"{_POSITIONS}: from a grid of {_by(old)} to {_by(new)}")
+        patches = resample_abs_pos_embed(patches, list(new), list(old), num_prefix_tokens=0)
+    had = dict(zip(tokens, table[:, :prefix].split(list(tokens.values()), dim=1), strict=True)) if prefix else {}
+    for name, entry in had.items():
+        if name not in wanted:
+            told.append(f"{_POSITIONS}: without the entry of {name}")
+        elif not entries and fitting[name].shape == entry.shape:
+            fitting[name] += entry
+            told.append(f"{name}: with its entry of {_POSITIONS}, where this encoder has no place for it")
+    kept = []
+    for name, count in wanted.items() if entries else ():
+        kept.append(had.get(name, table.new_zeros(1, count, table.shape[2])))
+        if name not in had:
+            told.append(f"{_POSITIONS}: zero for {name}")
+    fitting[_POSITIONS] = torch.cat([*kept, patches], dim=1)
+    return told
+
+
+def _layout(length: int, tokens: dict[str, int], n: int, grid: Grid, alike: bool) -> tuple[int | None, Grid]:
+    """How many entries of a table are not of patches (None: cannot be told), and its grid (None: the encoder's)."""
+    choices = (sum(tokens.values()), 0)  # timm gives entries to all tokens before the patches, or to none
+    if grid is not None and length - math.prod(grid) in choices:
+        return length - math.prod(grid), grid
+    if alike:
+        return length - n, None
+    for prefix in choices:
+        side = math.isqrt(max(0, length - prefix))
+        if side and side**2 == length - prefix:
+            return prefix, None if side**2 == n else (side, side)  # a table that needs no change gets none
+    return next((prefix for prefix in choices if length - prefix == n), None), None
+
+
+def _misfit(found: _Found, name: str, value: Tensor, own: Tensor, width: int) -> str:
+    """What differs, and what to do; ``width`` is the encoder's."""
+    first, advice = found.weights.get("blocks.0.norm1.weight"), "give the --model of which these weights are"
+    if first is not None and first.numel() != width:
+        size = {192: "tiny", 384: "small", 768: "base", 1024: "large"}.get(first.numel())
+        named = f"--model vit_{size}_patch16_224, or " if size else ""
+        advice = f"the width there is {first.numel()}, here {width}: give {named}--model.embed_dim {first.numel()} "
+        advice += "with the num_heads of these weights"
+    elif name == _PROJECTION and value.ndim == 4:
+        advice = f"give --channels {value.shape[1]}"
+    elif name == "reg_token" and value.ndim == 3:
+        advice = f"give --model.reg_tokens {value.shape[1]}"
+    elif ".mlp.fc1." in name:
+        advice = f"give --model.mlp_ratio {len(value) / width:g}"
+    shapes = f"{_by(value.shape)} there and {_by(own.shape)} here"
+    return f"{found.source} does not fit this encoder, as {name} is {shapes}: {advice}"
+
+
+def _by(sizes: tuple[int, ...]) -> str:
+    return "x".join(map(str, sizes)) or "a scalar"

@@ -1,0 +1,176 @@
+"""What pre-training on some images would be, and what it would cost on this machine, measured in a few steps."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import statistics
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from patchloom.bench import Step, memory_of, reading
+from patchloom.data import Source, steps_per_epoch
+from patchloom.data.survey import quiet
+from patchloom.errors import PatchloomError
+from patchloom.machine import keep_freed_memory, seconds_of
+from patchloom.train.progress import duration
+from patchloom.train.settings import Settings
+
+_STEPS = 5  # that are timed
+_KEPT = 1.25  # pixels to keep of an image, over those that are trained on (docs/data.md)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run would need, measured in a few steps.
+
+    Attributes:
+        steps: of the run.
+        seconds: of each step that was timed, with its images there.
+        reading: seconds in which the images of a step are read.
+        apart: other processes read while the device computes.
+        memory: GiB at the peak of two steps beyond what the imports hold; None where that cannot be told.
+        room: GiB that the device, or this process, may use; None where that cannot be told.
+    """
+
+    steps: int
+    seconds: tuple[float, ...]
+    reading: float
+    apart: bool
+    memory: float | None
+    room: float | None
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step at the median."""
+        return statistics.median(self.seconds)
+
+    @property
+    def total(self) -> float:
+        """Seconds of the run, without measures and pictures."""
+        return self.steps * max(self.step, self.reading) if self.apart else self.worst
+
+    @property
+    def worst(self) -> float:
+        """Seconds if reading and computing go on in turns."""
+        return self.steps * (self.step + self.reading)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What `pretrain` would choose.
+
+    Attributes:
+        data: as the user typed it.
+        settings: without any ``auto``.
+        reasons: for each setting that was left open.
+        estimate: what that needs; None if it was not asked for or could not be made.
+        trouble: why it could not be made.
+    """
+
+    data: str
+    settings: Settings
+    reasons: dict[str, str]
+    estimate: Estimate | None
+    trouble: str = ""
+
+    @property
+    def command(self) -> str:
+        """To be pasted into a terminal; what it leaves open becomes the same again."""
+        s = self.settings
+        size = "x".join(map(str, s.img_size[:1] if len(set(s.img_size)) == 1 else s.img_size))
+        options = {"task": s.task["name"], "model": s.model["name"], "img_size": size}
+        options |= {name: getattr(s, name) for name in ("patch_size", "channels", "epochs", "batch_size")}
+        options |= {name: getattr(s, name) for name in ("workers", "device") if name not in self.reasons}
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        return shlex.join(["patchloom", "pretrain", self.data, *words])
+
+    def table(self) -> list[tuple[str, ...]]:
+        """A heading, and a row for each setting that was left open."""
+        s = self.settings
+        shown = s.plain() | {"model": s.model["name"], "img_size": "x".join(map(str, s.img_size))}
+        shown |= {f"model.{name}": value for name, value in s.model.items()}
+        rows = [("setting", "proposed", "since")]
+        for name, why in self.reasons.items():
+            value = shown[name]
+            rows.append((name, f"{value:.4g}" if isinstance(value, float) else str(value), why))
+        return rows
+
+    def sentences(self) -> list[str]:
+        """The command, and what it would need."""
+        said = [self.command]
+        if self.trouble:
+            said.append(f"It would stop: {self.trouble.rstrip('.')}.")
+        if self.estimate is None:
+            return said
+        e, s = self.estimate, self.settings
+        beside = f"while {e.reading:.3f} s go into reading" if e.apart else f"and {e.reading:.3f} s of reading"
+        span = f"{e.step:.3f} s ({min(e.seconds):.3f} to {max(e.seconds):.3f})"
+        said.append(
+            f"It would take about {duration(max(1, e.total))}: {e.steps:,} steps in {s.epochs:,} epochs, each of "
+            f"{span} {beside}. Estimated from {len(e.seconds)} steps; measures and pictures come on top."
+        )
+        if e.apart and s.device == "cpu" and e.worst > 1.1 * e.total:
+            said.append(f"Reading shares the cores with training here, which can make it {duration(e.worst)}.")
+        if e.reading > e.step:
+            remedy = "more --workers" if e.apart else "--workers 1"
+            side = round(_KEPT * max(s.img_size))
+            said.append(f"Reading is what takes longest: {remedy} or --cache {side} can make it faster.")
+        if e.memory is not None:
+            room = "" if e.room is None else f"; there are {e.room:,.1f} GiB"
+            said.append(f"It would need {e.memory:.2f} GiB of memory beyond what the imports hold{room}.")
+            if e.room is not None and e.memory > e.room:
+                said.append("That is more than there is: halve --batch_size, and add --accumulate 2.")
+        return said
+
+
+def propose(
+    data: str, training: Source, settings: Settings, reasons: dict[str, str], estimate: bool = True
+) -> Proposal:
+    """Measure a few steps of a run.
+
+    Args:
+        data: as the user typed it.
+        training: images to train on.
+        settings, reasons: as `resolve` gives them.
+        estimate: or leave that out.
+    """
+    made, trouble = None, ""
+    if estimate:
+        try:
+            made = _estimate(training, settings)
+        except torch.OutOfMemoryError:
+            trouble = f"the device has too little memory for {settings.batch_size} images at once: halve --batch_size"
+        except PatchloomError as problem:  # the images may well be read, and that shall not be lost
+            trouble = str(problem)
+    return Proposal(data, settings, reasons, made, trouble)
+
+
+def _estimate(training: Source, settings: Settings) -> Estimate:
+    keep_freed_memory()
+    if settings.device == "cpu":
+        torch.set_num_threads(settings.threads)
+    batch = min(settings.batch_size, len(training))
+    settings = replace(settings, batch_size=batch)
+    step = Step(settings, settings.compile)
+    seconds = tuple(seconds_of({"step": step}, settings.device, _STEPS)["step"])
+    with quiet():
+        rate = reading(training, step.task, settings)
+    memory = memory_of(settings, settings.compile)
+    steps = settings.epochs * steps_per_epoch(len(training), batch)
+    return Estimate(steps, seconds, batch / rate, settings.workers > 0, memory, _room(settings.device))
+
+
+def _room(device: str) -> float | None:
+    """GiB of memory that the device has, or that this process may use; None where that cannot be told."""
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[1] / 2**30
+    if device != "cpu" or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return None
+    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # a container's limit, where there is one
+        room = min(room, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return room / 2**30

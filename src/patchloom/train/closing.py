@@ -1,0 +1,89 @@
+"""The end of a run: the encoder is written, pictures are drawn, and what was learnt is said.
+
+All of it can be done again: a run that is killed here does so when it is resumed, and nothing is there twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from patchloom.data import Data, Source
+from patchloom.evaluate import How, Parts, Report, append_rows, compare, has_labels, labelled
+from patchloom.files import write_whole
+from patchloom.look import draw_curves
+from patchloom.nets.weights import EncoderCard, save_encoder, save_head
+from patchloom.tasks.measure import Measure
+from patchloom.train.folder import RunFolder
+from patchloom.train.pictures import draw_task
+from patchloom.train.progress import Reporter
+from patchloom.train.settings import Settings
+from patchloom.train.watch import Watch, verdict
+
+_MOST_EVALUATED = 5000  # training images of the closing evaluation; `patchloom evaluate` takes all
+
+
+class Closing(NamedTuple):
+    """What the end of a run needs: the watch with the trained task, and where things come from and go."""
+
+    watch: Watch
+    card: EncoderCard
+    folder: RunFolder
+    reporter: Reporter
+    data: Data
+    training: Source
+    settings: Settings
+
+    def run(self, measure: Measure | None, device: torch.device, context: Callable) -> str:
+        """Do it all.
+
+        Args:
+            measure: the last one that was taken; None: the run was stopped after its last step.
+            device, context: as for `Watch.look`.
+
+        Returns:
+            The closing sentence.
+        """
+        watch, folder, task = self.watch, self.folder, self.watch.task
+        beside = task.beside()
+        for name, module in beside.items():
+            save_head(module, folder.encoder.with_name(f"{name}.safetensors"))
+        save_encoder(task.encoder, self.card, folder.encoder)
+        measure = measure or watch.look(device, context)[0]
+        draw_curves(folder.metrics, folder.pictures / "curves.png", measure.name)
+        draw_task(task, watch.held_out, self.card, folder.pictures, device)
+        if count := len(folder.unreadable_names()):
+            files = "file" if count == 1 else "files"
+            self.reporter.say(f"{count} {files} could not be read: see {folder.unreadable}.")
+        knn = self._evaluate() if watch.gallery is not None else None
+        summary = verdict(measure, knn)
+        self.reporter.say(summary)
+        told = "".join(f", and {name}.safetensors beside it" for name in beside)
+        self.reporter.say(f"Pictures: {folder.pictures}. Encoder: {folder.encoder}{told}.")
+        write_whole(folder.summary, summary + "\n")
+        return summary
+
+    def _evaluate(self) -> Report:
+        """kNN (which is returned) and linear probe beside their controls, on images that were never trained on."""
+        if has_labels(self.data.test):
+            test, story = self.data.test, "The data brings its own test images."
+        else:
+            test, story = self.watch.held_out, "The test images are the held-out ones, which were never trained on."
+        train = self.training
+        if len(train) > _MOST_EVALUATED:
+            some = np.random.default_rng(self.settings.seed).permutation(len(train))[:_MOST_EVALUATED]
+            train, story = train.subset(np.sort(some)), f"{story} The training images are a random subset."
+        parts = Parts(labelled(train), labelled(test), story)
+        seed, task, watch = self.settings.seed, self.watch.task, self.watch
+        device = str(next(task.parameters()).device)
+        # these weights and this split are measured once: nothing to keep
+        how = How(seed, device=device, batch_size=watch.batch_size, workers=watch.workers, cache=False)
+        head = task.beside().get("instance_head")
+        knn, linear = compare(("knn", "linear"), task.encoder, self.card, parts, how, head)
+        for report in (knn, linear):
+            append_rows(self.folder.path / "results.csv", report, once=True)
+            self.reporter.say(report.headline)
+        return knn

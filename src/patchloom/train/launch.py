@@ -1,0 +1,139 @@
+"""Several processes that train together: how they begin, agree, and learn that one of them has died."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from lightning_fabric import Fabric
+from lightning_fabric.strategies import DDPStrategy, ModelParallelStrategy
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from patchloom.errors import PatchloomError, Told
+from patchloom.processes import world
+from patchloom.train.settings import Settings
+from patchloom.train.suits import check_device
+from patchloom.train.suits import device as best_device
+
+T = TypeVar("T")
+
+# what `fabric run` tells its scripts; torchrun, which it starts, has told the same in its own way
+_FABRIC_RUN = ("LT_CLI_USED", "LT_ACCELERATOR", "LT_DEVICES", "LT_NUM_NODES", "LT_STRATEGY", "LT_PRECISION")
+_LOST = re.compile(r"connection|gloo|nccl|socket|timed? ?out|broken pipe|store", re.IGNORECASE)
+LOST = (
+    "another process of this training has died, so this one stops, too: see what was printed before this, then run the "
+    "same command again, which goes on from the last checkpoint"
+)
+
+
+def launch(asked: Settings, device: str) -> Fabric:
+    """Start the processes that ``asked`` wants, or find out how torchrun, ``fabric run`` or SLURM have started them.
+
+    Args:
+        asked: devices, nodes and strategy.
+        device: as `Settings.device`.
+
+    Raises:
+        PatchloomError: there is no such device, or what started the processes says another number of them.
+    """
+    check_device(device)
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # we say ourselves what is used
+    told = {name: os.environ.pop(name) for name in _FABRIC_RUN if name in os.environ}
+    if told.get("LT_PRECISION"):
+        raise PatchloomError("give --precision to patchloom, not to fabric run")
+    sharded = "fsdp" in (asked.strategy, told.get("LT_STRATEGY"))
+    nodes, devices = _started(asked)
+    try:
+        if nodes * devices == 1:
+            fabric = Fabric(accelerator=device, devices=1)
+        else:
+            strategy = ModelParallelStrategy(_shard, nodes * devices, 1) if sharded else DDPStrategy()
+            fabric = Fabric(accelerator=device, devices=devices, num_nodes=nodes, strategy=strategy)
+        fabric.launch()
+    except (ValueError, RuntimeError) as problem:  # what the launcher refuses
+        reason = " ".join(str(problem).split())
+        raise PatchloomError(f"{devices} x {nodes} processes cannot be started here: {reason}") from problem
+    return fabric
+
+
+def _started(asked: Settings) -> tuple[int, int]:
+    """Nodes, and devices on each: as the environment says, which must agree with what was asked for."""
+    found: tuple[int, int] | None = None
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        local = int(os.environ["LOCAL_WORLD_SIZE"])
+        found = int(os.environ["WORLD_SIZE"]) // local, local
+    elif os.environ.get("SLURM_NTASKS", "1") != "1" and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        nodes = int(os.environ.get("SLURM_NNODES", "1"))
+        found = nodes, int(os.environ["SLURM_NTASKS"]) // nodes
+    wanted = asked.nodes, 1 if asked.devices == "auto" else asked.devices
+    if found is None:
+        return wanted
+    if asked.nodes not in (1, found[0]) or asked.devices not in ("auto", 1, found[1]):
+        raise PatchloomError(
+            f"--nodes {wanted[0]} --devices {wanted[1]} does not fit the {found[0]} x {found[1]} processes that were "
+            "started: leave both out"
+        )
+    return found
+
+
+def _shard(task: nn.Module, mesh: Any) -> nn.Module:
+    # One unit: its weights are gathered once a step, and what a step leaves behind (weights, gradients, moments,
+    # teacher) is in parts. Units inside would need every use of a weight to pass through a forward.
+    fully_shard(task, mesh=mesh["data_parallel"])
+    return task
+
+
+@contextmanager
+def gathered_weights(task: nn.Module) -> Iterator[None]:
+    """While entered, a task whose weights are in parts has them whole. Every process must enter."""
+    if not isinstance(task, FSDPModule):
+        yield
+        return
+    task.unshard()
+    try:
+        yield
+    finally:
+        task.reshard()
+
+
+def first_decides(fabric: Fabric, decide: Callable[[], T]) -> T:
+    """What ``decide`` gives in the first process, in all of them.
+
+    Raises:
+        PatchloomError: it raised that; in the others as `Told`, which nobody prints again.
+    """
+    answer: Any = None
+    problem: PatchloomError | None = None
+    if fabric.is_global_zero:
+        try:
+            answer = decide()
+        except PatchloomError as error:
+            if world() == 1:
+                raise
+            problem = error
+    answer, text = fabric.broadcast((answer, None if problem is None else str(problem)))
+    if problem is not None:
+        raise problem
+    if text is not None:
+        raise Told(text)
+    return answer
+
+
+def died(problem: BaseException) -> bool:
+    """Whether ``problem`` means that another process has died."""
+    return world() > 1 and isinstance(problem, RuntimeError) and bool(_LOST.search(str(problem)))
+
+
+def device_of(asked: Settings) -> str:
+    """The kind of device on which ``asked`` trains."""
+    return best_device()[0] if asked.device == "auto" else asked.device
+
+
+def share_of_threads(threads: int, fabric: Fabric) -> int:
+    """Threads of one process, of those that a machine's processes have together."""
+    return max(1, threads // getattr(fabric.strategy, "num_processes", 1))

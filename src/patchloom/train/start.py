@@ -1,0 +1,91 @@
+"""With which weights a run begins: fresh ones, those of another run, or public ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.public import Matched, load_public, public_shape
+from patchloom.tasks.task import Task
+from patchloom.train.checkpoint import weights_of
+from patchloom.train.folder import RunFolder
+from patchloom.train.settings import Settings
+
+_ENCODER = "encoder."
+
+
+class Start:
+    """The weights that a user asked to begin with, if any.
+
+    Args:
+        asked: ``from_run`` and ``init``.
+
+    Raises:
+        PatchloomError: ``from_run`` is no run, or has no sound checkpoint.
+    """
+
+    def __init__(self, asked: Settings):
+        self.asked = asked
+        self.run: Settings | None = None
+        self.weights: dict[str, Tensor] = {}
+        if asked.from_run is not None:
+            folder = RunFolder(asked.from_run)
+            self.run = folder.read_config()
+            if not folder.checkpoints.there():
+                raise PatchloomError(f"{folder.path} has no checkpoint yet: let that run train first")
+            self.weights = weights_of(folder.checkpoints.read()[0])
+
+    def shaped(self) -> tuple[Settings, dict[str, str]]:
+        """What was asked for, with the model of the weights wherever it was left open, and the reasons."""
+        asked, chosen, reasons = self.asked, {}, {}
+        shape = self._shape()
+        if shape is None:
+            return asked, reasons
+        source = asked.from_run or asked.init
+        for name in ("patch_size", "positions", "img_size", "channels"):
+            if name in shape and getattr(asked, name) == "auto":
+                chosen[name], reasons[name] = shape[name], f"as in {source}"
+        if asked.model["name"] == "auto":
+            given = {name: value for name, value in asked.model.items() if name != "name" and value is not None}
+            chosen["model"] = {**shape["options"], **given, "name": shape["name"]}
+            reasons["model"] = f"as in {source}"
+        return replace(asked, **chosen), reasons
+
+    def _shape(self) -> dict[str, Any] | None:
+        if self.run is not None:
+            run = self.run
+            options = {name: value for name, value in run.model.items() if name != "name" and value is not None}
+            sizes = {"patch_size": run.patch_size, "positions": run.positions}
+            sizes |= {"img_size": run.img_size, "channels": run.channels}
+            return {"name": run.model["name"], "options": options, **sizes}
+        return None if self.asked.init is None else public_shape(self.asked.init)
+
+    def encoder(self, vit: VisionTransformer) -> list[str]:
+        """Put the weights into an encoder, before a task is built around it, which may copy it; what was done.
+
+        Raises:
+            PatchloomError: they do not fit, or cannot be read.
+        """
+        if self.run is not None:
+            own = {name.removeprefix(_ENCODER): w for name, w in self.weights.items() if name.startswith(_ENCODER)}
+            grid = tuple(side // self.run.patch_size for side in self.run.img_size)
+            return load_public(vit, f"the encoder of {self.asked.from_run}", own, grid).sentences()
+        return [] if self.asked.init is None else load_public(vit, self.asked.init).sentences()
+
+    def rest(self, task: Task) -> list[str]:
+        """Put what else of the run fits into the task (decoder, heads, teacher); what was done."""
+        if self.run is None:
+            return []
+        source = {name: weight for name, weight in self.weights.items() if not name.startswith(_ENCODER)}
+        own = {name: weight for name, weight in task.state_dict().items() if not name.startswith(_ENCODER)}
+        fits = {name: source[name] for name in own if name in source and source[name].shape == own[name].shape}
+        task.load_state_dict(fits, strict=False)
+        if not own and not source:
+            return []
+        missing = tuple(name for name in own if name not in fits)
+        unexpected = tuple(name for name in source if name not in fits)
+        return Matched(f"the rest of {self.asked.from_run}", tuple(fits), missing, unexpected, ()).sentences()

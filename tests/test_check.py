@@ -1,0 +1,324 @@
+"""``check``: every number against numpy's, every fault found and named, and a proposal that pretrain takes."""
+
+import os
+import shlex
+import struct
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+from PIL import Image
+
+from patchloom.check import check
+from patchloom.cli import main
+from patchloom.data import open_data
+from patchloom.data.survey import survey
+from patchloom.errors import PatchloomError
+from patchloom.options import parse_pretrain
+from patchloom.propose import Estimate
+from patchloom.train.pretrain import request
+from patchloom.train.settings import resolve
+
+RNG = np.random.default_rng(0)
+
+
+def noise(*shape, dtype=np.uint8):
+    return RNG.integers(0, np.iinfo(dtype).max, shape, dtype, endpoint=True)
+
+
+def bomb():
+    """The head of a PNG of 60,000 x 60,000 pixels."""
+
+    def chunk(name, body):
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    head = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def whole_jpeg(path):
+    Image.fromarray(noise(40, 40, 3)).save(path)
+    return path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """Eight images that can be read, of four kinds and five sizes, seven that cannot, and a loop of links."""
+    root = tmp_path_factory.mktemp("mixed")
+    (root / "deep").mkdir()
+    arrays = {"a.png": noise(20, 30, 3), "b.png": noise(24, 16), "c.npy": noise(20, 30, 3), "flat.png": noise(1, 1, 3)}
+    arrays["flat.png"] = np.broadcast_to(arrays["flat.png"], (10, 12, 3)).copy()
+    for name in ("a.png", "b.png", "flat.png"):
+        Image.fromarray(arrays[name]).save(root / name)
+    np.save(root / "c.npy", arrays["c.npy"])
+    arrays["deep/d.tif"] = noise(50, 40, dtype=np.uint16)
+    tifffile.imwrite(root / "deep/d.tif", arrays["deep/d.tif"])
+    Image.fromarray(arrays["a.png"]).save(root / "e.bmp")  # the same pixels in another file format
+    os.link(root / "b.png", root / "f.png")
+    os.symlink(root / "a.png", root / "g.png")
+    arrays |= {"e.bmp": arrays["a.png"], "f.png": arrays["b.png"], "g.png": arrays["a.png"]}
+
+    (root / "bomb.png").write_bytes(bomb())
+    (root / "empty.png").write_bytes(b"")
+    (root / "half.jpg").write_bytes(whole_jpeg(root / "half.jpg")[:900])
+    (root / "page.jpg").write_text("<!doctype html><html><body>404</body></html>")
+    (root / "text.png").write_text("a text, and no image")
+    (root / "short.tif").write_bytes((root / "deep/d.tif").read_bytes()[:200])
+    os.symlink(root / "nowhere.png", root / "lost.png")
+    os.symlink(root, root / "deep" / "again")
+    return root, arrays
+
+
+BROKEN = ["bomb.png", "empty.png", "half.jpg", "lost.png", "page.jpg", "short.tif", "text.png"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_second_process(module_patch):
+    module_patch.setattr("patchloom.propose.memory_of", lambda settings, compiled: 0.25)  # it takes seconds to start
+    module_patch.setattr("patchloom.bench._READING", 0.1)
+
+
+@pytest.fixture(scope="module")
+def module_patch():
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+def quick(data, **how):
+    return check(str(data), estimate=False, **how)
+
+
+def named(found, indices, root):
+    return [os.path.relpath(found.name(i), root) for i in indices]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_there_agrees_with_numpy(mixed, workers, monkeypatch):
+    monkeypatch.setattr("patchloom.data.survey._EACH", 4)  # several parts, and so few are not read in one process
+    root, arrays = mixed
+    found = survey(open_data(root).train, workers=workers)
+    assert named(found, [i for i, _ in found.broken], root) == BROKEN
+    assert named(found, found.rows["index"].tolist(), root) == sorted(arrays)
+    sizes = [arrays[name].shape[:2] for name in sorted(arrays)]
+    assert list(zip(found.rows["height"], found.rows["width"], strict=True)) == sizes
+    assert found.rows["deep"].tolist() == [name == "deep/d.tif" for name in sorted(arrays)]
+    assert found.kinds == {"PNG RGB": 3, "PNG L": 2, "NPY": 1, "TIFF I;16": 1, "BMP RGB": 1}
+    assert [named(found, group, root) for group in found.copies] == [["a.png", "e.bmp", "g.png"], ["b.png", "f.png"]]
+    assert found.repeated == 3
+    assert named(found, found.flat, root) == ["flat.png"]
+
+    most = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}
+    colour = [np.broadcast_to(a if a.ndim == 3 else a[..., None], (*a.shape[:2], 3)) for a in arrays.values()]
+    pixels = np.concatenate([a.reshape(-1, 3) / most[a.dtype] for a in colour])
+    stats = found.stats(3)
+    np.testing.assert_allclose(stats.mean, pixels.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(stats.std, pixels.std(0), rtol=1e-5)
+    assert (stats.height, stats.width) == tuple(np.round(np.median(sizes, axis=0)).astype(int))
+    assert stats.sampled == len(arrays) and len(stats.unreadable) == len(BROKEN)
+
+
+def test_depth_size_and_shape_belong_to_the_pixels(tmp_path):
+    values = noise(4, 6)
+    alike = {"a": values, "b": values, "deep": (values / 255).astype(np.float32)}
+    alike |= {"turned": values.reshape(6, 4), "colour": np.repeat(values[..., None], 3, 2)}
+    for name, array in alike.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    found = survey(open_data(tmp_path).train)
+    assert [named(found, group, tmp_path) for group in found.copies] == [["a.npy", "b.npy"]]
+
+
+def test_what_the_command_prints(mixed, capsys, caplog, tmp_path):
+    root, arrays = mixed
+    out = tmp_path / "lists" / "broken.tsv"
+    assert main(["check", str(root), "--out", str(out), "--estimate", "false"]) == 0
+    assert not caplog.records, "tifffile talks about the short file"
+    printed = capsys.readouterr().out
+    cells = {line[:16].strip(): line[16:].strip() for line in printed.splitlines()}
+    assert cells["images"] == "15" and cells["unreadable"] == "7"
+    assert cells["copies"] == "3" and cells["one colour"] == "1"
+    assert cells["files"] == "PNG RGB (3), PNG L (2), NPY (1), TIFF I;16 (1), BMP RGB (1)"
+    assert cells["height x width"] == "10x12 to 50x40, 20x30 at the median; 4 sizes"
+    assert cells["channels"] == "1 (3), 3 (5)" and cells["depth"] == "8 bits (7), deeper (1)"
+    assert "7 of 15 images cannot be read:" in printed and "decompression bomb" in printed
+    assert f"{root}/a.png = {root}/e.bmp = {root}/g.png; {root}/b.png = {root}/f.png" in printed
+    assert f"1 of 15 images can teach nothing, being of one colour ({root}/flat.png)." in printed
+    assert "5 different images are few" in printed and "38% are copies" in printed
+    assert "different scales" in printed
+    lines = [line.split("\t") for line in out.read_text().splitlines()]
+    assert [os.path.relpath(name, root) for name, _ in lines] == BROKEN
+    assert all(reason and "\n" not in reason for _, reason in lines)
+
+
+def test_only_the_first_broken_files_are_printed(tmp_path, capsys):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for i in range(1000):
+        (folder / f"{i:04}{('.png', '.jpg', '.tif', '.npy', '.gif')[i % 5]}").write_bytes(b"\x00no" * (i % 7))
+    for i in range(4):
+        Image.fromarray(noise(8, 8)).save(folder / f"good{i}.png")
+    assert main(["check", str(folder), "--out", str(tmp_path / "broken")]) == 0
+    told = capsys.readouterr().out
+    assert "1,000 of 1,004 images cannot be read:" in told
+    assert sum(line.startswith(f"  {folder}") for line in told.splitlines()) == 10
+    assert "  and 990 more" in told and len((tmp_path / "broken").read_text().splitlines()) == 1000
+    assert "It would stop: " in told  # too many failures in a row for training
+
+
+def test_test_images_that_are_trained_on(tmp_path):
+    for place in ("train/x", "train/y", "test/x", "test/y"):
+        (tmp_path / place).mkdir(parents=True)
+        for i in range(3):
+            Image.fromarray(noise(8, 8)).save(tmp_path / place / f"{i}.png")
+    for to in ("train/y/copy.png", "test/x/copy.png", "test/y/copy.png"):
+        (tmp_path / to).write_bytes((tmp_path / "train/x/0.png").read_bytes())
+    done = quick(tmp_path)
+    assert [(named(done.test, [a], tmp_path), named(done.train, [b], tmp_path)) for a, b in done.leaks] == [
+        (["test/x/copy.png"], ["train/x/0.png"]),
+        (["test/y/copy.png"], ["train/x/0.png"]),
+    ]
+    said = "\n".join(done.sentences())
+    pair = f"{tmp_path}/test/x/copy.png = {tmp_path}/train/x/0.png"
+    assert f"2 of 8 test images could be known by heart, being in train, too ({pair};" in said
+    assert f"train: 1 of 7 images can go, as copies of others ({tmp_path}/train/x/0.png =" in said
+    rows = {row[0]: row[1:] for row in done.table()}
+    assert rows[""] == ("train", "test") and rows["images"] == ("7", "8")
+    assert rows["classes"] == ("x (3), y (4)", "2 of 4 images each")
+    assert quick("digits").leaks == []
+
+
+def test_classes_are_counted(tmp_path):
+    for i in range(12):
+        (tmp_path / f"class{i:02}").mkdir()
+        for j in range(i + 1):
+            Image.fromarray(noise(4, 4)).save(tmp_path / f"class{i:02}" / f"{j}.png")
+    assert ("classes", "12 of 1 (class00) to 12 (class11) images") in quick(tmp_path).table()
+    lines = [f"class00/0.png\ta\nclass01/{i}.png\tb\nclass02/{i}.png\n" for i in range(2)]
+    (tmp_path / "list.txt").write_text("".join(lines))
+    assert ("classes", "2 of 2 images each; 2 without a label") in quick(tmp_path / "list.txt").table()
+
+
+def test_a_sample_is_fixed_and_counted_as_such():
+    done, again = (quick("shapes:300", images=70) for _ in range(2))
+    assert done.train.tried == done.test.tried == 70
+    assert done.train.rows["index"].tolist() == again.train.rows["index"].tolist()
+    assert done.train.rows["index"].tolist() != list(range(70))
+    assert ("read", "70, drawn at random", "70, drawn at random") in done.table()
+    assert ("images", "300", "2,000") in done.table()
+    assert (done.proposal.settings.workers, done.proposal.reasons["workers"]) == (0, "the images are in memory")
+
+
+@pytest.mark.parametrize("data", ["shapes:300", "photos"])
+def test_the_command_makes_what_was_proposed(data, tmp_path):
+    if data == "photos":
+        data = str(tmp_path / "my photos")
+        os.mkdir(data)
+        for i in range(20):
+            Image.fromarray(noise(40, 60 + i)).save(f"{data}/{i}.png")
+    done = quick(data, epochs=3, workers=0).proposal
+    assert done.settings.epochs == 3 and done.settings.batch_size == {"shapes:300": 32}.get(data, 8)
+    words = shlex.split(done.command)
+    assert words[:2] == ["patchloom", "pretrain"]
+    given, _ = parse_pretrain(words[2:])
+    asked = request(given.pop("data"), given.pop("task"), given)
+    opened = open_data(data).train
+    stats = survey(opened).stats(done.settings.channels)
+    again, _ = resolve(asked, len(opened) - round(0.05 * len(opened)), 3, stats, not os.path.isdir(data))
+    assert again == done.settings
+    assert {row[0] for row in done.table()[1:]} == set(done.reasons)
+
+
+def test_the_estimate(capsys):
+    words = ["check", "shapes:64", "--batch_size", "8", "--epochs", "3", "--task", "mae"]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert "patchloom pretrain shapes:64 --task mae" in told and "It would need 0.25 GiB of memory" in told
+    assert "21 steps in 3 epochs" in told  # 64 - 3 held out, in batches of 8
+
+
+def test_what_was_read_is_told_even_if_no_step_can_be_made(monkeypatch, capsys):
+    def full(settings, compiled):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("patchloom.propose.memory_of", full)
+    assert main(["check", "shapes:64", "--batch_size", "8", "--task", "mae"]) == 0
+    told = capsys.readouterr().out
+    assert "It would stop: the device has too little memory for 8 images at once: halve --batch_size." in told
+    assert "It would take" not in told and "images          64" in told
+
+
+def test_time_is_that_of_the_slower_or_of_both():
+    apart = Estimate(100, (0.1, 0.2, 0.9), 0.3, True, 4.0, 2.0)
+    assert apart.total == pytest.approx(30) and apart.worst == pytest.approx(50)
+    turns = replace(apart, apart=False)
+    assert turns.total == pytest.approx(50)
+    proposal = replace(quick("shapes:64").proposal, estimate=replace(apart, steps=1000))
+    said = " ".join(proposal.sentences())
+    assert "about 5 min 0 s" in said and "make it 8 min 20 s" in said
+    assert "each of 0.200 s (0.100 to 0.900) while 0.300 s go into reading. Estimated from 3 steps" in said
+    assert "Reading is what takes longest" in said and "more than there is" in said
+    room = replace(apart, memory=1.0, seconds=(0.4,))
+    said = " ".join(replace(proposal, estimate=room).sentences())
+    assert "Reading is what takes longest" not in said and "more than there is" not in said
+
+
+def test_small_images(tmp_path):
+    for i in range(20):
+        Image.fromarray(noise(*((40, 40) if i else (30, 30)))).save(tmp_path / f"{i}.png")
+    assert "1 of 20 images would be enlarged, being smaller than 40x40." in quick(tmp_path).sentences()
+    assert any("20 of 20 images would be blurred" in line for line in quick(tmp_path, img_size=96).sentences())
+    assert not any("would be" in line for line in quick(tmp_path, img_size=24).sentences())
+
+
+def test_names_that_are_no_text(tmp_path, capfdbinary):
+    name = os.path.join(os.fsencode(tmp_path), b"bad\xff.png")
+    with open(name, "wb") as file:
+        file.write(b"no image")
+    for i in range(3):
+        Image.fromarray(noise(8, 8)).save(tmp_path / f"{i}.png")
+    assert main(["check", str(tmp_path), "--estimate", "false", "--out", str(tmp_path / "broken")]) == 0
+    assert rb"bad\udcff.png: " in capfdbinary.readouterr().out
+    assert (tmp_path / "broken").read_bytes().startswith(name + b"\t")
+
+
+def folder_of(tmp_path, **arrays):
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    return tmp_path
+
+
+def failed(capsys, *words):
+    assert main(["check", *map(str, words), "--estimate", "false"]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith("patchloom: ") and told.err.count("\n") == 1 and not told.out
+    return told.err
+
+
+def test_what_cannot_be_used_gets_one_sentence(tmp_path, capsys):
+    assert "empty folder" in failed(capsys, tmp_path)
+    assert "nowhere does not exist" in failed(capsys, "nowhere")
+    assert "did you mean droppos" in failed(capsys, "shapes", "--task", "dropos")
+    assert "--images must be 1 or more" in failed(capsys, "shapes", "--images", "0")
+    (tmp_path / "a.png").write_text("no")
+    (tmp_path / "b.png").write_text("no")
+    out = tmp_path / "broken.txt"
+    assert f"nothing could be read in {tmp_path}: {tmp_path}/a.png" in failed(capsys, tmp_path)
+    folder_of(tmp_path, c=noise(8, 8, 4), d=noise(8, 8, 3), e=noise(9, 9, 4))
+    told = failed(capsys, tmp_path, "--out", out)
+    assert f"of 3 channels ({tmp_path}/d.npy) and of 4 ({tmp_path}/c.npy and 1 more)" in told
+    assert len(out.read_text().splitlines()) == 2  # what was read at length is not lost
+
+
+def test_channels_of_both_splits_must_go_together(tmp_path):
+    for split, channels in (("train", 3), ("test", 5)):
+        (tmp_path / split).mkdir()
+        folder_of(tmp_path / split, a=noise(8, 8, channels), b=noise(8, 8, channels))
+    with pytest.raises(PatchloomError, match="of 3 channels .* and of 5 "):
+        quick(tmp_path)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+def test_a_device_that_is_not_there(capsys):
+    assert "no cuda device" in failed(capsys, "shapes:64", "--device", "cuda")

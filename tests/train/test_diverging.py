@@ -1,0 +1,118 @@
+"""Updates that are no numbers are not made; where they go on, the run goes back, and at last it stops."""
+
+import csv
+import math
+
+import pytest
+import torch
+from killing import SMALL, draw_images
+from safetensors.torch import load_file
+
+from patchloom.errors import PatchloomError
+from patchloom.tasks import task_class
+from patchloom.train import loop
+from patchloom.train.pretrain import pretrain
+from patchloom.train.step import Stepper
+
+STEPS = 18  # 48 images to train on, in batches of 16, for 6 epochs
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return draw_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(autouse=True)
+def saved_after_each_update(monkeypatch):
+    monkeypatch.setattr(loop, "_SAVE_EVERY", 0.0)
+
+
+def spoil(monkeypatch, name, which, how=math.nan):
+    """Have a task's loss be ``how`` at the steps (from 0) for which ``which`` is true; the steps that were seen."""
+    seen = []
+    whole = task_class(name).forward
+
+    def forward(self, *views, progress, generator=None):
+        step = round(progress * STEPS)
+        seen.append(step)
+        outcome = whole(self, *views, progress=progress, generator=generator)
+        return outcome._replace(loss=outcome.loss * how) if which(step, len(seen)) else outcome
+
+    monkeypatch.setattr(task_class(name), "forward", forward)
+    return seen
+
+
+def rows(run):
+    with open(run / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(("name", "how"), [("mae", math.nan), ("mae", math.inf), ("lut", math.nan)])
+def test_one_bad_step_is_skipped_and_named(images, tmp_path, monkeypatch, capsys, name, how):
+    spoil(monkeypatch, name, lambda step, _: step == 7, how)
+    pretrain(images, name, out=tmp_path / "run", **SMALL)
+    (line,) = (tmp_path / "run" / "skipped.txt").read_text().splitlines()
+    step, why, *names = line.split("\t")
+    assert step == "step 8" and f"loss {how:g}" in why
+    assert len(names) == len(set(names)) == 16 and all((images / name).is_file() for name in names)
+    assert "step 8 was skipped: loss" in capsys.readouterr().out
+    table = {row["step"]: row for row in rows(tmp_path / "run")}
+    assert [step for step, row in table.items() if row.get("skipped")] == ["8"]
+    assert table["8"]["loss"] == "" and math.isfinite(float(table["9"]["loss"]))
+    saved = load_file(tmp_path / "run" / "checkpoints" / "last.safetensors")
+    assert all(value.isfinite().all() for value in saved.values() if value.is_floating_point())
+
+
+def test_a_skipped_step_leaves_no_trace(images, tmp_path, monkeypatch):
+    """The loss is spoilt after the forward pass, which has changed running statistics by then."""
+    spoil(monkeypatch, "lut", lambda step, _: step == 0)
+    update, save, states = Stepper.update, loop.Loop._save, []
+
+    def noted_update(self, *arguments):
+        moved = update(self, *arguments)
+        states.append(copied(self.task))
+        return moved
+
+    def noted_save(self):
+        if not states:  # before the first forward pass
+            states.append(copied(self.task))
+        save(self)
+
+    monkeypatch.setattr(Stepper, "update", noted_update)
+    monkeypatch.setattr(loop.Loop, "_save", noted_save)
+    pretrain(images, "lut", out=tmp_path / "run", **SMALL)
+    start, skipped, made = states[:3]
+    assert not [name for name in start if not torch.equal(start[name], skipped[name])]
+    assert [name for name in start if "running_mean" in name and not torch.equal(start[name], made[name])]
+
+
+def copied(task):
+    return {name: value.detach().clone() for name, value in task.state_dict().items()}
+
+
+def test_several_in_a_row_go_back_to_the_last_good_checkpoint_with_a_lower_rate(images, tmp_path, monkeypatch, capsys):
+    seen = spoil(monkeypatch, "mae", lambda step, count: step >= 9 and count <= 14)
+    pretrain(images, "mae", out=tmp_path / "run", **SMALL)
+    assert seen == [*range(14), *range(9, STEPS)]
+    told = capsys.readouterr().out
+    assert "no numbers any more at step 14: going back to step 9, with ×0.5 the learning rate" in told
+    rates = {int(row["step"]): float(row["lr"]) for row in rows(tmp_path / "run") if row["lr"]}
+    assert sorted(rates) == list(range(1, STEPS + 1))
+    plain = pretrain(images, "mae", out=tmp_path / "plain", **SMALL).folder
+    usual = {int(row["step"]): float(row["lr"]) for row in rows(plain) if row["lr"]}
+    for step, rate in rates.items():
+        assert rate == pytest.approx(usual[step] * (0.5 if step > 9 else 1), rel=1e-5)
+    # a checkpoint that is no number's neighbour is never the one to go back to
+    assert len((tmp_path / "run" / "skipped.txt").read_text().splitlines()) == 5
+
+
+def test_after_three_setbacks_a_sentence(images, tmp_path, monkeypatch):
+    seen = spoil(monkeypatch, "mae", lambda step, count: step >= 9)
+    with pytest.raises(PatchloomError, match="no longer numbers after 14 steps, though .* halved 3 times: .* --blr"):
+        pretrain(images, "mae", out=tmp_path / "run", **SMALL)
+    assert seen == [*range(14), *[9, 10, 11, 12, 13] * 3]
+    saved = load_file(tmp_path / "run" / "checkpoints" / "last.safetensors")
+    assert all(value.isfinite().all() for value in saved.values() if value.is_floating_point())
+    with pytest.raises(PatchloomError, match="no longer numbers"):  # and a restart does not forget the setbacks
+        pretrain(images, "mae", out=tmp_path / "run", **SMALL)
+    assert len(seen) == 14 + 15 + 5

@@ -1,0 +1,43 @@
+"""Runs that are killed anywhere, by a signal that cannot be caught, end as if they never had been."""
+
+import random
+import time
+
+import pytest
+from killing import Kill, draw_images, kill_until_done, left_behind, start
+
+SEED = 20261120
+KILLS = 7  # at the least, of each task
+CASES = {
+    "droppos": {"task": "droppos", "accumulate": 2},
+    "extrema": {"task": "extrema"},
+    "lut": {"task": "lut"},
+    "mae": {"task": "mae", "workers": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return draw_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed_anywhere_is_never_killed(case, images, tmp_path):
+    options, rng = CASES[case], random.Random(f"{SEED} {case}")
+    print(f"seed {SEED} {case}")
+    start(images, tmp_path / "first" / "run", options, Kill())  # the server that processes are forked from starts, too
+    begin = time.perf_counter()
+    killed, events = start(images, tmp_path / "plain" / "run", options, Kill())
+    seconds = time.perf_counter() - begin
+    assert not killed and events > 20
+    plain, kills, folders = left_behind(tmp_path / "plain" / "run"), 0, 0
+    assert plain == left_behind(tmp_path / "first" / "run")
+    while kills < KILLS:
+        out = tmp_path / f"killed{folders}" / "run"  # of the same name, which the encoder's card has
+        kills += kill_until_done(images, out, options, events, seconds, rng)
+        folders += 1
+        found = left_behind(out)
+        assert found.keys() == plain.keys()
+        differing = [name for name in plain if plain[name] != found[name]]
+        assert not differing, f"{differing} after {kills} kills in {folders} folders"
+    print(f"{kills} kills in {folders} folders, {seconds:.1f} s a run")
