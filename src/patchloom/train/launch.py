@@ -132,8 +132,3 @@ def died(problem: BaseException) -> bool:
 def device_of(asked: Settings) -> str:
     """The kind of device on which ``asked`` trains."""
     return best_device()[0] if asked.device == "auto" else asked.device
-
-
-def share_of_threads(threads: int, fabric: Fabric) -> int:
-    """Threads of one process, of those that a machine's processes have together."""
-    return max(1, threads // getattr(fabric.strategy, "num_processes", 1))

@@ -31,7 +31,7 @@ from patchloom.processes import rank, world
 from patchloom.tasks import with_defaults
 from patchloom.train.closing import Closing
 from patchloom.train.folder import RunFolder, plain_name
-from patchloom.train.launch import device_of, first_decides, launch, share_of_threads
+from patchloom.train.launch import device_of, first_decides, launch
 from patchloom.train.loop import Loop
 from patchloom.train.pictures import load_task, prepare_task, run_card
 from patchloom.train.progress import Reporter
@@ -157,7 +157,7 @@ class _Pretraining:
     def _train(self, fabric: Fabric, settled: _Settled) -> Run:
         settings, reasons, told = self.settings, settled.reasons, []
         if settings.device == "cpu" and settings.threads != "auto":  # which an older version's run still says
-            torch.set_num_threads(share_of_threads(settings.threads, fabric))
+            torch.set_num_threads(settings.threads)
         torch.manual_seed(settings.seed)
         start = None if settled.resumed else Start(self.asked)
         begin = (lambda vit: None) if start is None else lambda vit: told.extend(start.encoder(vit))

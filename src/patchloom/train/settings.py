@@ -50,7 +50,7 @@ class Settings:
         attention: with torch's fused kernel, or an explicit softmax; the same mathematics.
         compile: have torch.compile write kernels for the transformer blocks.
         checkpointing: compute activations again instead of keeping them: less memory, and a third more time.
-        threads: of the training processes of a machine on a CPU.
+        threads: of each training process on a CPU.
         from_run: folder of a run with whose weights this one begins; on the command line --from.
         init: public weights with which the encoder begins: timm:NAME, or a file.
         seed: of everything random.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -36,6 +38,9 @@ def explained(settings: Settings, device: torch.device) -> Iterator[None]:
         if lost := lost_worker(problem):
             raise lost from problem
         if died(problem):
+            if threading.current_thread() is threading.main_thread():
+                # torchrun sends it to all that are left, at once: the sentence comes first, and then the end
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
             raise PatchloomError(LOST) from problem
         if not _NO_MEMORY.search(str(problem)):
             raise

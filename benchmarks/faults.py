@@ -1,0 +1,50 @@
+"""Runs of every task that are killed again and again, and compared bit for bit with runs that never were.
+
+python benchmarks/faults.py [--kills 25] [--seed 1] [--tasks mae,droppos]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from killing import Kill, draw_images, kill_until_done, left_behind, start  # noqa: E402
+
+from patchloom.tasks import TASKS  # noqa: E402
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=25, help="of each task, at the least")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tasks", default=",".join(TASKS))
+    arguments = parser.parse_args()
+    print("| task | kills | runs that they hit | differences |\n| --- | --- | --- | --- |", flush=True)
+    for name in arguments.tasks.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            images, rng = draw_images(Path(folder, "images")), random.Random(f"{arguments.seed} {name}")
+            options = {"task": name}
+            start(images, Path(folder, "first", "run"), options, Kill())
+            begin = time.perf_counter()
+            _, events = start(images, Path(folder, "plain", "run"), options, Kill())
+            seconds = time.perf_counter() - begin
+            plain, kills, runs, differences = left_behind(Path(folder, "plain", "run")), 0, 0, 0
+            while kills < arguments.kills:
+                out = Path(folder, f"killed{runs}", "run")
+                hits = kill_until_done(images, out, options, events, seconds, rng)
+                kills, runs = kills + hits, runs + (hits > 0)
+                found = left_behind(out)
+                differences += found.keys() != plain.keys() or any(found[part] != plain[part] for part in plain)
+                if hits == 0:  # the next one shall have a name of its own
+                    out.parent.rename(Path(folder, f"spared-{time.monotonic_ns()}"))
+            print(f"| {name} | {kills} | {runs} | {differences} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
