@@ -138,7 +138,7 @@ def test_every_option_of_a_task_is_explained_with_its_default(name):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name if page.parent == ROOT else f"docs/{page.name}")
 def test_options_links_and_lines(page):
     text = page.read_text()
-    known = {"debug", "help", "version", "config", "out", "task", "model", *options_of_pretrain()}
+    known = {"debug", "help", "version", "config", "out", "task", "model", "from", *options_of_pretrain()}
     known |= {f"model.{option}" for option in MODEL_OPTIONS} | {"task.NAME"}
     known |= {option for name in TASKS for option in options_of_task(name)}
     protocols = [protocol_of(name)[0] for name in PROTOCOLS]

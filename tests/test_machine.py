@@ -73,10 +73,11 @@ def test_the_figures_are_those_of_real_work():
 
 
 def test_a_compiled_steps_gain_is_known_only_after_it_was_measured():
-    assert machine.compile_gain("cpu", "float32", "nano") is None
-    assert machine.compile_gain("cpu", "float32", "nano", lambda: 1.25) == 1.25
-    assert machine.compile_gain("cpu", "float32", "nano") == 1.25
-    assert machine.compile_gain("cpu", "bfloat16", "nano") is None
+    assert machine.compile_gain("cpu", "float32", "nano", 2) is None
+    assert machine.compile_gain("cpu", "float32", "nano", 2, lambda: 1.25) == 1.25
+    assert machine.compile_gain("cpu", "float32", "nano", 2) == 1.25
+    assert machine.compile_gain("cpu", "float32", "nano", 1) is None
+    assert machine.compile_gain("cpu", "bfloat16", "nano", 2) is None
 
 
 def test_peak_memory_is_that_of_the_work_alone():

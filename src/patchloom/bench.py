@@ -182,7 +182,8 @@ def bench(
     done = Bench(each[0], peaks, tuple(paces))
     if compile:
         gains = [two.rate / one.rate for one, two in zip(paces[::2], paces[1::2], strict=True)]
-        compile_gain(done.settings.device, done.settings.precision, done.settings.model["name"], lambda: min(gains))
+        s = done.settings
+        compile_gain(s.device, s.precision, s.model["name"], s.threads, lambda: min(gains))
     return done
 
 

@@ -23,16 +23,23 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from patchloom.errors import PatchloomError
 from patchloom.files import cache_root, write_whole
 
 _ROUNDS = 5
+# torch's and numpy's words on a CPU, and those of its own allocator
+_NO_MEMORY = re.compile(r"allocate memory|enough memory|unable to allocate|bad_alloc|out of memory", re.IGNORECASE)
+_WANTED = re.compile(r"allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)", re.IGNORECASE)
+_UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 # glibc's numbers for mallopt: trim, top pad, and the number of allocations that may be mapped
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
 
 
-def measured(name: str, measure: Callable[[], float], device: str = "cpu", again: bool = False) -> float:
+def measured(
+    name: str, measure: Callable[[], float], device: str = "cpu", again: bool = False, threads: int | None = None
+) -> float:
     """A figure of this machine: the one of an earlier time, or ``measure()``, which is then kept.
 
     Args:
@@ -40,8 +47,9 @@ def measured(name: str, measure: Callable[[], float], device: str = "cpu", again
         measure: how.
         device: on what; with its name, torch's version and the number of threads it is part of what is remembered.
         again: measure even if it is known.
+        threads: with how many it is measured; torch's number now, if absent.
     """
-    key, known = _key(name, device), _read()
+    key, known = _key(name, device, threads), _read()
     if again or not isinstance(known.get(key), int | float):
         known[key] = float(f"{measure():.4g}")
         with contextlib.suppress(PatchloomError):  # a read-only disc costs another measurement, and nothing else
@@ -49,8 +57,9 @@ def measured(name: str, measure: Callable[[], float], device: str = "cpu", again
     return known[key]
 
 
-def _key(name: str, device: str) -> str:
-    return f"{name} on {_called(device)}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+def _key(name: str, device: str, threads: int | None = None) -> str:
+    threads = threads or torch.get_num_threads()
+    return f"{name} on {_called(device)}, torch {torch.__version__}, {threads} threads"
 
 
 def _file() -> Path:
@@ -189,12 +198,14 @@ def best_threads() -> int:
     return round(measured("best number of threads", best)) if most > 1 else 1
 
 
-def compile_gain(device: str, dtype: str, model: str, measure: Callable[[], float] | None = None) -> float | None:
+def compile_gain(
+    device: str, dtype: str, model: str, threads: int, measure: Callable[[], float] | None = None
+) -> float | None:
     """How many times faster a step is with compiled blocks, by an earlier ``measure``; None: it was never measured."""
     name = f"compiled over eager, {dtype}, {model}"
     if measure is None:
-        return _read().get(_key(name, device))
-    return measured(name, measure, device, again=True)
+        return _read().get(_key(name, device, threads))
+    return measured(name, measure, device, again=True, threads=threads)
 
 
 def keep_freed_memory() -> bool:
@@ -240,6 +251,55 @@ def memory(device: str) -> tuple[float, float]:
         limits += [limit for limit in resource.getrlimit(resource.RLIMIT_AS) if limit != resource.RLIM_INFINITY]
     used = _resident("VmHWM") if Path("/proc/self/status").exists() else 0.0
     return used, min(limits) / 2**30
+
+
+class Affordable(TorchFunctionMode):
+    """While entered, building a net that cannot be trained in this machine's memory is refused.
+
+    Linux gives out more memory than it has, and kills a process that then uses it: no exception would ever be seen.
+
+    Args:
+        copies: how many times a weight is in memory: 4 with its gradient and two moments.
+
+    Raises:
+        PatchloomError: the weights that were made so far, so often, are more than the memory that there is.
+    """
+
+    def __init__(self, copies: int):
+        super().__init__()
+        self.copies, self.made, self.there = copies, 0, memory("cpu")[1]
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        try:
+            made = func(*args, **(kwargs or {}))
+        except RuntimeError as problem:
+            if lacking(problem):
+                raise self._refusal() from problem
+            raise
+        if func in (torch.empty, torch.zeros, torch.ones) and made.device.type != "meta":  # not touched yet
+            self.made += made.nbytes
+            if self.copies * self.made > self.there * 2**30:
+                raise self._refusal()
+        return made
+
+    def _refusal(self) -> PatchloomError:
+        return PatchloomError(
+            f"a model of these sizes cannot be trained in the {self.there:.1f} GiB of memory that there are: choose a "
+            "smaller --model, smaller patches, or smaller heads and decoders"
+        )
+
+
+def lacking(problem: BaseException) -> str | None:
+    """If ``problem`` says that there is too little memory: how much was in use, and how much more was asked for."""
+    on_gpu = isinstance(problem, torch.OutOfMemoryError)
+    if not (on_gpu or isinstance(problem, MemoryError) or _NO_MEMORY.search(str(problem))):
+        return None
+    used, there = memory("cuda" if on_gpu else "cpu")
+    need = f"{used:.1f} GiB of {there:.1f} were in use"
+    if wanted := _WANTED.search(str(problem)):
+        more = float(wanted[1]) * _UNITS[wanted[2].lower()] / 2**30
+        need += f", and {more:.2g} GiB more were asked for" if more >= 0.01 else ", and a little more was asked for"
+    return need
 
 
 def _resident(which: str) -> float:

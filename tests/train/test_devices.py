@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from killing import SMALL, draw_images
+from lightning_fabric import Fabric
 from ranks import free_port, run_together
 
 import patchloom.cli
+from patchloom.train.pretrain import pretrain
 
 CASES = {
     "droppos": {"task": "droppos", "accumulate": 2},
@@ -122,3 +124,10 @@ def test_launchers(launcher, images, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("mae on ") == 1 and "2 processes (ddp) with 8 images of a step each" in done.stdout
     assert (tmp_path / "run" / "summary.txt").exists()
+
+
+def test_gradients_that_wait_are_not_sent(images, tmp_path, monkeypatch):
+    alone, whole = [], Fabric.no_backward_sync
+    monkeypatch.setattr(Fabric, "no_backward_sync", lambda self, *what: alone.append(what) or whole(self, *what))
+    pretrain(images, "mae", out=tmp_path / "run", **SMALL | {"accumulate": 4})
+    assert len(alone) == 18 - 5  # of 18 steps, these move the weights: 4, 8, 12, 16, and the last

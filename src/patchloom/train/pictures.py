@@ -13,6 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 from patchloom.data import Source, hold_out, normalize, open_data, plain_batches
 from patchloom.errors import PatchloomError
 from patchloom.look import draw_sheet
+from patchloom.machine import Affordable
 from patchloom.nets.build import build_encoder
 from patchloom.nets.encode import checkpoint_gradients, fuse_attention
 from patchloom.nets.weights import EncoderCard
@@ -39,9 +40,12 @@ def prepare_task(
     Its images are normalised by ``mean`` and ``std``; ``begin`` is given the encoder before the task is built around
     it, and may put weights into it.
     """
-    vit = build_encoder(settings.encoder_spec())
+    affordable = Affordable(4 if settings.device == "cpu" else 1)  # what a GPU lacks it tells itself
+    with affordable:
+        vit = build_encoder(settings.encoder_spec())
     begin(vit)
-    task = build_task(settings.task, vit)
+    with affordable:
+        task = build_task(settings.task, vit)
     fuse_attention(task, fused=settings.attention == "fused")
     checkpoint_gradients(task, settings.checkpointing)
     task.normalized_by(mean, std)

@@ -151,7 +151,7 @@ class _Pretraining:
                 f"process {rank()} finds other images in {self.asked.data} than the first: give all machines the same"
             )
         self.settings, self.stats = settled.settings, settled.stats
-        with explained(self.settings, fabric.device):
+        with explained(self.settings):
             return self._train(fabric, settled)
 
     def _train(self, fabric: Fabric, settled: _Settled) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -13,6 +14,8 @@ from patchloom.train import suits
 
 Auto = Literal["auto"]
 DEFAULT_TASK = "droppos"
+# of processes, threads and pixels more are a slip of the keyboard, and would bring a machine down
+_MOST = {"workers": 1024, "threads": 1024, "devices": 1024, "nodes": 2**16, "patch_size": 2**16, "channels": 2**16}
 LAUNCH = ("devices", "nodes", "strategy")  # with which settings a run may go on as it likes
 
 
@@ -102,17 +105,19 @@ class Settings:
             value = getattr(self, name)
             if value != "auto" and value < bound:
                 raise PatchloomError(f"--{name} must be {bound} or more, not {value}")
-        if self.seed >= 2**31:
-            raise PatchloomError(f"--seed must be below 2147483648, not {self.seed}")
+        for name in least:
+            bound, value = _MOST.get(name, 2**31 - 1), getattr(self, name)
+            if value != "auto" and value > bound:
+                raise PatchloomError(f"--{name} must be {bound} or less, not {value}")
         if "auto" not in (self.epochs, self.warmup_epochs) and self.warmup_epochs > self.epochs:
             raise PatchloomError(f"--warmup_epochs {self.warmup_epochs} is more than --epochs {self.epochs}: lower it")
-        if self.blr != "auto" and self.blr <= 0:
-            raise PatchloomError(f"--blr must be above 0, not {self.blr}")
+        if self.blr != "auto" and not 0 < self.blr < math.inf:
+            raise PatchloomError(f"--blr must be above 0 and finite, not {self.blr}")
         for name in ("crop_scale", "held_out"):
             if not 0 < getattr(self, name) < 1 and (name, getattr(self, name)) != ("crop_scale", 1):
                 raise PatchloomError(f"--{name} is a share between 0 and 1, not {getattr(self, name)}")
-        if self.img_size != "auto" and min(self.img_size) < 1:
-            raise PatchloomError(f"--img_size must be positive, not {self.img_size}")
+        if self.img_size != "auto" and not 1 <= min(self.img_size) <= max(self.img_size) <= _MOST["patch_size"]:
+            raise PatchloomError(f"--img_size must be 1 to {_MOST['patch_size']} pixels, not {self.img_size}")
         if self.from_run is not None and self.init is not None:
             raise PatchloomError("--from and --init both say with which weights to begin: give one of them")
         if isinstance(self.cache, int):
@@ -194,15 +199,17 @@ def resolve(
     epochs = auto("epochs", epochs, f"{n * epochs:,} samples in all from {n:,} training images")
     auto("blr", *_blr(chosen.get("model", settings.model)["name"], batch * settings.accumulate))
     auto("warmup_epochs", round(epochs * 0.1, 2), "a tenth of the epochs")
-    auto("threads", *suits.threads(device))
+    threads = auto("threads", *suits.threads(device))
     auto("workers", *suits.workers(device, in_memory))
     half = auto("precision", *suits.precision(device))
     spec = replace(settings, **chosen).encoder_spec()
     auto("attention", *suits.attention(device, half, spec))
-    auto("compile", *suits.compile(device, half, spec))
+    auto("compile", *suits.compile(device, half, spec, threads))
     if settings.compile is True and not suits.can_compile(device):
         raise PatchloomError("--compile true needs a C++ compiler, such as g++: install one, or leave it out")
-    return replace(settings, **chosen), reasons
+    resolved = replace(settings, **chosen)
+    resolved.check()  # what was given may not go with what was chosen
+    return resolved, reasons
 
 
 def _img_size(device: str, median: int, patch: int | Auto) -> tuple[tuple[int, int], str]:

@@ -14,6 +14,8 @@ from patchloom.nets.build import EncoderSpec, attention_of
 _WORTH = 1.05  # less than that is noise
 _CLEARLY = 0.8  # forms that are nearly alike shall not be chosen by chance: the results differ in their last digits
 
+_MOST_EXPLICIT = 2**28  # numbers: of an explicit softmax of one image, GiB and seconds even to try it
+
 
 def device() -> tuple[str, str]:
     """The best device there is."""
@@ -65,13 +67,16 @@ def attention(device: str, precision: str, spec: EncoderSpec) -> tuple[str, str]
     """The form that is faster for the encoder's shape."""
     if device != "cpu":
         return "fused", "the usual choice on a GPU"
-    gain = fused_gain(device, precision, *attention_of(spec))
+    heads, tokens, side = attention_of(spec)
+    if heads * tokens**2 > _MOST_EXPLICIT:
+        return "fused", f"an explicit softmax would hold {heads} tables of {tokens:,} x {tokens:,} numbers an image"
+    gain = fused_gain(device, precision, heads, tokens, side)
     return ("explicit" if gain < _CLEARLY else "fused"), f"the fused kernel is ×{gain:.2f} as fast here"
 
 
-def compile(device: str, precision: str, spec: EncoderSpec) -> tuple[bool, str]:
+def compile(device: str, precision: str, spec: EncoderSpec, threads: int) -> tuple[bool, str]:
     """Only where `patchloom bench` found that it pays: trying it takes a minute."""
-    gain = compile_gain(device, precision, spec.model)
+    gain = compile_gain(device, precision, spec.model, threads)
     if gain is None:
         return False, "unknown here: patchloom bench --compile true measures what it brings"
     if not can_compile(device):
