@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchloom.data import Shapes, Unreadable, hold_out, open_data, read_image, split_for_test
-from patchloom.data.files import Names
+from patchloom.data.listing import Names
 from patchloom.data.source import pick
 from patchloom.errors import PatchloomError
 

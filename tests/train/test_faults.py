@@ -41,3 +41,15 @@ def test_killed_anywhere_is_never_killed(case, images, tmp_path):
         differing = [name for name in plain if plain[name] != found[name]]
         assert not differing, f"{differing} after {kills} kills in {folders} folders"
     print(f"{kills} kills in {folders} folders, {seconds:.1f} s a run")
+
+
+def test_killed_between_the_last_checkpoint_and_its_table(images, tmp_path):
+    """The rows are in the checkpoint, so that the table is whole after the next start, whatever became of it."""
+    for name in ("plain", "cut"):
+        start(images, tmp_path / name / "run", CASES["lut"], Kill())
+    run = tmp_path / "cut" / "run"
+    (run / "summary.txt").unlink()
+    table = (run / "metrics.csv").read_text().splitlines(keepends=True)
+    (run / "metrics.csv").write_text("".join(table[:-3]))
+    assert start(images, run, CASES["lut"], Kill())[0] is False
+    assert left_behind(run) == left_behind(tmp_path / "plain" / "run")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -11,34 +10,12 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from patchloom.data.read import IMAGE_SUFFIXES, read_image
+from patchloom.data.listing import Names, images_in
+from patchloom.data.read import read_image
 from patchloom.data.source import Data, Source, digest, stamp_of_files
 from patchloom.errors import PatchloomError
 
 TEST_FOLDERS = ("test", "val", "validation")
-
-
-class Names(Sequence[str]):
-    """Strings in one block of bytes: a million paths cost their letters alone, and worker processes share them."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        lengths = (len(name.encode("utf-8", "surrogateescape")) for name in names)
-        self._ends = np.cumsum(np.fromiter(lengths, np.int64, len(names)))
-        self._letters = "".join(names).encode("utf-8", "surrogateescape")
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def __iter__(self) -> Iterator[str]:
-        start = 0
-        for end in memoryview(self._ends):
-            yield self._letters[start:end].decode("utf-8", "surrogateescape")
-            start = end
-
-    def __getitem__(self, i: int) -> str:
-        if not 0 <= i < len(self._ends):
-            raise IndexError(i)
-        return self._letters[self._ends[i - 1] if i else 0 : self._ends[i]].decode("utf-8", "surrogateescape")
 
 
 class Files(Source):
@@ -52,7 +29,8 @@ class Files(Source):
         classes: tuple[str, ...] = (),
         labels: np.ndarray | None = None,
     ) -> None:
-        self.name, self.root, self.paths, self.classes, self.labels = name, root, Names(paths), classes, labels
+        names = paths if isinstance(paths, Names) else Names(paths)
+        self.name, self.root, self.paths, self.classes, self.labels = name, root, names, classes, labels
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -95,8 +73,8 @@ def open_folder(folder: Path, name: str) -> Data:
     """
     test = next((folder / split for split in TEST_FOLDERS if (folder / split).is_dir()), None)
     if test is None or not (folder / "train").is_dir():
-        return Data(_folder_source(folder, name, _find(folder, name)), None)
-    train = _folder_source(folder / "train", name, _find(folder / "train", f"{name} (train)"))
+        return Data(_folder_source(folder, name, images_in(folder, name)), None)
+    train = _folder_source(folder / "train", name, images_in(folder / "train", f"{name} (train)"))
     return Data(train, _test_source(test, name, train.classes))
 
 
@@ -126,7 +104,7 @@ def open_list(file: Path, name: str) -> Data:
     return Data(Files(name, file.parent, paths, classes, labels), None)
 
 
-def _folder_source(root: Path, name: str, paths: list[str]) -> Files:
+def _folder_source(root: Path, name: str, paths: Sequence[str]) -> Files:
     classes = tuple(sorted({path.split("/")[0] for path in paths if "/" in path}))
     if len(classes) < 2 or any("/" not in path for path in paths):
         return Files(name, root, paths)
@@ -134,7 +112,7 @@ def _folder_source(root: Path, name: str, paths: list[str]) -> Files:
 
 
 def _test_source(root: Path, name: str, classes: tuple[str, ...]) -> Files:
-    paths = _find(root, f"{name} ({root.name})")
+    paths = images_in(root, f"{name} ({root.name})")
     if not classes or any("/" not in path for path in paths):
         return Files(name, root, paths)
     strange = sorted({path.split("/")[0] for path in paths} - set(classes))
@@ -146,37 +124,6 @@ def _test_source(root: Path, name: str, classes: tuple[str, ...]) -> Files:
     return Files(name, root, paths, classes, _labels(paths, classes))
 
 
-def _labels(paths: list[str], classes: tuple[str, ...]) -> np.ndarray:
+def _labels(paths: Sequence[str], classes: tuple[str, ...]) -> np.ndarray:
     number = {word: i for i, word in enumerate(classes)}
     return np.array([number[path.split("/")[0]] for path in paths], dtype=np.int64)
-
-
-def _find(root: Path, name: str) -> list[str]:
-    """Sorted paths of the images under a folder, relative to it, with forward slashes."""
-    found: list[str] = []
-    others: Counter[str] = Counter()
-    seen: set[str] = set()
-    start = len(os.path.join(root, ""))
-    for folder, subfolders, files in os.walk(root, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in seen:
-            subfolders.clear()
-            continue
-        seen.add(real)
-        subfolders[:] = sorted(sub for sub in subfolders if not sub.startswith("."))
-        inside = os.path.join(folder, "")[start:].replace(os.sep, "/")
-        for file in files:
-            suffix = os.path.splitext(file)[1].lower()
-            if file.startswith("."):
-                continue
-            if suffix in IMAGE_SUFFIXES:
-                found.append(inside + file)
-            else:
-                others[suffix or "no suffix"] += 1
-    if not found and others:
-        types = ", ".join(suffix for suffix, _ in others.most_common(5))
-        wanted = ", ".join(sorted(IMAGE_SUFFIXES))
-        raise PatchloomError(f"{name} holds no images, only files of other types ({types}): images end in {wanted}")
-    if not found:
-        raise PatchloomError(f"{name} is an empty folder: put images into it, at any depth")
-    return sorted(found)

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from patchloom.data.addresses import Shard, addresses_of, in_threads, in_words, is_address, states_of
 from patchloom.data.fetch import check_room, open_shard, part_of
-from patchloom.data.files import TEST_FOLDERS, Files, Names
+from patchloom.data.files import TEST_FOLDERS, Files
+from patchloom.data.listing import Names
 from patchloom.data.read import IMAGE_SUFFIXES, Unreadable, decode_image
 from patchloom.data.source import Data, Source, digest
 from patchloom.errors import PatchloomError

@@ -175,13 +175,15 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, "pt") as file:
             found = file.metadata() or {}
+            if not {"about", "sha256"} <= found.keys():
+                raise ValueError("it has no checksum, as those of patchloom before November 2026")
             tensors = {name: file.get_tensor(name) for name in file.keys()}
         if _digest(tensors, found["about"]) != found["sha256"]:
             raise ValueError("its checksum is another one")
         return tensors, json.loads(found["about"])
-    except (OSError, SafetensorError, KeyError, ValueError) as problem:
+    except (OSError, SafetensorError, ValueError) as problem:
         reason = " ".join(str(problem).split())
-        raise Damaged(f"the checkpoint {path} is damaged ({type(problem).__name__}: {reason})") from problem
+        raise Damaged(f"the checkpoint {path} is damaged ({reason})") from problem
 
 
 def finite(tensors: Iterable[Tensor]) -> bool:

@@ -135,8 +135,10 @@ class RunFolder:
         return self.unreadable.read_text("utf-8", "surrogateescape").splitlines() if self.unreadable.exists() else []
 
     def note_skipped(self, line: str) -> None:
-        """Add to the list of updates that were skipped."""
-        append(self.skipped, line + "\n")
+        """Add to the list of updates that were skipped, unless it is there: the run was killed, and does them again."""
+        there = self.skipped.read_text("utf-8", "surrogateescape").split("\n") if self.skipped.exists() else []
+        if line not in there:
+            append(self.skipped, line + "\n")
 
     def note_unreadable(self, names: list[str]) -> None:
         """Add files that could not be read to the run's list, each once."""

@@ -108,7 +108,9 @@ class Loop:
             PatchloomError: training diverged again and again, or the data cannot be read.
         """
         with Stop() as stop:
-            if not self.restored:
+            if self.restored:
+                self._write_metrics()  # the run may have been killed between its checkpoint and this
+            else:
                 self._look({"step": 0, "epoch": 0.0, "images": 0}, Pace(self.steps, 0, self.global_batch))
                 self._save()
             while True:
@@ -272,6 +274,10 @@ class Loop:
         self.noted |= self.unreadable
         if not self.fabric.is_global_zero:
             return
+        self.folder.note_unreadable(names)  # first: what the checkpoint has behind it is not met again
         self.folder.checkpoints.save(tensors, about)
-        write_metrics(self.folder.metrics, self.state.rows)
-        self.folder.note_unreadable(names)
+        self._write_metrics()
+
+    def _write_metrics(self) -> None:
+        if self.fabric.is_global_zero:
+            write_metrics(self.folder.metrics, self.state.rows)

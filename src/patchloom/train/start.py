@@ -77,8 +77,11 @@ class Start:
         return [] if self.asked.init is None else load_public(vit, self.asked.init).sentences()
 
     def rest(self, task: Task) -> list[str]:
-        """Put what else of the run fits into the task (decoder, heads, teacher); what was done."""
-        if self.run is None:
+        """Put what else of a run of the same task fits into it (decoder, heads, teacher); what was done.
+
+        A teacher of another task stays the copy of the encoder that it is, since theirs may have followed another one.
+        """
+        if self.run is None or self.run.task["name"] != self.asked.task["name"]:
             return []
         source = {name: weight for name, weight in self.weights.items() if not name.startswith(_ENCODER)}
         own = {name: weight for name, weight in task.state_dict().items() if not name.startswith(_ENCODER)}
