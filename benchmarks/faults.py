@@ -44,9 +44,6 @@ def main() -> None:
                 differences += found.keys() != plain.keys() or bool(differing)
                 if differing:
                     print(f"{out}: {differing}", file=sys.stderr, flush=True)
-                    for part in differing:
-                        if part.endswith(".csv"):
-                            print(*(pair for pair in zip(plain[part], found[part]) if pair[0] != pair[1]), sep="\n", file=sys.stderr)
                 if hits == 0:  # the next one shall have a name of its own
                     out.parent.rename(Path(folder, f"spared-{time.monotonic_ns()}"))
             print(f"| {name} | {kills} | {runs} | {differences} |", flush=True)

@@ -12,7 +12,7 @@ ViT-S/16, 224 px, batch 32 where a table does not say otherwise: 5 to 15 minutes
 forward, backward, fused AdamW and, where there is one, the teacher, on random images. Peak memory is that of a process
 of its own. Operations are those of matrix products, as torch counts them; the peak is the rate of 2048 x 2048 products
 (8192 on a GPU) in the same process. Freed memory stays with the process for all of them, the peers included, which
-they would not do by themselves (`patchloom.machine.keep_freed_memory`).
+they would not do by themselves (`patchloom.memory.keep_freed_memory`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from patchloom.bench import Step, memory_of, operations
 from patchloom.data import Stats
-from patchloom.machine import keep_freed_memory, peak_memory, product_rates, seconds_of
+from patchloom.machine import product_rates, seconds_of
+from patchloom.memory import keep_freed_memory, peak_memory
 from patchloom.nets.encode import fuse_attention
 from patchloom.tasks import TASKS
 from patchloom.train.pretrain import request

@@ -111,3 +111,12 @@ def left_behind(run: Path) -> dict[str, Any]:
     for path in [*sorted(run.glob("pictures/*.png")), run / "summary.txt", run / "encoder.safetensors"]:
         found[path.name] = path.read_bytes()
     return found
+
+
+def typed(images: Path, out: Path, options: dict[str, Any]) -> list[str]:
+    """The words of the command line for the same run."""
+    words = ["pretrain", str(images), f"--out={out}"]
+    for name, value in (SMALL | options).items():
+        pairs = {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
+        words += [f"--{key}={str(one).lower()}" for key, one in pairs.items()]
+    return words

@@ -1,97 +1,23 @@
 """Whatever is typed or configured: one sentence or the work done, and never a traceback.
 
-Options come from the signatures. Nothing is trained: `pretrain` ends once its task is built.
+Nothing is trained: `pretrain` ends once its task is built.
 """
 
-import inspect
-import json
 import sys
-from collections.abc import Callable
-from dataclasses import fields
-from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
-import torch
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from killing import draw_images
+from typed import SMALL, configuration, other_verb, pretraining
 
 from patchloom import cli
-from patchloom.bench import bench
-from patchloom.check import check
-from patchloom.evaluate import How
-from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
-from patchloom.export import export
-from patchloom.options import MODEL_OPTIONS
-from patchloom.tasks import TASKS, task_class
-from patchloom.train import pretrain
-from patchloom.train.pictures import look, prepare_task
-from patchloom.train.settings import Settings
+from patchloom.errors import PatchloomError
+from patchloom.nets.build import EncoderSpec
+from patchloom.train import pretrain, suits
+from patchloom.train.pictures import prepare_task
 
-# enough for a sentence about every setting, and quick to build
-SMALL = ["shapes:50", "--model=nano", "--model.embed_dim=32", "--model.depth=1", "--model.num_heads=2"]
 FUZZ = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-
-NUMBERS = [0, 1, 2, 3, 7, 8, 16, -1, 2**31 - 1, 2**31, 2**63, 10**6, 10**18, 10**400, 0.5, 0.75, 1e-9, -0.5, 1e308]
-NUMBERS += [float("nan"), float("inf"), -float("inf"), 1e-400]
-WORDS = ["", " ", "auto", "none", "None", "null", "true", "yes", "~", "nan", "inf", "1e308", "0x10", "1_000", "٣", "½"]
-WORDS += ["-", "--", "---", "-1", "-x", "=", "a=b", "a b", "a\nb", "a\rb", "a\0b", "\udcff", "\ud83d", "é", "😀", "[", "]"]
-WORDS += ["[]", "[1, 2]", "[1", "{}", "{", "{a: 1}", "{mask: 0.5}", "{mask:.5, mask:1}", "{1: 2}", "{name: mae}", "&a", "*a"]
-WORDS += ["!!python/object:os.system", "!!int x", "!!binary x", "2026-11-20", "96", "64x128", "9" * 5000, "a" * 300, "%s"]
-WORDS += ["{0}", "$HOME", "~/x", "/", ".", "..", "/dev/null", "/proc/self/mem", "a/" * 2000, "@file", "timm:", "timm:vit_x"]
-WORDS += ["shapes:0", "shapes:1", "shapes:-1", "shapes:x", "digits", "hf:", "hf:/nowhere", "*.tar", "mae", "[[1], {}]"]
-word = st.sampled_from(WORDS) | st.sampled_from(NUMBERS).map(str) | st.text(max_size=6) | st.floats().map(str)
-
-
-def meant(hint: Any) -> st.SearchStrategy[str]:
-    """Words of the kind that a hint takes, in its range or not."""
-    origin, inside = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return st.sampled_from([str(one) for one in inside])
-    if origin is Union or hint.__class__.__name__ == "UnionType":
-        return st.one_of(*map(meant, inside))
-    if hint in (int, float):
-        return st.sampled_from([one for one in NUMBERS if hint is float or isinstance(one, int)]).map(str)
-    if hint is bool:
-        return st.sampled_from(["true", "false"])
-    if origin is dict:
-        names = st.sampled_from(["mask", "drop_positions", "pixels", "positions", "agreement", "x", ""])
-        return st.dictionaries(names, st.sampled_from(NUMBERS), max_size=3).map(str)
-    return word
-
-
-@cache
-def options(owner: Callable, skip: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
-    """Names and hints of what a signature takes as options."""
-    hints = get_type_hints(owner.__init__ if inspect.isclass(owner) else owner)
-    return [(name, hints[name]) for name in inspect.signature(owner).parameters if name not in skip and name in hints]
-
-
-def spelt(names: list[tuple[str, Any]]) -> st.SearchStrategy[list[str]]:
-    """One option as somebody may type it: with a value of its kind or another, without one, abbreviated, unknown."""
-
-    def typed(chosen: tuple[str, Any]) -> st.SearchStrategy[list[str]]:
-        name, hint = chosen
-        right = meant(hint)
-        value = right | right | right | word
-        return st.one_of(
-            value.map(lambda one: [f"--{name}={one}"]),
-            value.map(lambda one: [f"--{name}={one}"]),
-            value.map(lambda one: [f"--{name}", one]),
-            value.map(lambda one: [f"--{name[:-1]}", one]),
-            st.just([f"--{name}"]),
-            word.map(lambda one: [one]),
-        )
-
-    return st.sampled_from(names).flatmap(typed)
-
-
-def of_pretrain(task: str) -> list[tuple[str, Any]]:
-    own = [(f"task.{name}", hint) for name, hint in options(task_class(task), ("encoder",))]
-    models = [(f"model.{name}", kind) for name, (kind, _) in MODEL_OPTIONS.items()]
-    rest = [(name, hint) for name, hint in options(Settings, ("task", "model", "data")) if name != "from_run"]
-    return own + models + rest + [("from", str), ("model", str), ("out", str), ("config", str)]
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +30,13 @@ def untrained(monkeypatch, tmp_path):
         settled = self._settle()
         prepare_task(settled.settings, settled.stats.mean, settled.stats.std)
 
+    def end(*_, **__):
+        raise PatchloomError("the end")
+
     monkeypatch.setattr(pretrain._Pretraining, "run", run)
+    monkeypatch.setattr("patchloom.bench.Step", end)
+    monkeypatch.setattr(sys.modules["patchloom.check"], "propose", end)  # the module, not the function of its name
+    draw_images(tmp_path / "images", 6)
 
 
 def said(words: list[str], capfd) -> tuple[int, str]:
@@ -118,5 +50,108 @@ def said(words: list[str], capfd) -> tuple[int, str]:
     assert code in (0, None, 2), (words, err)
     if code == 2:
         assert err.startswith("patchloom: ") and err.count("\n") == 1 and err.endswith("\n"), (words, err)
-    assert "Traceback" not in err and "unexpected" not in err, (words, err)
+    assert "Traceback" not in err and "patchloom: unexpected" not in err, (words, err)
     return code, err
+
+
+@pytest.mark.parametrize("strategy, examples", [(pretraining(), 300), (other_verb(), 150)], ids=["pretrain", "verbs"])
+def test_whatever_is_typed(strategy, examples, capfd):
+    ends = set()
+
+    @settings(FUZZ, max_examples=examples)
+    @given(strategy)
+    def check_one(words):
+        ends.add(said(words, capfd)[0])
+
+    check_one()
+    assert {0, 2} <= ends, "words of all kinds were tried"
+
+
+def test_whatever_is_configured(tmp_path, capfd):
+    file, ends = tmp_path / "run.yaml", set()
+
+    @settings(FUZZ, max_examples=200)
+    @given(configuration, st.booleans())
+    def check_one(content, alone):
+        file.write_bytes(content)
+        ends.add(said(["pretrain", *([] if alone else SMALL), "--config", str(file)], capfd)[0])
+
+    check_one()
+    assert {0, 2} <= ends
+
+
+# what the fuzz, or a sweep of every option over every word and number, has found
+FOUND = {
+    "--model.depth=0": "--model.depth must be 1 to 1000, not 0",
+    "--model.num_heads=0": "--model.num_heads must be 1 to 65536",
+    "--model.embed_dim=65536": "cannot be trained in the",
+    "--task.decoder_width=65536": "cannot be trained in the",
+    "--task.decoder_depth=1001": "--task.decoder_depth must be 1000 or less",
+    f"--task.decoder_width={2**63}": "--task.decoder_width cannot be so large",
+    "--task.mask_ratio=inf": "a mask ratio of inf leaves 0 of",
+    "--patch_size=65537": "--patch_size must be 65536 or less",
+    "--img_size=65537": "--img_size must be positive and 65536 or less",
+    "--workers=1025": "--workers must be 1024 or less",
+    "--threads=99999999999": "--threads must be 1024 or less",
+    "--warmup_epochs=inf": "--warmup_epochs must be 2147483647 or less",
+    "--warmup_epochs=5000": "--warmup_epochs 5000.0 is more than --epochs",
+    "--blr=inf": "--blr must be above 0 and finite",
+    f"--clip={10**400}": "--clip cannot be a number of 401 digits",
+    "--from=a\nb": "a b is not the folder of a run",
+}
+
+
+@pytest.mark.parametrize("option", FOUND)
+def test_what_was_found_has_its_sentence(option, capfd):
+    words = ["pretrain", *SMALL, "--task=mae", option]
+    if option.startswith("--task.decoder_width"):
+        words.append("--task.decoder_heads=1")
+    code, err = said(words, capfd)
+    assert code == 2 and FOUND[option] in err
+
+
+CONFIGURED = {
+    "a: &a [*a]": "a in the configuration run.yaml must be a plain value: Circular reference detected",
+    "clip: !!binary x": "not YAML",
+    "clip: !!binary eA==": "clip in the configuration run.yaml must be a plain value",
+    "clip: {a: 1}": "clip in the configuration run.yaml must be a plain value: it has settings of its own",
+    "seed: 2026-11-20": "seed in the configuration run.yaml must be a plain value",
+    "seed: 2026-13-20": "is not YAML: month must be in 1..12",
+    "{" * 3000: "is not YAML",
+    "1: 2": "must be a list of 'setting: value' lines",
+}
+
+
+@pytest.mark.parametrize("text", CONFIGURED, ids=lambda text: text[:20])
+def test_what_was_found_in_configurations_has_its_sentence(text, capfd, tmp_path):
+    (tmp_path / "run.yaml").write_text(text)
+    code, err = said(["pretrain", *SMALL, "--config", "run.yaml"], capfd)
+    assert code == 2 and CONFIGURED[text] in err
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a\0b", "\ud83d", "a/" * 2000, "a" * 300], ids=["none", "nul", "letter", "deep", "long"]
+)
+def test_names_that_no_file_can_have(name, capfd):
+    for words in (
+        ["check", "images", f"--out={name}"],
+        ["look", name],
+        ["export", name],
+        ["evaluate", "knn", name, "images"],
+    ):
+        assert said(words, capfd)[0] == 2
+
+
+def test_too_little_memory_anywhere_is_a_sentence(monkeypatch, capfd):
+    def full(*_, **__):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 5368709120 bytes.")
+
+    monkeypatch.setattr("patchloom.export.load_encoder", full)
+    code, err = said(["export", "nowhere"], capfd)
+    assert code == 2 and "were in use, and 5 GiB more were asked for" in err
+
+
+def test_attention_that_cannot_be_held_is_not_tried():
+    spec = EncoderSpec("nano", (4096, 4096), 1, options={"depth": 1})
+    form, why = suits.attention("cpu", "float32", spec)
+    assert form == "fused" and "16,777,217 x 16,777,217" in why

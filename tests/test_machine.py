@@ -1,6 +1,7 @@
 """What is measured of the machine: once, in turns, and never trusted blindly."""
 
 import json
+import os
 import platform
 import time
 
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom import machine
+from patchloom import machine, memory
+from patchloom.errors import PatchloomError
 
 
 @pytest.fixture(autouse=True)
@@ -80,15 +82,22 @@ def test_a_compiled_steps_gain_is_known_only_after_it_was_measured():
     assert machine.compile_gain("cpu", "bfloat16", "nano", 2) is None
 
 
+def test_memory_is_measured_apart_and_what_happens_there_is_told():
+    with pytest.raises(PatchloomError, match=r"has died \(-6\), perhaps since there is too little"):
+        memory.peak_apart(os.abort, "cpu")
+    with pytest.raises(ValueError, match="invalid literal"):
+        memory.peak_apart(int, "cpu", "no number")
+
+
 def test_peak_memory_is_that_of_the_work_alone():
     def work(mib):
         np.ones((mib, 2**20), np.uint8)
 
-    small, large = (machine.peak_memory(work, "cpu", mib) for mib in (50, 400))
+    small, large = (memory.peak_memory(work, "cpu", mib) for mib in (50, 400))
     if small is None:
         pytest.skip("this system does not tell")
     assert 0.25 < large - small < 0.45  # 350 MiB
 
 
 def test_freed_memory_is_kept_where_the_system_can():
-    assert machine.keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
+    assert memory.keep_freed_memory() == (platform.libc_ver()[0] == "glibc")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import time
 from contextlib import nullcontext
@@ -17,7 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from patchloom.data import Batch, Source, channels_of, in_memory, normalize, open_data, training_batches
 from patchloom.data import measure as statistics_of
 from patchloom.errors import PatchloomError
-from patchloom.machine import compile_gain, keep_freed_memory, peak_memory, product_rates, seconds_of, wait_for
+from patchloom.machine import compile_gain, product_rates, seconds_of, wait_for
+from patchloom.memory import keep_freed_memory, peak_apart
 from patchloom.nets.encode import compile_blocks, fuse_attention
 from patchloom.tasks import TASKS
 from patchloom.tasks.task import Task
@@ -176,7 +176,10 @@ def bench(
     for i, (settings, compiled) in enumerate(forms):
         if not compiled:  # neither depends on whether the blocks are compiled
             flops, data_rate = operations(settings), reading(source, built[i].task, settings)
-        memory = memory_of(settings, compiled)
+        try:
+            memory = memory_of(settings, compiled)
+        except PatchloomError:  # the times were measured, and shall not be lost
+            memory = None
         step = settings.task["name"], compiled, tuple(seconds[i]), settings.batch_size
         paces.append(Pace(*step, flops, memory, data_rate))
     done = Bench(each[0], peaks, tuple(paces))
@@ -252,10 +255,12 @@ def operations(settings: Settings) -> float:
 
 
 def memory_of(settings: Settings, compiled: bool = False) -> float | None:
-    """GiB that two steps need at their peak, in a process of its own: other steps have left their memory in this."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        return pool.apply(peak_memory, (_two_steps, settings.device, settings, compiled))
+    """GiB that two steps need at their peak, in a process of its own: other steps have left their memory in this.
+
+    Raises:
+        PatchloomError: as `peak_apart`.
+    """
+    return peak_apart(_two_steps, settings.device, settings, compiled)
 
 
 def _two_steps(settings: Settings, compiled: bool) -> None:

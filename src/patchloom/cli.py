@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
 from patchloom.errors import PatchloomError, Stopped, Told
-from patchloom.files import mendable, unwritable
+from patchloom.files import mendable
 
 # Verbs are imported when they are called: --help must not wait for torch.
 VERBS: dict[str, str] = {
@@ -42,10 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         if not isinstance(error, Told):
-            print(f"patchloom: {error}", file=sys.stderr)
+            _say(str(error))
         return 130 if isinstance(error, Stopped) else 2
     except KeyboardInterrupt:
-        print("patchloom: stopped.", file=sys.stderr)
+        _say("stopped.")
         return 130
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -53,14 +53,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # whatever it is, a user gets a sentence and not a traceback
         if debug:
             raise
-        if isinstance(error, OSError) and mendable(error):
-            print(f"patchloom: {unwritable(error.filename or 'a file', error)}", file=sys.stderr)
+        told = mendable(error) or _too_little_memory(error)
+        if told is not None:
+            _say(str(told))
             return 2
-        kind = type(error).__name__
-        print(
-            f"patchloom: unexpected {kind}: {error}. Run again with --debug and report what it shows.", file=sys.stderr
-        )
+        _say(f"unexpected {type(error).__name__}: {error}. Run again with --debug and report what it shows.")
         return 1
+
+
+def _too_little_memory(error: Exception) -> PatchloomError | None:
+    if "torch" not in sys.modules:
+        return None
+    from patchloom.memory import lacking
+
+    need = lacking(error)
+    return need and PatchloomError(f"this needs more memory than there is ({need}): lower --batch_size, or free memory")
+
+
+def _say(sentence: str) -> None:
+    # names and values that a user gave may hold line breaks
+    print(f"patchloom: {' '.join(sentence.splitlines())}", file=sys.stderr)
 
 
 def _help() -> str:

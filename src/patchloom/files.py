@@ -10,6 +10,10 @@ from patchloom.errors import PatchloomError
 
 # what the user can mend: no room, no permission, a disc that is read-only or gives errors
 _MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG, errno.ESTALE)
+# a name that no file can have, or that is of another kind than was meant
+_NAMED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
+# ValueError: letters that no name can have; RecursionError: a name a thousand folders deep
+_REFUSALS = (OSError, ValueError, RecursionError)
 
 
 def cache_root() -> Path:
@@ -28,8 +32,9 @@ def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> 
     Raises:
         PatchloomError: the folder cannot be written, or the disc is full.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = None
     try:
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
         path.parent.mkdir(parents=True, exist_ok=True)
         if callable(content):
             content(beside)
@@ -38,9 +43,10 @@ def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> 
         _flush(beside)
         os.replace(beside, path)
         _flush(path.parent)  # else a power cut could undo the renaming
-    except OSError as problem:
-        with contextlib.suppress(OSError):
-            beside.unlink()
+    except _REFUSALS as problem:
+        if beside is not None:
+            with contextlib.suppress(OSError, ValueError):
+                beside.unlink()
         raise unwritable(path, problem) from problem
 
 
@@ -65,19 +71,24 @@ def make_folder(path: Path) -> None:
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
+    except _REFUSALS as problem:
         raise unwritable(path, problem) from problem
 
 
-def unwritable(path: object, problem: OSError) -> PatchloomError:
+def unwritable(path: object, problem: Exception) -> PatchloomError:
     """The sentence about a file that could not be written."""
-    why = problem.strerror or problem
+    why = getattr(problem, "strerror", None) or problem
     return PatchloomError(f"{path} could not be written ({why}): choose another folder, or free space")
 
 
-def mendable(problem: OSError) -> bool:
-    """Whether the disc is at fault, and not the program."""
-    return problem.errno in _MENDABLE
+def mendable(problem: Exception) -> PatchloomError | None:
+    """The sentence about what the disc has refused; None where it is not at fault."""
+    if not isinstance(problem, OSError) or problem.errno not in (*_MENDABLE, *_NAMED):
+        return None
+    name, why = str(problem.filename or "a file"), problem.strerror or problem
+    if problem.errno in _NAMED:
+        return PatchloomError(f"{name[:100]} is no path that can be used here ({why}): give another one")
+    return PatchloomError(f"{name} could not be read or written ({why}): choose another folder, or free space")
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Mapping
 from inspect import signature
+from math import inf
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from patchloom.errors import PatchloomError
@@ -27,10 +28,10 @@ def conforms(value: Any, hint: Any) -> bool:
         )
     if origin is tuple:
         return isinstance(value, tuple) and len(value) == len(inside) and all(map(conforms, value, inside))
-    if hint is float:  # nan is a number for nobody
-        return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    if hint is float:  # nan is a number for nobody, and few whole numbers of a thousand digits are meant
+        return isinstance(value, int | float) and not isinstance(value, bool) and (value == inf or abs(value) < 2**1000)
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
     return isinstance(value, origin or hint)
 
 
@@ -58,7 +59,8 @@ def check(name: str, value: Any, hint: Any) -> None:
         PatchloomError: it is of another type.
     """
     if not conforms(value, hint):
-        raise PatchloomError(f"--{name} cannot be {value}: it takes {in_words(hint)}")
+        shown = "so large" if isinstance(value, int) and abs(value) >= 2**63 else value
+        raise PatchloomError(f"--{name} cannot be {shown}: it takes {in_words(hint)}")
 
 
 def check_options(function: Callable, values: Mapping[str, Any]) -> None:

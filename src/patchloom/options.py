@@ -157,6 +157,9 @@ def _parse(parser: ArgumentParser, words: list[str]):
     words = [re.sub(r"^(--[^=]+=)([-+]?)inf(inity)?$", r"\1\2.inf", word, flags=re.IGNORECASE) for word in words]
     words = [re.sub(r":(?=\S)", ": ", word) if re.match(r"--[\w.]+=\{.*\}$", word) else word for word in words]
     words = [re.sub(r"^(--ks=)(\d+(?:,\d+)*)$", r"\1[\2]", word) for word in words]
+    for word in words:
+        if long := re.match(r"(--[\w.]+)=[-+]?[\d_]{300,}$", word):  # more than a float, or a file's name, can have
+            raise PatchloomError(f"{long[1]} cannot be a number of {len(word) - len(long[1]) - 1} digits")
     try:
         return parser.parse_args(words)
     except ArgumentError as problem:
@@ -174,6 +177,8 @@ def _sentence(problem: str, parser: ArgumentParser) -> str:
         return f"there is no option {option}; {hint}"
     key = re.search(r'(?:Parser key |[Aa]rgument )"?([\w.]+)"?', problem)
     value = re.search(r"Given value: (.*)", problem) or re.search(r"[Vv]alue:? [\"']?(.*?)[\"']?(?:$|\n)", problem)
+    if key and value and (inner := re.match(r"NestedArg\(key='(.*?)'", value[1])):
+        return f"there is no option --{key[1]}.{inner[1]}; {parser.prog} --help lists them"
     if key and value:
         action = next((a for a in parser._actions if key[1] in (a.dest, a.metavar)), None)
         kind = in_words(getattr(action, "_typehint", None) or action.type) if action else "another kind of value"
@@ -208,17 +213,26 @@ def _with_configuration(words: list[str]) -> list[str]:
         values = yaml.safe_load(Path(file).read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as problem:
         raise PatchloomError(f"the configuration {file} cannot be read: {problem}") from problem
-    except yaml.YAMLError as problem:
+    except (yaml.YAMLError, ValueError, RecursionError) as problem:  # such as a 13th month, or a thousand brackets
         raise PatchloomError(f"the configuration {file} is not YAML: {' '.join(str(problem).split())}") from problem
-    if not isinstance(values, Mapping):
+    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
         raise PatchloomError(f"the configuration {file} must be a list of 'setting: value' lines")
     values = dict(values)
     data = values.pop("data", None)
     options: list[str] = []
     for name, value in values.items():
-        nested = value if isinstance(value, Mapping) else {"name": value} if name in ("task", "model") else None
-        pairs = {name: value} if nested is None else {f"{name}.{key}": inner for key, inner in nested.items()}
-        options += [f"--{key}={_word(inner)}" for key, inner in pairs.items()]
+        nested = name in ("task", "model")
+        pairs = {name: value}
+        if nested:
+            inside = value if isinstance(value, Mapping) else {"name": value}
+            pairs = {f"{name}.{key}": inner for key, inner in inside.items()}
+        for key, inner in pairs.items():
+            try:
+                if isinstance(inner, Mapping) and not nested:
+                    raise TypeError("it has settings of its own")
+                options.append(f"--{key}={_word(inner)}")
+            except (TypeError, ValueError, RecursionError) as problem:  # what JSON cannot say, no setting takes
+                raise PatchloomError(f"{key} in the configuration {file} must be a plain value: {problem}") from problem
     positional = [] if data is None or any(not word.startswith("-") for word in words) else [str(data)]
     return [*positional, *options, *words]
 

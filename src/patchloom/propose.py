@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import statistics
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 from patchloom.bench import Step, memory_of, reading
 from patchloom.data import Source, steps_per_epoch
-from patchloom.data.survey import quiet
 from patchloom.errors import PatchloomError
-from patchloom.machine import keep_freed_memory, seconds_of
+from patchloom.machine import seconds_of
+from patchloom.memory import keep_freed_memory, memory
 from patchloom.train.progress import duration
 from patchloom.train.settings import Settings
 
@@ -33,7 +30,7 @@ class Estimate:
         reading: seconds in which the images of a step are read.
         apart: other processes read while the device computes.
         memory: GiB at the peak of two steps beyond what the imports hold; None where that cannot be told.
-        room: GiB that the device, or this process, may use; None where that cannot be told.
+        room: GiB that the device, or this process, may use.
     """
 
     steps: int
@@ -41,7 +38,7 @@ class Estimate:
     reading: float
     apart: bool
     memory: float | None
-    room: float | None
+    room: float
 
     @property
     def step(self) -> float:
@@ -120,9 +117,9 @@ class Proposal:
             side = round(_KEPT * max(s.img_size))
             said.append(f"Reading is what takes longest: {remedy} or --cache {side} can make it faster.")
         if e.memory is not None:
-            room = "" if e.room is None else f"; there are {e.room:,.1f} GiB"
-            said.append(f"It would need {e.memory:.2f} GiB of memory beyond what the imports hold{room}.")
-            if e.room is not None and e.memory > e.room:
+            need = f"It would need {e.memory:.2f} GiB of memory beyond what the imports hold"
+            said.append(f"{need}; there are {e.room:,.1f} GiB.")
+            if e.memory > e.room:
                 said.append("That is more than there is: halve --batch_size, and add --accumulate 2.")
         return said
 
@@ -157,20 +154,7 @@ def _estimate(training: Source, settings: Settings) -> Estimate:
     settings = replace(settings, batch_size=batch)
     step = Step(settings, settings.compile)
     seconds = tuple(seconds_of({"step": step}, settings.device, _STEPS)["step"])
-    with quiet():
-        rate = reading(training, step.task, settings)
-    memory = memory_of(settings, settings.compile)
+    rate = reading(training, step.task, settings)
+    needed, (_, room) = memory_of(settings, settings.compile), memory(settings.device)
     steps = settings.epochs * steps_per_epoch(len(training), batch)
-    return Estimate(steps, seconds, batch / rate, settings.workers > 0, memory, _room(settings.device))
-
-
-def _room(device: str) -> float | None:
-    """GiB of memory that the device has, or that this process may use; None where that cannot be told."""
-    if device == "cuda":
-        return torch.cuda.mem_get_info()[1] / 2**30
-    if device != "cpu" or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
-        return None
-    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with suppress(OSError, ValueError):  # a container's limit, where there is one
-        room = min(room, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return room / 2**30
+    return Estimate(steps, seconds, batch / rate, settings.workers > 0, needed, room)

@@ -22,6 +22,11 @@ _MOST_TRIES = 100
 # torch's words for a worker that was killed, or met the end of shared memory
 _LOST_WORKER = re.compile(r"DataLoader worker \(pid|bus error|shared memory|received 0 items of ancdata")
 
+_LOST = (
+    "a process that read images has died, perhaps since memory ran out (in a container: /dev/shm): run the same "
+    "command again, which goes on from the last checkpoint, and if it dies again, free memory"
+)
+
 Augment = Callable[[Tensor, np.random.Generator], tuple[Tensor, ...]]
 
 
@@ -221,6 +226,10 @@ def in_workers(made: Dataset, numbers: Sequence[int], workers: int) -> Iterator[
             yield one
     except RuntimeError as problem:
         raise lost_worker(problem) or problem from problem
+    except (ConnectionError, EOFError, FileNotFoundError) as problem:  # a tensor whose sender is gone
+        if not workers:
+            raise
+        raise PatchloomError(_LOST) from problem
 
 
 def lost_worker(problem: BaseException) -> PatchloomError | None:
@@ -230,10 +239,7 @@ def lost_worker(problem: BaseException) -> PatchloomError | None:
     """
     if not isinstance(problem, RuntimeError) or not _LOST_WORKER.search(str(problem)):
         return None
-    return PatchloomError(
-        "a process that read images has died, perhaps since memory ran out (in a container: /dev/shm): run the same "
-        "command again, which goes on from the last checkpoint, and if it dies again, free memory"
-    )
+    return PatchloomError(_LOST)
 
 
 def _unchanged(one: Any) -> Any:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import logging
+import os
+import stat
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
@@ -15,6 +20,8 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
+
+logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # it tells of each broken file what we tell by name
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".npy"})
 
@@ -63,23 +70,38 @@ def decode_image(content: bytes, name: str) -> Tensor:
 
 def _read(source: Path | BytesIO, suffix: str, name: str) -> Tensor:
     try:
-        if suffix == ".npy":
-            array = np.load(source, mmap_mode="r" if isinstance(source, Path) else None, allow_pickle=False)
-            if array.ndim not in (2, 3):
-                raise ValueError(f"an array of {array.ndim} dimensions is no image; save it as [h w] or [h w c]")
-            return _from_array(array)
-        if suffix in (".tif", ".tiff"):
-            return _read_tiff(source)
-        if suffix == ".png" and _is_16_bit_png(source):
-            return _read_deep_png(source)
-        quick = _read_jpeg(source) if suffix in (".jpg", ".jpeg") else None
-        if quick is not None:
-            return quick
-        with Image.open(source) as image:
-            return from_pil(image)
+        with silent():
+            return _decoded(source, suffix)
     except Exception as error:  # decoders raise nearly anything on broken bytes: OSError, SyntaxError, struct.error...
         reason = " ".join(str(error).replace(str(source), "it").split()) or type(error).__name__
         raise Unreadable(f"{name} cannot be read as an image: {reason}") from error
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """No words from decoders, which warn without a name of files that are then read, or told by name, all the same."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _decoded(source: Path | BytesIO, suffix: str) -> Tensor:
+    if isinstance(source, Path) and not stat.S_ISREG(os.stat(source).st_mode):  # a pipe would be waited for, for ever
+        raise ValueError("it is no file")
+    if suffix == ".npy":
+        array = np.load(source, mmap_mode="r" if isinstance(source, Path) else None, allow_pickle=False)
+        if array.ndim not in (2, 3):
+            raise ValueError(f"an array of {array.ndim} dimensions is no image; save it as [h w] or [h w c]")
+        return _from_array(array)
+    if suffix in (".tif", ".tiff"):
+        return _read_tiff(source)
+    if suffix == ".png" and _is_16_bit_png(source):
+        return _read_deep_png(source)
+    quick = _read_jpeg(source) if suffix in (".jpg", ".jpeg") else None
+    if quick is not None:
+        return quick
+    with Image.open(source) as image:
+        return from_pil(image)
 
 
 def _opened(source: Path | BytesIO) -> AbstractContextManager[BinaryIO]:

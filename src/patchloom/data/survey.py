@@ -6,12 +6,9 @@ Of an image some forty bytes are kept, so that a million need no more memory tha
 from __future__ import annotations
 
 import hashlib
-import logging
 import sys
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +24,7 @@ from torch.utils.data import Dataset
 from patchloom.data.builtin import in_memory
 from patchloom.data.files import Files
 from patchloom.data.load import in_workers
-from patchloom.data.read import Unreadable
+from patchloom.data.read import Unreadable, silent
 from patchloom.data.source import Source
 from patchloom.data.stats import Moments, Stats, drawn
 from patchloom.errors import PatchloomError
@@ -192,31 +189,17 @@ class _Parts(Dataset):
 
     def __getitem__(self, number: int) -> _Part:
         rows, moments, kinds, broken = [], {}, Counter(), []
-        with quiet():
-            for i in self.indices[number * self.each : (number + 1) * self.each]:
-                try:
-                    image = self.source.read(i)
-                except Unreadable as error:
-                    broken.append((i, str(error).rpartition(" cannot be read as an image: ")[2]))
-                    continue
-                rows.append(_row(i, image))
-                moments.setdefault(len(image), Moments(len(image))).add(image)
-                if isinstance(self.source, Files):
-                    kinds[_kind(Path(self.source.describe(i)))] += 1
+        for i in self.indices[number * self.each : (number + 1) * self.each]:
+            try:
+                image = self.source.read(i)
+            except Unreadable as error:
+                broken.append((i, str(error).rpartition(" cannot be read as an image: ")[2]))
+                continue
+            rows.append(_row(i, image))
+            moments.setdefault(len(image), Moments(len(image))).add(image)
+            if isinstance(self.source, Files):
+                kinds[_kind(Path(self.source.describe(i)))] += 1
         return _Part(np.array(rows, _ROW), moments, dict(kinds), broken)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """No words from decoders, which warn without a name of files that are then read, or told by name, all the same."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 def _row(i: int, image: Tensor) -> tuple:
@@ -231,7 +214,7 @@ def _row(i: int, image: Tensor) -> tuple:
 def _kind(path: Path) -> str:
     """Format and mode by the file's head, such as 'PNG RGB', or the suffix."""
     try:
-        with Image.open(path) as image:
+        with silent(), Image.open(path) as image:
             return f"{image.format} {image.mode}"
     except Exception:  # which of many exceptions says only that it is no file of PIL's
         return path.suffix[1:].upper()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,15 @@ from patchloom.nets.build import initialize
 from patchloom.nets.encode import attention_heads, encode, final_norm, patch_positions
 from patchloom.nets.heads import InstanceHead, represent
 from patchloom.nets.variants import Variant, vary
-from patchloom.nets.weights import EncoderCard, card_from, read_about, read_weights, save_net, untrained_twin
+from patchloom.nets.weights import (
+    EncoderCard,
+    as_patchloom_wrote,
+    card_from,
+    read_about,
+    read_weights,
+    save_net,
+    untrained_twin,
+)
 from patchloom.views.view import whole
 
 FORMAT = "patchloom-classifier-1"
@@ -171,7 +178,7 @@ class ClassifierCard:
 
 def save_classifier(model: Classifier, card: ClassifierCard, path: Path) -> None:
     """Write weights and card; the file appears whole or not at all."""
-    save_net(model, {FORMAT: json.dumps(asdict(card))}, path)
+    save_net(model, FORMAT, asdict(card), path)
 
 
 def load_classifier(path: str | Path) -> tuple[Classifier, ClassifierCard]:
@@ -180,12 +187,13 @@ def load_classifier(path: str | Path) -> tuple[Classifier, ClassifierCard]:
     Raises:
         PatchloomError: no such file, or not one of a classifier.
     """
-    card = read_classifier(path)
+    card, weights = read_classifier(path), read_weights(Path(path))
     twin, _ = untrained_twin(card.encoder)
     with torch.random.fork_rng(devices=[]):
         encoder = vary(twin, card.encoder, card.positions, card.pooling == "class")
         model = Classifier(encoder, len(card.classes), card.pooling)
-    model.load_state_dict(read_weights(Path(path)), strict=True)
+    with as_patchloom_wrote(path):
+        model.load_state_dict(weights, strict=True)
     return model.eval(), card
 
 
@@ -195,4 +203,5 @@ def read_classifier(path: str | Path) -> ClassifierCard:
     if not path.is_file():
         raise PatchloomError(f"there is no classifier at {path}: patchloom evaluate finetune writes one")
     about = read_about(path, FORMAT, "a classifier")
-    return ClassifierCard(**about | {"encoder": card_from(about["encoder"]), "classes": tuple(about["classes"])})
+    with as_patchloom_wrote(path):
+        return ClassifierCard(**about | {"encoder": card_from(about["encoder"]), "classes": tuple(about["classes"])})

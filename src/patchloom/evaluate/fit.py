@@ -27,7 +27,7 @@ from patchloom.evaluate.classifier import Classifier
 from patchloom.evaluate.features import in_half
 from patchloom.evaluate.how import How
 from patchloom.evaluate.recipes import Recipe
-from patchloom.machine import keep_freed_memory
+from patchloom.memory import keep_freed_memory
 from patchloom.nets.encode import fuse_attention
 from patchloom.nets.weights import EncoderCard
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -213,7 +214,7 @@ def append_rows(path: Path, report: Report, once: bool = False) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         before = check_rows(path)
-        there = {tuple(row[1:]) for row in csv.reader(io.StringIO(before.decode("utf-8")))} if once else set()
+        there = set(map(_undated, before.decode("utf-8", "replace").splitlines())) if once else set()
         if not before:
             writer.writerow(COLUMNS)
         elif not before.endswith(b"\n"):
@@ -233,6 +234,13 @@ def append_rows(path: Path, report: Report, once: bool = False) -> None:
         raise PatchloomError(
             f"{path} could not be written ({problem.strerror}): free space or choose another run"
         ) from problem
+
+
+def _undated(line: str) -> tuple[str, ...]:
+    """The cells of a line but the first; none of a damaged line, which stays."""
+    with contextlib.suppress(csv.Error):
+        return tuple(next(csv.reader([line]), [])[1:])
+    return ()
 
 
 def _across(rows: list[Row], across: str, short: bool, symbols: Mapping[str, str]) -> Table:

@@ -39,6 +39,17 @@ _NOT_OPTIONS = (
     "patch_drop_rate",
 )
 
+# outside of which timm's words would tell nothing, or building would not end
+_BOUNDS = {
+    "embed_dim": (1, 2**16),
+    "depth": (1, 1000),
+    "num_heads": (1, 2**16),
+    "mlp_ratio": (1e-3, 1000),
+    "reg_tokens": (0, 2**16),
+    "init_values": (0, 1000),
+    "drop_path_rate": (0, 0.99),
+}
+
 
 @dataclass(frozen=True)
 class EncoderSpec:
@@ -103,18 +114,7 @@ def build_encoder(spec: EncoderSpec) -> VisionTransformer:
     Raises:
         PatchloomError: an unknown name, sizes that do not fit, or a model that `encode` cannot serve.
     """
-    given = [name for name in spec.options if name in _NOT_OPTIONS]
-    if given:
-        raise PatchloomError(f"the option {given[0]} of the model is not free: patchloom sets it itself")
-    for name, bounds in {"depth": (1, 1000), "drop_path_rate": (0, 0.99)}.items():
-        if not bounds[0] <= spec.options.get(name, bounds[0]) <= bounds[1]:
-            raise PatchloomError(f"--model.{name} must be {bounds[0]} to {bounds[1]}, not {spec.options[name]}")
-    h, w = spec.img_size
-    if h % spec.patch_size or w % spec.patch_size:
-        raise PatchloomError(
-            f"patches of {spec.patch_size} pixels do not divide images of {h}x{w}: choose an image size that is a "
-            f"multiple of {spec.patch_size}, such as {max(1, round(h / spec.patch_size)) * spec.patch_size}"
-        )
+    _check_sizes(spec)
     vit = _create(**spec.timm_arguments())
     check_servable(vit, spec.model)
     initialize(vit)
@@ -137,8 +137,29 @@ def build_encoder(spec: EncoderSpec) -> VisionTransformer:
     return vit
 
 
+def _check_sizes(spec: EncoderSpec) -> None:
+    given = [name for name in spec.options if name in _NOT_OPTIONS]
+    if given:
+        raise PatchloomError(f"the option {given[0]} of the model is not free: patchloom sets it itself")
+    for name, (low, high) in _BOUNDS.items():
+        value = spec.options.get(name)
+        if value is not None and not low <= value <= high:
+            raise PatchloomError(f"--model.{name} must be {low} to {high}, not {value}")
+    h, w = spec.img_size
+    if h % spec.patch_size or w % spec.patch_size:
+        raise PatchloomError(
+            f"patches of {spec.patch_size} pixels do not divide images of {h}x{w}: choose an image size that is a "
+            f"multiple of {spec.patch_size}, such as {max(1, round(h / spec.patch_size)) * spec.patch_size}"
+        )
+
+
 def attention_of(spec: EncoderSpec) -> tuple[int, int, int]:
-    """Heads, tokens of a whole image, and width of a head, of an encoder that is not built."""
+    """Heads, tokens of a whole image, and width of a head, of an encoder that is not built.
+
+    Raises:
+        PatchloomError: as `build_encoder`.
+    """
+    _check_sizes(spec)
     with torch.device("meta"):
         return attention_shape(_create(**spec.timm_arguments()))
 

@@ -6,10 +6,14 @@ A task's instance head is a file of its own beside it, so that the encoder's sta
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import pickle
 import re
+import warnings
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +32,8 @@ from patchloom.nets.heads import InstanceHead
 
 FORMAT = "patchloom-encoder-1"
 HEAD_FORMAT = "patchloom-head-1"
+_SUM = "sha256"
+_DAMAGED = "{} is not what patchloom wrote ({}): restore it from a copy, or make it again"
 
 
 @dataclass(frozen=True)
@@ -50,19 +56,33 @@ class EncoderCard:
 
 def save_encoder(vit: VisionTransformer, card: EncoderCard, path: Path) -> None:
     """Write the encoder's ``state_dict`` and card; the file appears whole or not at all."""
-    save_net(vit, {FORMAT: json.dumps(asdict(card))}, path)
+    save_net(vit, FORMAT, asdict(card), path)
 
 
 def save_head(head: nn.Module, path: Path) -> None:
     """Write a head's ``state_dict`` and the ``sizes`` that build it again; the file appears whole or not at all."""
-    save_net(head, {HEAD_FORMAT: json.dumps(head.sizes)}, path)
+    save_net(head, HEAD_FORMAT, head.sizes, path)
 
 
-def save_net(net: nn.Module, about: dict[str, str], path: Path) -> None:
-    """Write a net's ``state_dict`` and what is to be known of it; the file appears whole or not at all."""
-    # about has one key: the order of several would differ from file to file
+def save_net(net: nn.Module, key: str, about: dict[str, Any], path: Path) -> None:
+    """Write a net's ``state_dict`` and, under ``key``, what is to be known of it with a checksum of both.
+
+    The file appears whole or not at all.
+    """
     weights = {name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()}
-    write_whole(path, save(weights, metadata=about))
+    about = about | {_SUM: checksum(weights, json.dumps(about))}
+    # one key: the order of several would differ from file to file
+    write_whole(path, save(weights, metadata={key: json.dumps(about)}))
+
+
+def checksum(tensors: dict[str, Tensor], about: str) -> str:
+    """64 hex digits of names, types, shapes and values of contiguous tensors on the CPU, and of a text."""
+    total = hashlib.sha256(about.encode())
+    for name in sorted(tensors):
+        value = tensors[name].contiguous()
+        total.update(f"\0{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
+        total.update(value.flatten().view(torch.uint8).numpy())
+    return total.hexdigest()
 
 
 def read_card(path: Path) -> EncoderCard:
@@ -71,7 +91,9 @@ def read_card(path: Path) -> EncoderCard:
     Raises:
         PatchloomError: no such file, or none that patchloom wrote.
     """
-    return card_from(read_about(path, FORMAT, "encoder weights"))
+    about = read_about(path, FORMAT, "encoder weights")
+    with as_patchloom_wrote(path):
+        return card_from(about)
 
 
 def card_from(about: dict[str, Any]) -> EncoderCard:
@@ -91,7 +113,22 @@ def read_about(path: Path, key: str, what: str) -> dict[str, Any]:
     about = read_metadata(path, what)
     if key not in about:
         raise PatchloomError(f"{path} has no patchloom metadata: use a file that patchloom wrote, or timm:NAME")
-    return json.loads(about[key])
+    with as_patchloom_wrote(path):
+        found = json.loads(about[key])
+        return {name: value for name, value in found.items() if name != _SUM}
+
+
+@contextmanager
+def as_patchloom_wrote(path: str | Path) -> Iterator[None]:
+    """While entered, what goes wrong in using a file that patchloom wrote means that the file is damaged.
+
+    Raises:
+        PatchloomError: it is.
+    """
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as problem:
+        raise PatchloomError(_DAMAGED.format(path, f"{type(problem).__name__}")) from problem
 
 
 def read_metadata(path: Path, what: str) -> dict[str, str]:
@@ -108,10 +145,25 @@ def read_metadata(path: Path, what: str) -> dict[str, str]:
 
 
 def read_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """The tensors of a safetensors file whose names begin with ``prefix``, by what follows it."""
-    with safe_open(path, "pt") as file:
-        names = [name for name in file.keys() if name.startswith(prefix)]
-        return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+    """The tensors of a safetensors file whose names begin with ``prefix``, by what follows it.
+
+    Raises:
+        PatchloomError: it is damaged; where it has a checksum and all is read, in a single bit.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            about = file.metadata() or {}
+            names = [name for name in file.keys() if name.startswith(prefix)]
+            found = {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+    except (OSError, SafetensorError) as problem:
+        raise PatchloomError(f"{path} cannot be read as weights ({problem}): is it whole?") from problem
+    for text in () if prefix else about.values():
+        with suppress(ValueError):  # others' metadata may be anything
+            told = json.loads(text)
+            if isinstance(told, dict) and (given := told.pop(_SUM, None)) is not None:
+                if checksum(found, json.dumps(told)) != given:
+                    raise PatchloomError(_DAMAGED.format(path, "its checksum is another one"))
+    return found
 
 
 def is_ours(path: Path) -> bool:
@@ -145,7 +197,8 @@ def read_states(path: Path) -> list[tuple[str, dict[str, Tensor]]]:
 def _unpickle(path: Path) -> Any:
     try:
         # papers' files often keep their command line beside the weights: a bare container, which runs nothing
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that this pickle may fail, which is told if it does
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as problem:
         foreign = re.search(r"(?:GLOBAL|Trying to call reduce for|instantiate class) (\S+)", str(problem))
@@ -186,9 +239,10 @@ def load_encoder(source: str | Path) -> tuple[VisionTransformer, EncoderCard]:
     if str(source).startswith("timm:"):
         return _from_timm(str(source).removeprefix("timm:"))
     path = weights_file(source)
-    card = read_card(path)
+    card, weights = read_card(path), read_weights(path)
     vit = build_encoder(card.spec)
-    vit.load_state_dict(read_weights(path), strict=True)
+    with as_patchloom_wrote(path):
+        vit.load_state_dict(weights, strict=True)
     return vit.eval(), card
 
 
@@ -208,8 +262,10 @@ def load_instance_head(source: str | Path) -> InstanceHead | None:
     path /= "instance_head.safetensors"
     if str(source).startswith("timm:") or not path.exists():
         return None
-    head = InstanceHead(**read_about(path, HEAD_FORMAT, "an instance head"))
-    head.load_state_dict(read_weights(path), strict=True)
+    about, weights = read_about(path, HEAD_FORMAT, "an instance head"), read_weights(path)
+    with as_patchloom_wrote(path):
+        head = InstanceHead(**about)
+        head.load_state_dict(weights, strict=True)
     return head.eval()
 
 

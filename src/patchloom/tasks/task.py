@@ -120,8 +120,14 @@ class Task(nn.Module, ABC):
         return self.encoder.num_prefix_tokens
 
     def choose(self, option: str, asked: Any, value: Any, why: str) -> Any:
-        """``value`` if ``asked`` is auto, which is noted with its reason; else what was asked."""
+        """``value`` if ``asked`` is auto, which is noted with its reason; else what was asked.
+
+        Raises:
+            PatchloomError: a whole number beyond all sizes that are ever meant.
+        """
         if asked != "auto":
+            if isinstance(asked, int) and not abs(asked) <= 2**16:
+                raise PatchloomError(f"--task.{option} must be 65536 or less, not {asked}")
             return asked
         self.chosen[option] = (value, why)
         return value
@@ -158,6 +164,8 @@ class Task(nn.Module, ABC):
         width = self.choose("decoder_width", width, d if small else usual[0], why)
         depth = self.choose(depth_option, depth, min(2, usual[1]) if small else usual[1], why)
         heads = self.choose("decoder_heads", heads, max(1, width // 32) if small else usual[2], why)
+        if depth > 1000:
+            raise PatchloomError(f"--task.{depth_option} must be 1000 or less, not {depth}")
         if min(width, heads) < 1 or depth < 0 or width % heads or width % 4:
             raise PatchloomError(
                 f"a decoder cannot be {width} wide and {depth} blocks deep with {heads} heads: choose a width that "
@@ -171,7 +179,7 @@ class Task(nn.Module, ABC):
         Raises:
             PatchloomError: fewer than ``least`` would stay, or none would be masked.
         """
-        visible = share_of(self.patches, 1 - mask_ratio)
+        visible = share_of(self.patches, 1 - min(max(mask_ratio, 0), 1))
         if not 0 <= mask_ratio < 1 or visible < least:
             if self.patches < least:
                 raise PatchloomError(

@@ -5,7 +5,6 @@ The last two are kept. One that is damaged is named, and the one before it is us
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable
@@ -20,6 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.files import remove_leftovers, unwritable, write_whole
+from patchloom.nets.weights import checksum
 
 _OPTIMIZER = "optimizer."
 
@@ -58,7 +58,7 @@ class Checkpoints:
             PatchloomError: it cannot be written; what is on the disc stays.
         """
         text = json.dumps(about)
-        metadata = {"about": text, "sha256": _digest(tensors, text)}
+        metadata = {"about": text, "sha256": checksum(tensors, text)}
 
         def write(path: Path) -> None:
             try:
@@ -162,15 +162,6 @@ def _as(like: Tensor, value: Tensor) -> Tensor:
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-def _digest(tensors: dict[str, Tensor], about: str) -> str:
-    total = hashlib.sha256(about.encode())
-    for name in sorted(tensors):
-        value = tensors[name].contiguous()
-        total.update(f"\0{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
-        total.update(value.flatten().view(torch.uint8).numpy())
-    return total.hexdigest()
-
-
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, "pt") as file:
@@ -178,7 +169,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             if not {"about", "sha256"} <= found.keys():
                 raise ValueError("it has no checksum, as those of patchloom before November 2026")
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-        if _digest(tensors, found["about"]) != found["sha256"]:
+        if checksum(tensors, found["about"]) != found["sha256"]:
             raise ValueError("its checksum is another one")
         return tensors, json.loads(found["about"])
     except (OSError, SafetensorError, ValueError) as problem:

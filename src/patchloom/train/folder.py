@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import re
 from contextlib import suppress
@@ -21,6 +22,9 @@ try:
     import fcntl
 except ImportError:  # not on Windows
     fcntl = None
+
+
+_SEAL = "# if this file is edited, the run is not continued: "
 
 
 class RunFolder:
@@ -61,6 +65,10 @@ class RunFolder:
                     f"{self.path} holds a run with other settings ({'; '.join(differences)}): repeat the old settings "
                     f"to resume it, or choose another folder with --out; --from {self.path} starts there from its "
                     "weights"
+                )
+            if not self.config.exists() and self.checkpoints.there():  # what auto became is known no more
+                raise PatchloomError(
+                    f"{self.config} is missing beside its checkpoints: restore it from a copy, or choose another --out"
                 )
             return self.config.exists()  # else it was stopped before it had begun
         # hidden files are what a process left that was killed as it began
@@ -104,9 +112,9 @@ class RunFolder:
         found |= {"sampled": stats.sampled, "fingerprint": fingerprint}
         make_folder(self.path)
         self.lock()
-        write_whole(self.requested, _yaml(asked.plain()))  # first: it marks the folder as ours
-        write_whole(self.path / "data.yaml", _yaml(found))
-        write_whole(self.config, f"# What auto became, and why:\n{notes}\n{_yaml(settings.plain())}")
+        write_whole(self.requested, _sealed(_yaml(asked.plain())))  # first: it marks the folder as ours
+        write_whole(self.path / "data.yaml", _sealed(_yaml(found)))
+        write_whole(self.config, _sealed(f"# What auto became, and why:\n{notes}\n{_yaml(settings.plain())}"))
 
     def read_config(self) -> Settings:
         """The resolved settings.
@@ -122,12 +130,28 @@ class RunFolder:
             if not {"name"} <= settings.task.keys() & settings.model.keys():
                 raise KeyError("name")
             return settings
-        except (TypeError, KeyError) as problem:
+        except (AttributeError, TypeError, KeyError) as problem:
             raise PatchloomError(f"{self.config} is not a configuration that patchloom wrote: {problem}") from problem
 
     def read_data(self) -> dict[str, Any]:
-        """What was measured of the data when the run began."""
-        return _read_yaml(self.path / "data.yaml")
+        """What was measured of the data when the run began.
+
+        Raises:
+            PatchloomError: it cannot be read.
+        """
+        path = self.path / "data.yaml"
+        found = _read_yaml(path)
+        if missing := {"mean", "std", "height", "width", "sampled", "fingerprint"} - found.keys():
+            raise PatchloomError(f"{path} lacks {min(missing)}: is it whole?")
+        return found
+
+    def read_summary(self) -> str | None:
+        """The closing sentence of a finished run; None of one that is to go on, to write a whole one at its end."""
+        try:
+            text = self.summary.read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+        return text.strip() if text.strip() and text.endswith("\n") else None
 
     def unreadable_names(self) -> list[str]:
         """Files that could not be read so far."""
@@ -172,10 +196,23 @@ def _yaml(values: dict[str, Any]) -> str:
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
+def _sealed(text: str) -> str:
+    """A text with its checksum in front: half of a configuration would be a configuration, too."""
+    return f"{_SEAL}{_digest(text)}\n{text}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as problem:
+        text = path.read_text("utf-8")
+        first, _, rest = text.partition("\n")
+        if first.startswith(_SEAL) and first != _SEAL + _digest(rest):
+            raise PatchloomError(f"{path} is not what patchloom wrote: restore it from a copy, or choose another --out")
+        values = yaml.safe_load(text)
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as problem:
         raise PatchloomError(f"{path} cannot be read ({type(problem).__name__}): is it whole?") from problem
     if not isinstance(values, dict):
         raise PatchloomError(f"{path} is not a list of settings: is it whole?")

@@ -13,7 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 from patchloom.data import Source, hold_out, normalize, open_data, plain_batches
 from patchloom.errors import PatchloomError
 from patchloom.look import draw_sheet
-from patchloom.machine import Affordable
+from patchloom.memory import Affordable
 from patchloom.nets.build import build_encoder
 from patchloom.nets.encode import checkpoint_gradients, fuse_attention
 from patchloom.nets.weights import EncoderCard

@@ -25,7 +25,7 @@ from patchloom.data import (
 )
 from patchloom.errors import PatchloomError, Stopped, Told
 from patchloom.hints import check
-from patchloom.machine import keep_freed_memory
+from patchloom.memory import keep_freed_memory
 from patchloom.nets.encode import compile_blocks
 from patchloom.processes import rank, world
 from patchloom.tasks import with_defaults
@@ -138,9 +138,9 @@ class _Pretraining:
         self.training, self.held_out = hold_out(data.train, asked.held_out, seed=asked.seed)
 
     def run(self) -> Run:
-        if self.folder.summary.exists():
+        summary = self.folder.read_summary()
+        if summary is not None:
             self.folder.holds(self.asked)
-            summary = self.folder.summary.read_text("utf-8").strip()
             print(f"{self.folder.path} is finished. {summary}")
             return Run(self.folder.path, summary)
         keep_freed_memory()
@@ -199,21 +199,25 @@ class _Pretraining:
         self.folder.note_unreadable(self.stats.unreadable)
 
     def _settle(self) -> _Settled:
-        """Resolved settings, reasons, and statistics: measured now, or those of the run that is resumed."""
+        """What holds for all processes: of the run that is resumed, or found out now."""
         fingerprint = self.data.train.fingerprint()
-        if self.folder.holds(self.asked):
-            self.folder.lock()
-            self.folder.tidy()
-            settings, found = self.folder.read_config(), self.folder.read_data()
-            if found["fingerprint"] != fingerprint:
-                raise PatchloomError(
-                    f"the images in {settings.data} have changed since {self.folder.path} was begun: choose a new "
-                    f"folder with --out; --from {self.folder.path} starts there from its weights"
-                )
-            share_of_batch(settings.batch_size, len(self.training), world())
-            settings = replace(settings, **{name: getattr(self.asked, name) for name in LAUNCH})
-            stats = Stats(*(found[name] for name in ("mean", "std", "height", "width", "sampled")), [])
-            return _Settled(True, settings, {}, stats, fingerprint)
+        return self._resumed(fingerprint) if self.folder.holds(self.asked) else self._resolved(fingerprint)
+
+    def _resumed(self, fingerprint: str) -> _Settled:
+        self.folder.lock()
+        self.folder.tidy()
+        settings, found = self.folder.read_config(), self.folder.read_data()
+        if found["fingerprint"] != fingerprint:
+            raise PatchloomError(
+                f"the images in {settings.data} have changed since {self.folder.path} was begun: choose a new "
+                f"folder with --out; --from {self.folder.path} starts there from its weights"
+            )
+        share_of_batch(settings.batch_size, len(self.training), world())
+        settings = replace(settings, **{name: getattr(self.asked, name) for name in LAUNCH})
+        stats = Stats(*(found[name] for name in ("mean", "std", "height", "width", "sampled")), [])
+        return _Settled(True, settings, {}, stats, fingerprint)
+
+    def _resolved(self, fingerprint: str) -> _Settled:
         asked, as_there = Start(self.asked).shaped()
         found = channels_of(self.training)
         channels = found if asked.channels == "auto" else asked.channels
@@ -224,8 +228,7 @@ class _Pretraining:
                     f"ImageNet's statistics are for 3 channels, not {channels}: use --normalization data"
                 )
             stats = stats._replace(mean=_IMAGENET[0], std=_IMAGENET[1])
-        in_mind = in_memory(self.data.train)
-        settings, reasons = resolve(asked, len(self.training), channels, stats, in_mind, world())
+        settings, reasons = resolve(asked, len(self.training), channels, stats, in_memory(self.data.train), world())
         return _Settled(False, settings, as_there | reasons, stats, fingerprint)
 
     def _kept(self, loud: bool) -> Source:

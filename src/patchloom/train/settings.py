@@ -117,7 +117,7 @@ class Settings:
             if not 0 < getattr(self, name) < 1 and (name, getattr(self, name)) != ("crop_scale", 1):
                 raise PatchloomError(f"--{name} is a share between 0 and 1, not {getattr(self, name)}")
         if self.img_size != "auto" and not 1 <= min(self.img_size) <= max(self.img_size) <= _MOST["patch_size"]:
-            raise PatchloomError(f"--img_size must be 1 to {_MOST['patch_size']} pixels, not {self.img_size}")
+            raise PatchloomError(f"--img_size must be positive and {_MOST['patch_size']} or less, not {self.img_size}")
         if self.from_run is not None and self.init is not None:
             raise PatchloomError("--from and --init both say with which weights to begin: give one of them")
         if isinstance(self.cache, int):

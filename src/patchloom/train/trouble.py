@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from patchloom.data.load import lost_worker
 from patchloom.errors import PatchloomError
 from patchloom.files import mendable
-from patchloom.machine import lacking
+from patchloom.memory import lacking
 from patchloom.train.launch import LOST, died
 from patchloom.train.settings import Settings
 

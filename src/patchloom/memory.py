@@ -1,0 +1,159 @@
+"""How much memory there is, how much work needs, and what to say where it is too little."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import platform
+import re
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from patchloom.errors import PatchloomError
+
+# glibc's numbers for mallopt: trim, top pad, and the number of allocations that may be mapped
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
+# torch's and numpy's words on a CPU, and those of its own allocator
+_NO_MEMORY = re.compile(r"allocate memory|enough memory|unable to allocate|bad_alloc|out of memory", re.IGNORECASE)
+_WANTED = re.compile(r"allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)", re.IGNORECASE)
+_UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def keep_freed_memory() -> bool:
+    """Let freed memory stay with this process (glibc on Linux): each step asks for the same again.
+
+    Otherwise the kernel takes large tensors' memory back, and clears it page by page when it is asked for anew, which
+    cost a tenth of a training step. The peak does not grow; after it, the memory is kept until the process ends.
+
+    Returns:
+        Whether the system has this.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return all([mallopt(_MMAP_MAX, 0), mallopt(_TRIM_THRESHOLD, -1), mallopt(_TOP_PAD, 64 << 20)])
+
+
+def peak_memory(work: Callable[..., None], device: str, *arguments: Any) -> float | None:
+    """GiB that ``work(*arguments)`` needs at its peak beyond what this process held; None where that cannot be told."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        work(*arguments)
+        return torch.cuda.max_memory_allocated() / 2**30
+    if device != "cpu" or not Path("/proc/self/clear_refs").exists():
+        return None
+    before = _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # else the peak would be that of the imports
+    work(*arguments)
+    return _resident("VmHWM") - before
+
+
+def peak_apart(work: Callable[..., None], device: str, *arguments: Any) -> float | None:
+    """`peak_memory` in a process of its own.
+
+    Raises:
+        PatchloomError: the process was killed, as the system does where memory runs out.
+    """
+    context = multiprocessing.get_context("spawn")
+    ear, mouth = context.Pipe(duplex=False)
+    process = context.Process(target=_tell_peak, args=(mouth, work, device, *arguments))
+    process.start()
+    mouth.close()  # else the end of the process would not be heard
+    try:
+        told = ear.recv()
+    except EOFError:
+        told = None
+    process.join()
+    if process.exitcode:
+        raise PatchloomError(
+            f"the process that measured how much memory is needed has died ({process.exitcode}), perhaps since there "
+            "is too little: lower --batch_size"
+        )
+    if isinstance(told, Exception):
+        raise told
+    return told
+
+
+def _tell_peak(mouth: Connection, work: Callable[..., None], device: str, *arguments: Any) -> None:
+    try:
+        mouth.send(peak_memory(work, device, *arguments))
+    except Exception as problem:  # it is for the process that asked
+        mouth.send(problem)
+
+
+def memory(device: str) -> tuple[float, float]:
+    """GiB in use, and GiB that there are: of the GPU; or on a CPU of this process, and of what it may have."""
+    if device == "cuda":
+        free, there = torch.cuda.mem_get_info()
+        return (there - free) / 2**30, there / 2**30
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with contextlib.suppress(OSError, ValueError):  # no such group, or one without a limit ("max")
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    with contextlib.suppress(ImportError):  # not on Windows
+        import resource
+
+        limits += [limit for limit in resource.getrlimit(resource.RLIMIT_AS) if limit != resource.RLIM_INFINITY]
+    used = _resident("VmHWM") if Path("/proc/self/status").exists() else 0.0
+    return used, min(limits) / 2**30
+
+
+class Affordable(TorchFunctionMode):
+    """While entered, building a net that cannot be trained in this machine's memory is refused.
+
+    Linux gives out more memory than it has, and kills a process that then uses it: no exception would ever be seen.
+
+    Args:
+        copies: how many times a weight is in memory: 4 with its gradient and two moments.
+
+    Raises:
+        PatchloomError: the weights that were made so far, so often, are more than the memory that there is.
+    """
+
+    def __init__(self, copies: int):
+        super().__init__()
+        self.copies, self.made, self.there = copies, 0, memory("cpu")[1]
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        try:
+            made = func(*args, **(kwargs or {}))
+        except RuntimeError as problem:
+            if lacking(problem):
+                raise self._refusal() from problem
+            raise
+        if func in (torch.empty, torch.zeros, torch.ones) and made.device.type != "meta":  # not touched yet
+            self.made += made.nbytes
+            if self.copies * self.made > self.there * 2**30:
+                raise self._refusal()
+        return made
+
+    def _refusal(self) -> PatchloomError:
+        return PatchloomError(
+            f"a model of these sizes cannot be trained in the {self.there:.1f} GiB of memory that there are: choose a "
+            "smaller --model, smaller patches, or smaller heads and decoders"
+        )
+
+
+def lacking(problem: BaseException) -> str | None:
+    """If ``problem`` says that there is too little memory: how much was in use, and how much more was asked for."""
+    on_gpu = isinstance(problem, torch.OutOfMemoryError)
+    if not (on_gpu or isinstance(problem, MemoryError) or _NO_MEMORY.search(str(problem))):
+        return None
+    used, there = memory("cuda" if on_gpu else "cpu")
+    need = f"{used:.1f} GiB of {there:.1f} were in use"
+    if wanted := _WANTED.search(str(problem)):
+        more = float(wanted[1]) * _UNITS[wanted[2].lower()] / 2**30
+        need += f", and {more:.2g} GiB more were asked for" if more >= 0.01 else ", and a little more was asked for"
+    return need
+
+
+def _resident(which: str) -> float:
+    """GiB of this process in memory: now (VmRSS), or at its peak (VmHWM)."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(rf"{which}:\s+(\d+) kB", status)[1]) / 2**20
