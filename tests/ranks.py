@@ -30,7 +30,7 @@ def free_port() -> int:
 
 
 def _rank(
-    rank: int, world: int, port: int, images: str, out: str, options: dict[str, Any], beside: str, dies: int | None
+    rank: int, world: int, port: int, images: str, out: str, options: dict[str, Any], beside: str, dies: tuple | None
 ) -> None:
     multiprocessing.set_start_method("fork", force=True)
     for stream, number in (("out", 1), ("err", 2)):
@@ -50,7 +50,7 @@ def _rank(
     update, run = Stepper.update, loop.Loop.run
 
     def dying_update(self, done, *rest):
-        if done == dies:
+        if (rank, done) == dies:
             os.kill(os.getpid(), signal.SIGKILL)
         return update(self, done, *rest)
 
@@ -84,8 +84,7 @@ def run_together(
     processes = [
         context.Process(
             target=_rank,
-            args=(rank, world, port, str(images), str(out), options, str(beside))
-            + ((dies[1] if dies is not None and dies[0] == rank else None),),
+            args=(rank, world, port, str(images), str(out), options, str(beside), dies),
         )
         for rank in range(world)
     ]
