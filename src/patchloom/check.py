@@ -80,8 +80,8 @@ class Checked:
         different = round((read - found.repeated) / found.tried * len(found.source))
         if different < _FEW:
             said.append(
-                f"{different:,} different images are few to learn from: compare with weights that timm publishes, "
-                "which patchloom evaluate takes as timm:NAME."
+                f"{different:,} different images are few to learn from: begin with weights that timm publishes "
+                "(--init timm:NAME), and compare with them (patchloom evaluate knn timm:NAME)."
             )
         if found.repeated > _MANY * read:
             said.append(

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from patchloom.data import Stats
 from patchloom.errors import PatchloomError
@@ -61,6 +62,16 @@ def test_a_checkpoint_may_be_read_by_others(tmp_path):
     (tmp_path / "plain").write_text("")
     kept = save(tmp_path, *make(), 0)
     assert kept.last.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_one_without_a_checksum_has_weights_but_is_not_gone_on_with(tmp_path):
+    task, optimizer = make()
+    kept = save(tmp_path, task, optimizer, 0)
+    tensors, _, _ = kept.read()
+    save_file(tensors, kept.last, {"about": "{}"})
+    assert kept.weights().keys() == task.state_dict().keys()
+    with pytest.raises(PatchloomError, match="no checksum, .* --from can begin with its weights"):
+        kept.read()
 
 
 def test_another_tasks_checkpoint_is_refused(tmp_path):

@@ -79,8 +79,20 @@ class Checkpoints:
             raise unwritable(self.last, problem) from problem
         self._sound = True
 
-    def read(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
+    def weights(self) -> dict[str, Tensor]:
+        """The task's tensors of the newest checkpoint that is sound, or that is too old to have a checksum.
+
+        Raises:
+            PatchloomError: there is none.
+        """
+        return weights_of(self.read(unsealed=True)[0])
+
+    def read(self, unsealed: bool = False) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
         """The tensors and ``about`` of the newest checkpoint that is sound, and a sentence for each that is not.
+
+        Args:
+            unsealed: one without a checksum, as they were before November 2026, will do; it has all weights, but not
+                all that going on needs.
 
         Raises:
             PatchloomError: none is sound.
@@ -90,7 +102,7 @@ class Checkpoints:
             if not path.exists():
                 continue
             try:
-                tensors, about = _read(path)
+                tensors, about = _read(path, unsealed)
             except Damaged as problem:
                 problems.append(str(problem))
                 continue
@@ -162,14 +174,14 @@ def _as(like: Tensor, value: Tensor) -> Tensor:
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read(path: Path, unsealed: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, "pt") as file:
             found = file.metadata() or {}
-            if not {"about", "sha256"} <= found.keys():
-                raise ValueError("it has no checksum, as those of patchloom before November 2026")
+            if "about" not in found or not (unsealed or "sha256" in found):
+                raise ValueError("it has no checksum, as those before November 2026: --from can begin with its weights")
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-        if checksum(tensors, found["about"]) != found["sha256"]:
+        if "sha256" in found and checksum(tensors, found["about"]) != found["sha256"]:
             raise ValueError("its checksum is another one")
         return tensors, json.loads(found["about"])
     except (OSError, SafetensorError, ValueError) as problem:

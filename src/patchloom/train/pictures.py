@@ -74,7 +74,7 @@ def load_task(run: str | Path) -> Loaded:
     task = prepare_task(settings, found["mean"], found["std"])
     if not folder.checkpoints.there():
         raise PatchloomError(f"{folder.path} has no checkpoint yet: let the run train first")
-    restore(folder.checkpoints.read()[0], task)
+    restore(folder.checkpoints.weights(), task)
     return Loaded(task.eval(), run_card(settings, found["mean"], found["std"], folder.path.name), settings, folder)
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from patchloom.errors import PatchloomError
 from patchloom.nets.public import Matched, load_public, public_shape
 from patchloom.tasks.task import Task
-from patchloom.train.checkpoint import weights_of
 from patchloom.train.folder import RunFolder
 from patchloom.train.settings import Settings
 
@@ -37,7 +36,7 @@ class Start:
             self.run = folder.read_config()
             if not folder.checkpoints.there():
                 raise PatchloomError(f"{folder.path} has no checkpoint yet: let that run train first")
-            self.weights = weights_of(folder.checkpoints.read()[0])
+            self.weights = folder.checkpoints.weights()
 
     def shaped(self) -> tuple[Settings, dict[str, str]]:
         """What was asked for, with the model of the weights wherever it was left open, and the reasons."""
