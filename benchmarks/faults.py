@@ -12,11 +12,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from patchloom.tasks import TASKS
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from killing import Kill, draw_images, kill_until_done, left_behind, start  # noqa: E402
-
-from patchloom.tasks import TASKS  # noqa: E402
+from killing import Kill, draw_images, kill_until_done, left_behind, start  # noqa: E402, found by the path above
 
 
 def main() -> None:

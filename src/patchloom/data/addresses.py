@@ -144,7 +144,7 @@ def _remote(address: str) -> list[str]:
         return [address]
     try:
         found = sorted(fs.glob(path))
-    except Exception as error:
+    except Exception as error:  # each file system has exceptions of its own
         raise _unreachable(address, error) from error
     before, here, after = address.partition(path)
     if not (found and here):
@@ -163,7 +163,7 @@ def _state(address: str) -> Shard:
     try:
         fs.invalidate_cache()
         info = {key.lower().replace("-", "_"): value for key, value in fs.info(path).items()}
-    except Exception as error:
+    except Exception as error:  # each file system has exceptions of its own
         raise _unreachable(address, error) from error
     if info.get("type") == "directory":
         raise PatchloomError(f"{address} is a folder: name the shards in it, as {address.rstrip('/')}/*.tar")

@@ -6,7 +6,8 @@ from patchloom.evaluate.how import How, Parts, parts_of
 from patchloom.evaluate.knn import knn_accuracies
 from patchloom.evaluate.linear import Choice, Probe, choose_strength, linear_probe
 from patchloom.evaluate.protocols import PROTOCOLS, evaluate
-from patchloom.evaluate.report import Report, Row, append_rows, wilson
+from patchloom.evaluate.report import Report, Row, wilson
+from patchloom.evaluate.rows import append_rows
 
 __all__ = [
     "Choice",

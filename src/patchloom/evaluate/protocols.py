@@ -12,7 +12,8 @@ from typing import Any
 
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.how import How
-from patchloom.evaluate.report import Report, append_rows, check_rows
+from patchloom.evaluate.report import Report
+from patchloom.evaluate.rows import append_rows, check_rows
 
 # function paths, not functions: a protocol is imported when it is asked for
 PROTOCOLS: dict[str, str] = {

@@ -6,27 +6,20 @@ resampled as timm does it; every other difference is told or refused. A pickle i
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from timm.layers import resample_abs_pos_embed, resample_patch_embed
-from timm.models import adapt_input_conv
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.encode import grid_size, patch_side
-from patchloom.nets.weights import is_ours, load_encoder, read_card, read_states, stock_encoder, weights_file
-
-_POSITIONS, _PROJECTION = "pos_embed", "patch_embed.proj.weight"
-_TOKENS = ("cls_token", "dist_token", "reg_token")  # as they stand before the patches; the second is DeiT's
-
-State = dict[str, Tensor]
-Grid = tuple[int, int] | None
+from patchloom.nets.fitting import POSITIONS, PROJECTION, Grid, State, by, fit_positions, fit_projection
+from patchloom.nets.states import read_states
+from patchloom.nets.weights import is_ours, load_encoder, read_card, stock_encoder, weights_file
 
 
 class Matched(NamedTuple):
@@ -100,7 +93,7 @@ def load_public(
     states, grid = _read(source) if weights is None else ([("", weights)], grid)
     found = _choose(str(source), states, target)
     fitting = {name: _numbers(found, name) for name in target if name in found.weights}
-    told = [*_fit_projection(fitting, target), *_fit_positions(vit, found, fitting, target, grid)]
+    told = [*fit_projection(fitting, target), *fit_positions(vit, found.source, found.weights, fitting, target, grid)]
     for name, value in fitting.items():
         if value.shape != target[name].shape:
             raise PatchloomError(_misfit(found, name, value, target[name], vit.embed_dim))
@@ -127,7 +120,7 @@ def public_shape(source: str | Path) -> dict[str, Any] | None:
     if str(source).startswith("timm:"):
         name = str(source).removeprefix("timm:")
         stock = stock_encoder(name)
-        positions = "learned" if _POSITIONS in stock.state_dict() else "none"
+        positions = "learned" if POSITIONS in stock.state_dict() else "none"
         return {"name": name.split(".")[0], "patch_size": patch_side(stock), "positions": positions, "options": {}}
     path = weights_file(source)
     if not is_ours(path):
@@ -211,80 +204,6 @@ def _numbers(found: _Found, name: str) -> Tensor:
     return value
 
 
-def _fit_projection(fitting: State, target: State) -> list[str]:
-    """Bring the patch projection [d c p p] to the encoder's patch size and channels."""
-    value, own = fitting.get(_PROJECTION), target[_PROJECTION]
-    if value is None or value.ndim != 4 or len(value) != len(own):
-        return []
-    told = []
-    if value.shape[2:] != own.shape[2:]:
-        told.append(f"{_PROJECTION}: from patches of {_by(value.shape[2:])} to {_by(own.shape[2:])} pixels")
-        value = resample_patch_embed(value, list(own.shape[2:]))
-    if value.shape[1] == 3 != own.shape[1]:  # timm's rule is for colour images
-        told.append(f"{_PROJECTION}: from 3 channels to {own.shape[1]}")
-        value = adapt_input_conv(own.shape[1], value)
-    fitting[_PROJECTION] = value
-    return told
-
-
-def _tokens(state: State) -> dict[str, int]:
-    """Tokens that stand before the patches, and how many they are."""
-    return {name: state[name].shape[1] for name in _TOKENS if name in state and state[name].ndim == 3}
-
-
-def _fit_positions(vit: VisionTransformer, found: _Found, fitting: State, target: State, grid: Grid) -> list[str]:
-    """Bring position embeddings [1 prefix+n d] to the encoder's tokens and grid.
-
-    A token whose entry has no place in the encoder's table takes it along, which leaves the sum as it was.
-    """
-    table, own = fitting.get(_POSITIONS), target.get(_POSITIONS)
-    if table is None or table.ndim != 3 or (len(table), table.shape[2]) != (1, own.shape[2]):
-        return []
-    told, tokens, wanted = [], _tokens(found.weights), _tokens(target)
-    new, n = grid_size(vit), vit.patch_embed.num_patches
-    entries = own.shape[1] > n
-    prefix, old = _layout(table.shape[1], tokens, n, grid, alike=table.shape == own.shape and tokens == wanted)
-    if prefix is None:
-        raise PatchloomError(
-            f"{_POSITIONS} in {found.source} has {table.shape[1]} entries, and no square grid of patches has so many: "
-            "give an encoder of the file's own --img_size and --patch_size"
-        )
-    patches = table[:, prefix:]
-    if old is None and new[0] != new[1]:
-        told.append(f"{_POSITIONS}: for {n} patches in a grid that is not told, taken for {_by(new)}")
-    elif old not in (None, new):
-        told.append(f"{_POSITIONS}: from a grid of {_by(old)} to {_by(new)}")
-        patches = resample_abs_pos_embed(patches, list(new), list(old), num_prefix_tokens=0)
-    had = dict(zip(tokens, table[:, :prefix].split(list(tokens.values()), dim=1), strict=True)) if prefix else {}
-    for name, entry in had.items():
-        if name not in wanted:
-            told.append(f"{_POSITIONS}: without the entry of {name}")
-        elif not entries and fitting[name].shape == entry.shape:
-            fitting[name] += entry
-            told.append(f"{name}: with its entry of {_POSITIONS}, where this encoder has no place for it")
-    kept = []
-    for name, count in wanted.items() if entries else ():
-        kept.append(had.get(name, table.new_zeros(1, count, table.shape[2])))
-        if name not in had:
-            told.append(f"{_POSITIONS}: zero for {name}")
-    fitting[_POSITIONS] = torch.cat([*kept, patches], dim=1)
-    return told
-
-
-def _layout(length: int, tokens: dict[str, int], n: int, grid: Grid, alike: bool) -> tuple[int | None, Grid]:
-    """How many entries of a table are not of patches (None: cannot be told), and its grid (None: the encoder's)."""
-    choices = (sum(tokens.values()), 0)  # timm gives entries to all tokens before the patches, or to none
-    if grid is not None and length - math.prod(grid) in choices:
-        return length - math.prod(grid), grid
-    if alike:
-        return length - n, None
-    for prefix in choices:
-        side = math.isqrt(max(0, length - prefix))
-        if side and side**2 == length - prefix:
-            return prefix, None if side**2 == n else (side, side)  # a table that needs no change gets none
-    return next((prefix for prefix in choices if length - prefix == n), None), None
-
-
 def _misfit(found: _Found, name: str, value: Tensor, own: Tensor, width: int) -> str:
     """What differs, and what to do; ``width`` is the encoder's."""
     first, advice = found.weights.get("blocks.0.norm1.weight"), "give the --model of which these weights are"
@@ -293,15 +212,11 @@ def _misfit(found: _Found, name: str, value: Tensor, own: Tensor, width: int) ->
         named = f"--model vit_{size}_patch16_224, or " if size else ""
         advice = f"the width there is {first.numel()}, here {width}: give {named}--model.embed_dim {first.numel()} "
         advice += "with the num_heads of these weights"
-    elif name == _PROJECTION and value.ndim == 4:
+    elif name == PROJECTION and value.ndim == 4:
         advice = f"give --channels {value.shape[1]}"
     elif name == "reg_token" and value.ndim == 3:
         advice = f"give --model.reg_tokens {value.shape[1]}"
     elif ".mlp.fc1." in name:
         advice = f"give --model.mlp_ratio {len(value) / width:g}"
-    shapes = f"{_by(value.shape)} there and {_by(own.shape)} here"
+    shapes = f"{by(value.shape)} there and {by(own.shape)} here"
     return f"{found.source} does not fit this encoder, as {name} is {shapes}: {advice}"
-
-
-def _by(sizes: tuple[int, ...]) -> str:
-    return "x".join(map(str, sizes)) or "a scalar"

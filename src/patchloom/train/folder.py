@@ -166,8 +166,9 @@ class RunFolder:
 
     def note_unreadable(self, names: list[str]) -> None:
         """Add files that could not be read to the run's list, each once."""
-        if names:
-            write_whole(self.unreadable, "".join(f"{name}\n" for name in sorted({*self.unreadable_names(), *names})))
+        there = {*self.unreadable_names()}
+        if not there.issuperset(names):
+            write_whole(self.unreadable, "".join(f"{name}\n" for name in sorted({*there, *names})))
 
 
 def metrics_row(values: dict[str, float | int]) -> dict[str, str]:

@@ -82,7 +82,6 @@ class Loop:
         self.state = State()
         self.measure: Measure | None = None
         self.unreadable: set[str] = set()
-        self.noted: set[str] = set()
         self.restored = self._restore()
 
     def _restore(self) -> bool:
@@ -270,8 +269,8 @@ class Loop:
             raise _Diverged
         tensors = tensors_of(self.task, self.stepper.optimizer.optimizer)
         about = self.state.plain() | {"sums": self._sums()}
-        names = collected(sorted(self.unreadable - self.noted))
-        self.noted |= self.unreadable
+        names = collected(sorted(self.unreadable))
+        self.unreadable.clear()
         if not self.fabric.is_global_zero:
             return
         self.folder.note_unreadable(names)  # first: what the checkpoint has behind it is not met again

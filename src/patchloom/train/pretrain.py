@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
@@ -137,6 +137,11 @@ class _Pretraining:
         self.asked, self.data, self.folder = asked, data, folder
         self.training, self.held_out = hold_out(data.train, asked.held_out, seed=asked.seed)
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the images; a large folder's takes seconds."""
+        return self.data.train.fingerprint()
+
     def run(self) -> Run:
         summary = self.folder.read_summary()
         if summary is not None:
@@ -146,7 +151,7 @@ class _Pretraining:
         keep_freed_memory()
         fabric = launch(self.asked, self._device())
         settled = first_decides(fabric, self._settle)
-        if self.data.train.fingerprint() != settled.fingerprint:
+        if self.fingerprint != settled.fingerprint:
             raise PatchloomError(
                 f"process {rank()} finds other images in {self.asked.data} than the first: give all machines the same"
             )
@@ -169,7 +174,7 @@ class _Pretraining:
             reasons |= {f"task.{name}": why for name, (_, why) in self.task.chosen.items()}
         source = self._kept(fabric.is_global_zero)  # before the folder is begun: there may be no room for it
         if not settled.resumed:
-            first_decides(fabric, lambda: self._begin(reasons, settled))
+            first_decides(fabric, lambda: self._begin(reasons))
         self.reporter = Reporter(self.folder.log, fabric.is_global_zero)
         self._announce(reasons, told)
         self.card = run_card(settings, self.stats.mean, self.stats.std, self.folder.path.name)
@@ -194,20 +199,19 @@ class _Pretraining:
         """Where to train: as the run that is resumed did, if there is one."""
         return self.folder.read_config().device if self.folder.config.exists() else device_of(self.asked)
 
-    def _begin(self, reasons: dict[str, str], settled: _Settled) -> None:
-        self.folder.begin(self.asked, self.settings, reasons, self.stats, settled.fingerprint)
+    def _begin(self, reasons: dict[str, str]) -> None:
+        self.folder.begin(self.asked, self.settings, reasons, self.stats, self.fingerprint)
         self.folder.note_unreadable(self.stats.unreadable)
 
     def _settle(self) -> _Settled:
         """What holds for all processes: of the run that is resumed, or found out now."""
-        fingerprint = self.data.train.fingerprint()
-        return self._resumed(fingerprint) if self.folder.holds(self.asked) else self._resolved(fingerprint)
+        return self._resumed() if self.folder.holds(self.asked) else self._resolved()
 
-    def _resumed(self, fingerprint: str) -> _Settled:
+    def _resumed(self) -> _Settled:
         self.folder.lock()
         self.folder.tidy()
         settings, found = self.folder.read_config(), self.folder.read_data()
-        if found["fingerprint"] != fingerprint:
+        if found["fingerprint"] != self.fingerprint:
             raise PatchloomError(
                 f"the images in {settings.data} have changed since {self.folder.path} was begun: choose a new "
                 f"folder with --out; --from {self.folder.path} starts there from its weights"
@@ -215,9 +219,9 @@ class _Pretraining:
         share_of_batch(settings.batch_size, len(self.training), world())
         settings = replace(settings, **{name: getattr(self.asked, name) for name in LAUNCH})
         stats = Stats(*(found[name] for name in ("mean", "std", "height", "width", "sampled")), [])
-        return _Settled(True, settings, {}, stats, fingerprint)
+        return _Settled(True, settings, {}, stats, self.fingerprint)
 
-    def _resolved(self, fingerprint: str) -> _Settled:
+    def _resolved(self) -> _Settled:
         asked, as_there = Start(self.asked).shaped()
         found = channels_of(self.training)
         channels = found if asked.channels == "auto" else asked.channels
@@ -229,7 +233,7 @@ class _Pretraining:
                 )
             stats = stats._replace(mean=_IMAGENET[0], std=_IMAGENET[1])
         settings, reasons = resolve(asked, len(self.training), channels, stats, in_memory(self.data.train), world())
-        return _Settled(False, settings, as_there | reasons, stats, fingerprint)
+        return _Settled(False, settings, as_there | reasons, stats, self.fingerprint)
 
     def _kept(self, loud: bool) -> Source:
         """The training images as the steps read them; all other uses read the files themselves."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from timm.models.vision_transformer import VisionTransformer
@@ -24,19 +25,22 @@ class Start:
         asked: ``from_run`` and ``init``.
 
     Raises:
-        PatchloomError: ``from_run`` is no run, or has no sound checkpoint.
+        PatchloomError: ``from_run`` is no run, or has no checkpoint.
     """
 
     def __init__(self, asked: Settings):
         self.asked = asked
         self.run: Settings | None = None
-        self.weights: dict[str, Tensor] = {}
         if asked.from_run is not None:
             folder = RunFolder(asked.from_run)
             self.run = folder.read_config()
             if not folder.checkpoints.there():
                 raise PatchloomError(f"{folder.path} has no checkpoint yet: let that run train first")
-            self.weights = folder.checkpoints.weights()
+
+    @cached_property
+    def weights(self) -> dict[str, Tensor]:
+        """Those of the run. The first process, which only wants to know its sizes at first, never reads them twice."""
+        return RunFolder(self.asked.from_run).checkpoints.weights()
 
     def shaped(self) -> tuple[Settings, dict[str, str]]:
         """What was asked for, with the model of the weights wherever it was left open, and the reasons."""

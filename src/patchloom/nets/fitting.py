@@ -1,0 +1,101 @@
+"""Weights of other sizes, brought to those of an encoder as timm does it; and what was changed, in words."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from timm.layers import resample_abs_pos_embed, resample_patch_embed
+from timm.models import adapt_input_conv
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.encode import grid_size
+
+POSITIONS, PROJECTION = "pos_embed", "patch_embed.proj.weight"
+_TOKENS = ("cls_token", "dist_token", "reg_token")  # as they stand before the patches; the second is DeiT's
+
+State = dict[str, Tensor]
+Grid = tuple[int, int] | None
+
+
+def fit_projection(fitting: State, target: State) -> list[str]:
+    """Bring the patch projection [d c p p] to the encoder's patch size and channels."""
+    value, own = fitting.get(PROJECTION), target[PROJECTION]
+    if value is None or value.ndim != 4 or len(value) != len(own):
+        return []
+    told = []
+    if value.shape[2:] != own.shape[2:]:
+        told.append(f"{PROJECTION}: from patches of {by(value.shape[2:])} to {by(own.shape[2:])} pixels")
+        value = resample_patch_embed(value, list(own.shape[2:]))
+    if value.shape[1] == 3 != own.shape[1]:  # timm's rule is for colour images
+        told.append(f"{PROJECTION}: from 3 channels to {own.shape[1]}")
+        value = adapt_input_conv(own.shape[1], value)
+    fitting[PROJECTION] = value
+    return told
+
+
+def _tokens(state: State) -> dict[str, int]:
+    """Tokens that stand before the patches, and how many they are."""
+    return {name: state[name].shape[1] for name in _TOKENS if name in state and state[name].ndim == 3}
+
+
+def fit_positions(
+    vit: VisionTransformer, source: str, weights: State, fitting: State, target: State, grid: Grid
+) -> list[str]:
+    """Bring position embeddings [1 prefix+n d] to the encoder's tokens and grid.
+
+    A token whose entry has no place in the encoder's table takes it along, which leaves the sum as it was.
+    """
+    table, own = fitting.get(POSITIONS), target.get(POSITIONS)
+    if table is None or table.ndim != 3 or (len(table), table.shape[2]) != (1, own.shape[2]):
+        return []
+    told, tokens, wanted = [], _tokens(weights), _tokens(target)
+    new, n = grid_size(vit), vit.patch_embed.num_patches
+    entries = own.shape[1] > n
+    prefix, old = _layout(table.shape[1], tokens, n, grid, alike=table.shape == own.shape and tokens == wanted)
+    if prefix is None:
+        raise PatchloomError(
+            f"{POSITIONS} in {source} has {table.shape[1]} entries, and no square grid of patches has so many: "
+            "give an encoder of the file's own --img_size and --patch_size"
+        )
+    patches = table[:, prefix:]
+    if old is None and new[0] != new[1]:
+        told.append(f"{POSITIONS}: for {n} patches in a grid that is not told, taken for {by(new)}")
+    elif old not in (None, new):
+        told.append(f"{POSITIONS}: from a grid of {by(old)} to {by(new)}")
+        patches = resample_abs_pos_embed(patches, list(new), list(old), num_prefix_tokens=0)
+    had = dict(zip(tokens, table[:, :prefix].split(list(tokens.values()), dim=1), strict=True)) if prefix else {}
+    for name, entry in had.items():
+        if name not in wanted:
+            told.append(f"{POSITIONS}: without the entry of {name}")
+        elif not entries and fitting[name].shape == entry.shape:
+            fitting[name] = fitting[name] + entry  # the source's own stays as it is
+            told.append(f"{name}: with its entry of {POSITIONS}, where this encoder has no place for it")
+    kept = []
+    for name, count in wanted.items() if entries else ():
+        kept.append(had.get(name, table.new_zeros(1, count, table.shape[2])))
+        if name not in had:
+            told.append(f"{POSITIONS}: zero for {name}")
+    fitting[POSITIONS] = torch.cat([*kept, patches], dim=1)
+    return told
+
+
+def _layout(length: int, tokens: dict[str, int], n: int, grid: Grid, alike: bool) -> tuple[int | None, Grid]:
+    """How many entries of a table are not of patches (None: cannot be told), and its grid (None: the encoder's)."""
+    choices = (sum(tokens.values()), 0)  # timm gives entries to all tokens before the patches, or to none
+    if grid is not None and length - math.prod(grid) in choices:
+        return length - math.prod(grid), grid
+    if alike:
+        return length - n, None
+    for prefix in choices:
+        side = math.isqrt(max(0, length - prefix))
+        if side and side**2 == length - prefix:
+            return prefix, None if side**2 == n else (side, side)  # a table that needs no change gets none
+    return next((prefix for prefix in choices if length - prefix == n), None), None
+
+
+def by(sizes: tuple[int, ...]) -> str:
+    """Sizes in words, such as 14x14."""
+    return "x".join(map(str, sizes)) or "a scalar"
