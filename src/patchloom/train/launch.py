@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -25,6 +27,9 @@ T = TypeVar("T")
 # what `fabric run` tells its scripts; torchrun, which it starts, has told the same in its own way
 _FABRIC_RUN = ("LT_CLI_USED", "LT_ACCELERATOR", "LT_DEVICES", "LT_NUM_NODES", "LT_STRATEGY", "LT_PRECISION")
 _LOST = re.compile(r"connection|gloo|nccl|socket|timed? ?out|broken pipe|store", re.IGNORECASE)
+# Seconds before the interpreter ends. A thread of gloo may still hold a finished piece of work, and in it a Python
+# object; if it lets go while the interpreter ends, CPython before 3.14 aborts (PyTorch's pull request 179291).
+_LEAVING = 0.5
 LOST = (
     "another process of this training has died, so this one stops, too: see what was printed before this, then run the "
     "same command again, which goes on from the last checkpoint"
@@ -55,6 +60,8 @@ def launch(asked: Settings, device: str) -> Fabric:
             strategy = ModelParallelStrategy(_shard, nodes * devices, 1) if sharded else DDPStrategy()
             fabric = Fabric(accelerator=device, devices=devices, num_nodes=nodes, strategy=strategy)
         fabric.launch()
+        if fabric.world_size > 1:
+            atexit.register(time.sleep, _LEAVING)
     except (ValueError, RuntimeError) as problem:  # what the launcher refuses
         reason = " ".join(str(problem).split())
         raise PatchloomError(f"{devices} x {nodes} processes cannot be started here: {reason}") from problem
