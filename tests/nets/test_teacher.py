@@ -1,10 +1,15 @@
-"""The moving average: it starts as the student, follows exactly, and learns nothing by itself."""
+"""The moving average starts as the student and follows exactly; what no gradient reaches has a precision of its own."""
+
+from functools import partial
 
 import pytest
 import torch
+from sweep import build, views_of
 from torch import nn
 
-from patchloom.nets.teacher import Teacher
+from patchloom.errors import PatchloomError
+from patchloom.nets.teacher import Teacher, halve_asides
+from patchloom.train.pretrain import pretrain
 
 
 def net():
@@ -118,3 +123,45 @@ def test_other_parts_are_refused():
         teacher.follow(0.5, net=student, head=nn.Linear(2, 2, bias=False))
     assert same(tensors(teacher), before)
     teacher.follow(0.5, head=head, net=student)  # their order means nothing
+
+
+ASIDES = {
+    "droppos": ("encoder", {"mask_ratio": 0.5, "temperature": 0.1}),
+    "extrema": ("teacher", {}),
+    "lut": ("teacher", {}),
+    "mixture": ("teacher", {"withhold": {"mask": 0.5}, "ask": {"agreement": 1.0}, "teacher": "second"}),
+}
+
+
+@pytest.mark.parametrize("name", ASIDES)
+def test_what_no_gradient_reaches_may_be_in_bfloat16_while_the_rest_is_in_float32(name):
+    guide, asked = ASIDES[name]
+    task = build(name, asked=asked).train()
+    views, seen = views_of(task), []
+    for owner, block in task.named_modules():
+        if owner.endswith("blocks.0"):
+            note = partial(lambda of, module, made: seen.append((of, torch.is_grad_enabled(), made.dtype)), owner)
+            block.mlp.register_forward_hook(lambda module, given, made, note=note: note(module, made))
+
+    def step():
+        seen.clear()
+        task.zero_grad()
+        loss = task(*views, progress=0.5, generator=torch.Generator().manual_seed(3)).loss
+        loss.backward()
+        return loss.item(), task.encoder.blocks[0].mlp.fc1.weight.grad.clone()
+
+    loss, gradient = step()
+    assert {kind for _, _, kind in seen} == {torch.float32}
+    assert halve_asides(task)
+    near, close = step()
+    halves = [(of, learning) for of, learning, kind in seen if kind == torch.bfloat16]
+    assert halves and all(guide in of and not learning for of, learning in halves)
+    assert {kind for _, learning, kind in seen if learning} == {torch.float32}
+    assert loss != near and abs(loss - near) < 0.01 * loss
+    assert (gradient - close).norm() < 0.1 * gradient.norm()
+
+
+def test_a_task_without_teacher_or_guide_refuses_a_precision_for_it(tmp_path):
+    assert not halve_asides(build("mae"))
+    with pytest.raises(PatchloomError, match="--teacher_precision is for a teacher or a guide, and mae has none"):
+        pretrain("shapes:40", "mae", out=tmp_path / "run", teacher_precision="bfloat16", epochs=1)

@@ -1,11 +1,33 @@
-"""The teacher: a moving average of the student, which no gradient reaches."""
+"""What no gradient reaches: the teacher, a moving average of the student, and whatever else only answers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+
+@contextmanager
+def aside(module: nn.Module, images: Tensor) -> Iterator[None]:
+    """Without gradient; in bfloat16 if ``module``, whose passes these are, was told so by `halve_asides`."""
+    half = torch.autocast(images.device.type, torch.bfloat16) if module.half_aside else nullcontext()
+    with torch.no_grad(), half:
+        yield
+
+
+def halve_asides(net: nn.Module) -> bool:
+    """Have everything inside ``net`` that computes `aside` do so in bfloat16, even where the rest is in float32.
+
+    Returns:
+        Whether there is any.
+    """
+    found = [module for module in net.modules() if hasattr(module, "half_aside")]
+    for module in found:
+        module.half_aside = True
+    return bool(found)
 
 
 class Teacher(nn.Module):
@@ -20,6 +42,7 @@ class Teacher(nn.Module):
 
     def __init__(self, **parts: nn.Module):
         super().__init__()
+        self.half_aside = False
         for name, part in parts.items():
             self.add_module(name, deepcopy(part).requires_grad_(False))
         self.eval()

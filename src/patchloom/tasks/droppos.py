@@ -12,6 +12,7 @@ from patchloom.errors import PatchloomError
 from patchloom.hints import check
 from patchloom.nets.decode import Decoder
 from patchloom.nets.encode import encode, patch_positions
+from patchloom.nets.teacher import aside
 from patchloom.objectives.pixels import pixel_loss, pixel_targets
 from patchloom.objectives.positions import (
     affinity,
@@ -96,6 +97,8 @@ class DropPos(Task):
         if pixels and visible == self.patches:
             raise PatchloomError("with --task.mask_ratio 0 no pixels are hidden: leave out --task.pixels")
         self.sigma, self.squared_distances, self.temperature = sigma, squared_distances, temperature
+        if temperature < float("inf"):
+            self.half_aside = False
         self.placeholder, self.shuffle, self.normalized_pixels = placeholder, shuffle, normalized_pixels
         d = encoder.embed_dim
         self.position_token = nn.Parameter(torch.empty(d).normal_(std=0.02)) if placeholder == "learned" else None
@@ -152,14 +155,14 @@ class DropPos(Task):
             token = patch_positions(self.encoder)[foreign_places(view.visible, self.patches, generator)]
         return encode(self.encoder, view, position_token=token)
 
-    @torch.no_grad()
     def affinities(self, images: Tensor) -> Tensor | None:
         """Weights [b n] of attentive reconstruction from the encoder's view of the whole image, without gradient."""
         if self.temperature == float("inf"):
             return None
         training = self.encoder.training
         self.encoder.eval()  # drop path would make noise of the weights
-        features = encode(self.encoder, whole(images, self.patches)).float()
+        with aside(self, images):
+            features = encode(self.encoder, whole(images, self.patches)).float()
         self.encoder.train(training)
         return affinity(features, self.prefix, self.temperature, self.encoder.has_class_token)
 

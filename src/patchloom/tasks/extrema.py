@@ -14,7 +14,7 @@ from patchloom.errors import PatchloomError
 from patchloom.hints import check
 from patchloom.nets.encode import attention_heads, encode
 from patchloom.nets.heads import InstanceHead, mlp, represent
-from patchloom.nets.teacher import Teacher
+from patchloom.nets.teacher import Teacher, aside
 from patchloom.objectives.agreement import byol_loss, info_nce, momentum
 from patchloom.tasks.measure import Measure
 from patchloom.tasks.siamese import (
@@ -124,7 +124,7 @@ class ExtreMA(Task):
     ) -> Outcome:
         """The loss on a batch of two views; ``hands`` fixes the visible patches ([b k] a mask) instead of drawing."""
         hands = hands or self.deal(len(student), generator, student.device)
-        with torch.no_grad():
+        with aside(self.teacher, teacher):
             target = self.project(self.teacher, whole(teacher, self.patches))
         guesses = self.predict(student, hands)
         loss = byol_loss(guesses, target) if self.loss == "byol" else info_nce(guesses, target, self.temperature)

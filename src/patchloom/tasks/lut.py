@@ -13,7 +13,7 @@ from patchloom.errors import PatchloomError
 from patchloom.hints import check
 from patchloom.nets.encode import encode
 from patchloom.nets.heads import mlp
-from patchloom.nets.teacher import Teacher
+from patchloom.nets.teacher import Teacher, aside
 from patchloom.objectives.agreement import byol_loss, momentum
 from patchloom.objectives.pixels import pixel_loss, pixel_targets
 from patchloom.tasks.mae import pixel_decoder, recovery_sheet
@@ -119,7 +119,7 @@ class LUT(Task):
         images = torch.cat([one, two])
         tokens = self.encode(images, torch.cat(hands))
         students = self.predict(tokens, torch.cat(hands), views=2)
-        with torch.no_grad():
+        with aside(self.teacher, images):
             teachers = self.teach(images).chunk(2)
         context = (byol_loss(students[0], teachers[1]) + byol_loss(students[1], teachers[0])) / 2
         if self.decoder is None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from patchloom.nets.decode import Decoder
 from patchloom.nets.encode import encode
 from patchloom.nets.heads import mlp
-from patchloom.nets.teacher import Teacher
+from patchloom.nets.teacher import Teacher, aside
 from patchloom.objectives.agreement import byol_loss
 from patchloom.objectives.pixels import paint_patches, spread
 from patchloom.objectives.positions import position_cross_entropy, weighted_mean
@@ -193,7 +193,7 @@ class Agreement(nn.Module):
 
     def pair(self, seen: Seen) -> tuple[Tensor, Tensor]:
         """What the student guesses and what the teacher says, [b d] each."""
-        with torch.no_grad():
+        with aside(self.teacher, seen.others):
             target = self.teacher.projection(self.describe(self.teacher.encoder, seen.others))
         return self.prediction(self.projection(self.student(seen))), target
 

@@ -16,6 +16,7 @@ from patchloom.look import draw_sheet
 from patchloom.memory import Affordable
 from patchloom.nets.build import build_encoder
 from patchloom.nets.encode import checkpoint_gradients, fuse_attention
+from patchloom.nets.teacher import halve_asides
 from patchloom.nets.weights import EncoderCard
 from patchloom.tasks import build_task
 from patchloom.tasks.task import Task
@@ -48,6 +49,10 @@ def prepare_task(
         task = build_task(settings.task, vit)
     fuse_attention(task, fused=settings.attention == "fused")
     checkpoint_gradients(task, settings.checkpointing)
+    if settings.teacher_precision == "bfloat16" and not halve_asides(task):
+        raise PatchloomError(
+            f"--teacher_precision is for a teacher or a guide, and {settings.task['name']} has none here: leave it out"
+        )
     task.normalized_by(mean, std)
     task.augment.scale, task.augment.flip = (settings.crop_scale, 1.0), settings.flip
     return task

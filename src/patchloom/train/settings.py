@@ -50,6 +50,8 @@ class Settings:
         nodes: machines that train together.
         strategy: ddp, or fsdp, which keeps weights, gradients and moments in parts between steps.
         precision: float32, or bfloat16 where products gain from it (weights stay float32).
+        teacher_precision: of teachers, and of the guide of droppos, which no gradient reaches: the same, or bfloat16
+            even where the rest is in float32.
         attention: with torch's fused kernel, or an explicit softmax; the same mathematics.
         compile: have torch.compile write kernels for the transformer blocks.
         checkpointing: compute activations again instead of keeping them: less memory, and a third more time.
@@ -84,6 +86,7 @@ class Settings:
     nodes: int = 1
     strategy: Literal["ddp", "fsdp"] = "ddp"
     precision: Literal["float32", "bfloat16"] | Auto = "auto"
+    teacher_precision: Literal["same", "bfloat16"] = "same"
     attention: Literal["fused", "explicit"] | Auto = "auto"
     compile: bool | Auto = "auto"
     checkpointing: bool = False
