@@ -11,8 +11,9 @@
 ViT-S/16, 224 px, batch 32 where a table does not say otherwise: 5 to 15 minutes a table on two cores. Each step is
 forward, backward, fused AdamW and, where there is one, the teacher, on random images. Peak memory is that of a process
 of its own. Operations are those of matrix products, as torch counts them; the peak is the rate of 2048 x 2048 products
-(8192 on a GPU) in the same process. Freed memory stays with the process for all of them, the peers included, which
-they would not do by themselves (`patchloom.memory.keep_freed_memory`).
+(8192 on a GPU), which take their turns with the steps, since a machine is not equally fast all the time. Freed memory
+stays with the process for all of them, the peers included, which they would not do by themselves
+(`patchloom.memory.keep_freed_memory`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from patchloom.bench import Step, memory_of, operations
 from patchloom.data import Stats
-from patchloom.machine import product_rates, seconds_of
+from patchloom.machine import seconds_of
 from patchloom.memory import keep_freed_memory, peak_memory
 from patchloom.nets.encode import fuse_attention
 from patchloom.tasks import TASKS
@@ -39,6 +40,7 @@ from patchloom.train.pretrain import request
 from patchloom.train.settings import Settings, resolve
 
 STATS = Stats((0.5,) * 3, (0.25,) * 3, 224, 224, 1, [])
+PRODUCTS = 5
 RATIOS = (0.0, 0.3, 0.5, 0.75, 0.9)
 
 
@@ -46,7 +48,7 @@ def settings_for(args: argparse.Namespace, dtype: str, task: dict | str, **chang
     """Resolved settings of a task at the sizes of this benchmark."""
     given = {"model": "vit_small_patch16_224", "img_size": 224, "patch_size": 16, "batch_size": args.batch}
     given |= {"precision": dtype, "device": args.device, "clip": 0.0, "compile": False, **changes}
-    return resolve(request("shapes", task, given), 100_000, 3, STATS, True)[0]
+    return resolve(request("shapes", task, given), 100_000, 3, STATS)[0]
 
 
 def rows(args: argparse.Namespace, dtype: str) -> dict[str, Settings | str]:
@@ -158,6 +160,16 @@ def memory(row: Settings | str, args: argparse.Namespace, dtype: str) -> float |
         return pool.apply(peak_memory, (two_steps, args.device, row, dtype, args.device, args.batch))
 
 
+def products(dtype: str, device: str, size: int):
+    one, two = (torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
+
+    def multiply() -> None:
+        for _ in range(PRODUCTS):
+            one @ two
+
+    return multiply
+
+
 def count(row: Settings | str) -> float:
     """Operations an image."""
     if isinstance(row, Settings):
@@ -187,8 +199,9 @@ def main() -> None:
             name: row for name, row in rows(args, dtype).items() if not args.only or any(map(name.count, args.only))
         }
         steps = {name: step_of(row, args, dtype) for name, row in table.items()}
-        seconds = seconds_of(steps, args.device, args.rounds)
-        peak = product_rates(args.device)[dtype]
+        size = 2048 if args.device == "cpu" else 8192
+        seconds = seconds_of({**steps, "": products(dtype, args.device, size)}, args.device, args.rounds)
+        peak = PRODUCTS * 2 * size**3 / statistics.median(seconds.pop(""))
         print(
             f"torch {torch.__version__}, {args.device}, {torch.get_num_threads()} threads; {dtype}: "
             f"{peak / 1e9:,.0f} GFLOP/s at most",

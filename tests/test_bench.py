@@ -18,7 +18,7 @@ STATS = Stats((0.5,) * 3, (0.2,) * 3, 32, 32, 10, [])
 
 def settings_for(task="mae", **given):
     asked = request("shapes", task, {"precision": "float32", "device": "cpu", **given})
-    return resolve(asked, 1000, 3, STATS, True)[0]
+    return resolve(asked, 1000, 3, STATS)[0]
 
 
 def test_operations_are_those_of_the_matrix_products_there_and_back():

@@ -207,7 +207,6 @@ def test_a_sample_is_fixed_and_counted_as_such():
     assert done.train.rows["index"].tolist() != list(range(70))
     assert ("read", "70, drawn at random", "70, drawn at random") in done.table()
     assert ("images", "300", "2,000") in done.table()
-    assert (done.proposal.settings.workers, done.proposal.reasons["workers"]) == (0, "the images are in memory")
 
 
 @pytest.mark.parametrize("data", ["shapes:300", "photos"])
@@ -225,7 +224,7 @@ def test_the_command_makes_what_was_proposed(data, tmp_path):
     asked = request(given.pop("data"), given.pop("task"), given)
     opened = open_data(data).train
     stats = survey(opened).stats(done.settings.channels)
-    again, _ = resolve(asked, len(opened) - round(0.05 * len(opened)), 3, stats, not os.path.isdir(data))
+    again, _ = resolve(asked, len(opened) - round(0.05 * len(opened)), 3, stats)
     assert again == done.settings
     assert {row[0] for row in done.table()[1:]} == set(done.reasons)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from patchloom.data import Batch, Source, channels_of, in_memory, normalize, open_data, training_batches
+from patchloom.data import Batch, Source, channels_of, normalize, open_data, training_batches
 from patchloom.data import measure as statistics_of
 from patchloom.errors import PatchloomError
 from patchloom.machine import compile_gain, product_rates, seconds_of, wait_for
@@ -159,7 +159,7 @@ def bench(
     source = open_data(data).train
     channels = channels_of(source)
     stats = statistics_of(source, channels, sample=100)
-    each = [resolve(one, len(source), channels, stats, in_memory(source))[0] for one in asked]
+    each = [resolve(one, len(source), channels, stats)[0] for one in asked]
     if each[0].device == "cpu":
         torch.set_num_threads(each[0].threads)
     forms = [(settings, compiled) for settings in each for compiled in (False, True)[: 1 + compile]]

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from patchloom.data import Source, Stats, hold_out, in_memory, open_data
+from patchloom.data import Source, Stats, hold_out, open_data
 from patchloom.data.stats import channels_for_all
 from patchloom.data.survey import Survey, survey
 from patchloom.errors import PatchloomError
@@ -150,7 +150,7 @@ def check(
         write_whole(Path(out), "".join(lines))
     examples = {channels: name for one in reversed(found) for channels, name in one.examples().items()}
     channels = channels_for_all(examples, opened.train.name)
-    resolved = resolve(asked, len(training), channels, found[0].stats(channels), in_memory(opened.train))
+    resolved = resolve(asked, len(training), channels, found[0].stats(channels))
     proposal = propose(data, training, *resolved, estimate)
     return Checked(found[0], found[1] if len(found) > 1 else None, channels, proposal, out)
 

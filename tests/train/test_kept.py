@@ -75,4 +75,4 @@ def test_fewer_pixels_than_auto_chooses_are_refused():
     stats = Stats((0.5,) * 3, (0.2,) * 3, 80, 80, 100, [])
     asked = Settings("x", {"name": "mae"}, {"name": "nano"}, device="cpu", cache=79)
     with pytest.raises(PatchloomError, match="give 80 or more"):
-        resolve(asked, 900, 3, stats, False)
+        resolve(asked, 900, 3, stats)

@@ -44,7 +44,7 @@ STATS = Stats((0.5,) * 3, (0.2,) * 3, 480, 640, 100, [])
 
 
 def test_resolve_replaces_every_auto_and_says_why():
-    settings, reasons = resolve(Settings("photos/", {"name": "mae"}, {"name": "auto"}), 900, 3, STATS, False)
+    settings, reasons = resolve(Settings("photos/", {"name": "mae"}, {"name": "auto"}), 900, 3, STATS)
     assert "auto" not in [value for value in settings.plain().values() if isinstance(value, str)]
     assert settings.model["name"] != "auto"
     assert settings.img_size[0] % settings.patch_size == 0
@@ -56,24 +56,24 @@ def test_resolve_leaves_alone_what_was_asked():
     asked = Settings(
         "x", {"name": "mae"}, {"name": "micro", "depth": 3}, img_size=(64, 32), patch_size=4, epochs=7, blr=0.5
     )
-    settings, reasons = resolve(asked, 900, 3, STATS, False)
+    settings, reasons = resolve(asked, 900, 3, STATS)
     assert (settings.img_size, settings.patch_size, settings.epochs, settings.blr) == ((64, 32), 4, 7, 0.5)
     assert settings.model == {"name": "micro", "depth": 3}
     assert not {"img_size", "patch_size", "epochs", "model", "blr"} & set(reasons)
 
 
 def test_small_data_gets_more_epochs_and_smaller_batches():
-    small, _ = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}), 100, 3, STATS, False)
-    large, _ = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}), 100_000, 3, STATS, False)
+    small, _ = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}), 100, 3, STATS)
+    large, _ = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}), 100_000, 3, STATS)
     assert small.epochs > large.epochs and small.batch_size < large.batch_size
-    one, _ = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}), 1, 3, STATS, False)
+    one, _ = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}), 1, 3, STATS)
     assert one.batch_size == 1
 
 
 @pytest.mark.parametrize("side", [8, 28, 32, 64, 96, 100, 224, 1000])
 def test_auto_sizes_always_fit(side):
     stats = STATS._replace(height=side, width=side + 5)
-    settings, _ = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}, device="cpu"), 900, 3, stats, False)
+    settings, _ = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}, device="cpu"), 900, 3, stats)
     assert settings.img_size[0] % settings.patch_size == 0 and settings.img_size[0] >= 2 * settings.patch_size
 
 
@@ -110,14 +110,14 @@ def test_seeded_steps_repeat():
 def test_compiling_is_asked_for_only_where_there_is_a_compiler(monkeypatch):
     asked = Settings("x", {"name": "mae"}, {"name": "auto"}, device="cpu", compile=True)
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/g++")
-    assert resolve(asked, 900, 3, STATS, False)[0].compile is True
+    assert resolve(asked, 900, 3, STATS)[0].compile is True
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(PatchloomError, match="compiler"):
-        resolve(asked, 900, 3, STATS, False)
+        resolve(asked, 900, 3, STATS)
 
 
 def test_attention_takes_the_form_that_is_clearly_faster(monkeypatch):
     for gain, form in ((0.2, "explicit"), (0.95, "fused"), (3.0, "fused")):
         monkeypatch.setattr("patchloom.train.suits.fused_gain", lambda *shape, gain=gain: gain)
-        settings, reasons = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}, device="cpu"), 9, 3, STATS, False)
+        settings, reasons = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}, device="cpu"), 9, 3, STATS)
         assert settings.attention == form and f"×{gain:.2f}" in reasons["attention"]

@@ -1,7 +1,6 @@
 """Images: where they come from, what they are like, and how they arrive in batches."""
 
 from patchloom.data.augment import CentreCrop, RandomCrop, TwoViews
-from patchloom.data.builtin import in_memory
 from patchloom.data.kept import keep
 from patchloom.data.load import Batch, plain_batches, steps_per_epoch, training_batches
 from patchloom.data.read import IMAGE_SUFFIXES, Unreadable, read_image, to_channels
@@ -24,7 +23,6 @@ __all__ = [
     "Unreadable",
     "channels_of",
     "hold_out",
-    "in_memory",
     "keep",
     "lasting",
     "measure",

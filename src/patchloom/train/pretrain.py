@@ -17,7 +17,6 @@ from patchloom.data import (
     Stats,
     channels_of,
     hold_out,
-    in_memory,
     keep,
     lasting,
     measure,
@@ -232,7 +231,7 @@ class _Pretraining:
                     f"ImageNet's statistics are for 3 channels, not {channels}: use --normalization data"
                 )
             stats = stats._replace(mean=_IMAGENET[0], std=_IMAGENET[1])
-        settings, reasons = resolve(asked, len(self.training), channels, stats, in_memory(self.data.train), world())
+        settings, reasons = resolve(asked, len(self.training), channels, stats, world())
         return _Settled(False, settings, as_there | reasons, stats, self.fingerprint)
 
     def _kept(self, loud: bool) -> Source:

@@ -149,9 +149,7 @@ _MOST_EPOCHS = 1600
 _ON_SHAPES = {"img_size": (32, 32), "patch_size": 8}
 
 
-def resolve(
-    settings: Settings, n: int, channels: int, stats: Stats, in_memory: bool, world: int = 1
-) -> tuple[Settings, dict[str, str]]:
+def resolve(settings: Settings, n: int, channels: int, stats: Stats, world: int = 1) -> tuple[Settings, dict[str, str]]:
     """Replace every ``auto``.
 
     Args:
@@ -159,7 +157,6 @@ def resolve(
         n: training images.
         channels: channels found in the data.
         stats: median size and statistics of the data.
-        in_memory: reading an image costs nothing.
         world: processes that train together.
 
     Returns:
@@ -203,7 +200,7 @@ def resolve(
     auto("blr", *_blr(chosen.get("model", settings.model)["name"], batch * settings.accumulate))
     auto("warmup_epochs", round(epochs * 0.1, 2), "a tenth of the epochs")
     threads = auto("threads", *suits.threads(device))
-    auto("workers", *suits.workers(device, in_memory))
+    auto("workers", *suits.workers(device))
     half = auto("precision", *suits.precision(device))
     spec = replace(settings, **chosen).encoder_spec()
     auto("attention", *suits.attention(device, half, spec))

@@ -43,10 +43,8 @@ def threads(device: str) -> tuple[int, str]:
     return best_threads(), f"products are fastest so, of {cores()} cores"
 
 
-def workers(device: str, in_memory: bool) -> tuple[int, str]:
-    """Processes that read images."""
-    if in_memory:
-        return 0, "the images are in memory"
+def workers(device: str) -> tuple[int, str]:
+    """Processes that read images; where they are in memory, cropping them is still work."""
     if device == "cpu":
         return max(1, cores() // 4), "most cores are for training"
     return min(16, max(1, cores() - 1)), f"one for each of {cores()} cores but one"
