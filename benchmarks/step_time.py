@@ -192,8 +192,10 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument("--no-memory", action="store_true", help="leave out the peaks, a process each")
     parser.add_argument("--only", nargs="*", help="rows whose names contain one of these")
+    parser.add_argument("--fresh", action="store_true", help="give freed memory back, as the peers do by themselves")
     args = parser.parse_args()
-    keep_freed_memory()
+    if not args.fresh:
+        keep_freed_memory()
     for dtype in args.dtype:
         table = {
             name: row for name, row in rows(args, dtype).items() if not args.only or any(map(name.count, args.only))
