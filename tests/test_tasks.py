@@ -42,6 +42,21 @@ def test_finite_loss_and_a_gradient_for_every_trainable_parameter(name, options)
             assert weight.grad is None, f"{key} must have no gradient"
 
 
+def test_bfloat16_gives_nearly_the_loss_and_gradients_of_float32(name):
+    task = build(name).train()
+    views, found = views_of(task), []
+    for half in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            loss = task(*views, progress=0.5, generator=torch.Generator().manual_seed(1)).loss
+        task.zero_grad()
+        loss.backward()
+        gradients = [weight.grad.flatten() for weight in task.parameters() if weight.grad is not None]
+        assert loss.dtype == torch.float32 and {part.dtype for part in gradients} == {torch.float32}
+        found.append((loss.item(), torch.cat(gradients)))
+    (exact, true), (near, close) = found
+    assert abs(near - exact) < 0.01 * exact and (close - true).norm() < 0.1 * true.norm()
+
+
 def test_loss_falls(name):
     task = build(name)
     optimizer = build_optimizer(task, 0.0, "cpu")
