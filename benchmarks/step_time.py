@@ -32,7 +32,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from patchloom.bench import Step, memory_of, operations
 from patchloom.data import Stats
-from patchloom.machine import seconds_of
+from patchloom.machine import product, seconds_of
 from patchloom.memory import keep_freed_memory, peak_memory
 from patchloom.nets.encode import fuse_attention
 from patchloom.tasks import TASKS
@@ -160,16 +160,6 @@ def memory(row: Settings | str, args: argparse.Namespace, dtype: str) -> float |
         return pool.apply(peak_memory, (two_steps, args.device, row, dtype, args.device, args.batch))
 
 
-def products(dtype: str, device: str, size: int):
-    one, two = (torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
-
-    def multiply() -> None:
-        for _ in range(PRODUCTS):
-            one @ two
-
-    return multiply
-
-
 def count(row: Settings | str) -> float:
     """Operations an image."""
     if isinstance(row, Settings):
@@ -202,7 +192,9 @@ def main() -> None:
         }
         steps = {name: step_of(row, args, dtype) for name, row in table.items()}
         size = 2048 if args.device == "cpu" else 8192
-        seconds = seconds_of({**steps, "": products(dtype, args.device, size)}, args.device, args.rounds)
+        multiply = product(args.device, dtype, size)
+        ways = {**steps, "": lambda multiply=multiply: [multiply() for _ in range(PRODUCTS)]}
+        seconds = seconds_of(ways, args.device, args.rounds)
         peak = PRODUCTS * 2 * size**3 / statistics.median(seconds.pop(""))
         print(
             f"torch {torch.__version__}, {args.device}, {torch.get_num_threads()} threads; {dtype}: "

@@ -103,16 +103,16 @@ def wait_for(device: str) -> None:
         getattr(torch, device).synchronize()
 
 
+def product(device: str, dtype: str, size: int) -> Callable[[], Tensor]:
+    """What multiplies two size x size matrices: 2 size³ operations."""
+    one, two = (torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
+    return lambda: one @ two
+
+
 def product_rates(device: str = "cpu", size: int | None = None, rounds: int = _ROUNDS) -> dict[str, float]:
     """Floating-point operations a second of products of two size x size matrices, by dtype."""
     size = size or (2048 if device == "cpu" else 8192)
-
-    def product(dtype: torch.dtype) -> Callable[[], Tensor]:
-        one, two = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        return lambda: one @ two
-
-    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    ways = {name: product(dtype) for name, dtype in dtypes.items()}
+    ways = {dtype: product(device, dtype, size) for dtype in ("float32", "bfloat16")}
     return {name: 2 * size**3 / seconds for name, seconds in in_turns(ways, device, rounds).items()}
 
 
@@ -171,7 +171,7 @@ def best_threads() -> int:
     def best() -> float:
         matrix = torch.randn(1024, 1024)
 
-        def product(count: int) -> Callable[[], None]:
+        def with_threads(count: int) -> Callable[[], None]:
             def multiply() -> None:
                 torch.set_num_threads(count)
                 matrix @ matrix
@@ -179,7 +179,7 @@ def best_threads() -> int:
             return multiply
 
         try:
-            seconds = in_turns({str(count): product(count) for count in counts})
+            seconds = in_turns({str(count): with_threads(count) for count in counts})
         finally:
             torch.set_num_threads(most)
         least = min(seconds.values())
