@@ -35,7 +35,11 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Answers [b k answers] for the k patch tokens of ``tokens`` [b prefix+k d]."""
-        return self.answer(self.norm(self.think(self.embed(tokens), self.prefix)))
+        return self.answer(self.norm(self.think(self.entered(tokens), self.prefix)))
+
+    def entered(self, tokens: Tensor) -> Tensor:
+        """The encoder's tokens at the decoder's width; autocast or not, what the blocks add to is kept in full."""
+        return self.embed(tokens).to(self.embed.weight.dtype)
 
     def think(self, tokens: Tensor, first: int) -> Tensor:
         """``tokens[:, first:]`` of [b t width] after all blocks.
@@ -88,7 +92,7 @@ class RefillingDecoder(Decoder):
         Returns:
             [b m answers] in the order of ``masked``; with ``everything`` [b k+m answers], those of ``visible`` first.
         """
-        known = self.embed(tokens)
+        known = self.entered(tokens)
         prefix, known = known[:, : self.prefix], known[:, self.prefix :] + self.positions[visible]
         parts = [prefix, known]
         if self.mask_token is not None:

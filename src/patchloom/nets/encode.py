@@ -70,6 +70,7 @@ def embed(
     project = vit.patch_embed.proj
     patches = patchify(view.images, patch_side(vit), view.visible)
     tokens = vit.patch_embed.norm(F.linear(patches, project.weight.flatten(1), project.bias))
+    tokens = tokens.to(project.weight.dtype)  # autocast or not, what the blocks add to is kept in full
     if view.blank is not None:
         tokens = torch.where(view.blank[..., None], mask_token, tokens)
     table = patch_positions(vit)

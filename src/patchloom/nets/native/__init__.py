@@ -1,0 +1,6 @@
+"""Kernels of our own for bfloat16 on CPUs that have AVX512-BF16, written in C++ beside this file.
+
+torch's attention walks over its tables six times there and back, through memory, and its GELU and norms convert their
+numbers on the way; ours compute the same in fewer walks, with float32 sums. The system's C++ compiler makes them when
+they are first needed, in seconds, and the outcome is kept (see `library`). Everything else runs on torch's kernels.
+"""

@@ -1,0 +1,92 @@
+"""The compiled kernels: made once by the system's C++ compiler, kept, and loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from patchloom.errors import PatchloomError
+from patchloom.files import cache_root, write_whole
+
+_SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
+_HEADERS = sorted(Path(__file__).parent.glob("*.h"))
+_EXTENSIONS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma")
+_FLAGS = ("-std=c++17", "-O3", "-funroll-loops", "-fopenmp", "-fPIC", "-w")
+
+
+def compiler() -> list[str] | None:
+    """The command of a C++ compiler: ``$CXX``, g++ or clang++, whichever is there first."""
+    for command in (os.environ.get("CXX", ""), "g++", "clang++"):
+        words = shlex.split(command)
+        if words and shutil.which(words[0]):
+            return words
+    return None
+
+
+def lacking() -> str | None:
+    """Why the kernels cannot be had on this machine, in a few words; None: they can, as far as can be told."""
+    if sys.platform != "linux":
+        return "they are for Linux"
+    if not set(_EXTENSIONS) <= _extensions():
+        return "the processor has no AVX512-BF16"
+    if compiler() is None:
+        return "there is no C++ compiler, such as g++"
+    return None
+
+
+@cache
+def _extensions() -> frozenset[str]:
+    """What the processor can do, in the system's words."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The kernels, loaded; compiled first where that was not done with this source, compiler and torch.
+
+    Raises:
+        PatchloomError: they cannot be had here, or the compiler fails.
+    """
+    if reason := lacking():
+        raise PatchloomError(f"native kernels cannot be had here, since {reason}: use --kernels torch")
+    command = [*compiler(), *_FLAGS, *(f"-m{name.replace('_', '')}" for name in _EXTENSIONS), "-shared"]
+    content = b"".join(path.read_bytes() for path in (*_SOURCES, *_HEADERS))
+    known = hashlib.sha256(content + repr((command, _openmp(), torch.__version__)).encode()).hexdigest()[:16]
+    path = cache_root() / "native" / f"{known}.so"
+    if not path.exists():
+        write_whole(path, lambda beside: _compile(command, beside))
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as problem:
+        raise PatchloomError(f"{path} cannot be loaded ({problem}): delete it, or use --kernels torch") from problem
+
+
+def _compile(command: list[str], to: Path) -> None:
+    # torch's own OpenMP comes first, so that its threads do the work: two sets of threads would fight for the cores
+    words = [*command, *map(str, _SOURCES), "-o", str(to), "-Wl,--as-needed", *_openmp()]
+    done = subprocess.run(words, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        said = next((line for line in done.stderr.splitlines() if "error" in line), f"exit status {done.returncode}")
+        raise PatchloomError(f"{command[0]} cannot compile the native kernels ({said}): use --kernels torch")
+
+
+def _openmp() -> list[str]:
+    """The OpenMP library that torch has loaded, if it can be seen."""
+    try:
+        maps = Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    return sorted({line.split(maxsplit=5)[-1] for line in maps if "libgomp" in line or "libomp" in line})[:1]

@@ -1,0 +1,225 @@
+"""The kernels as operators of torch: with gradients, and known to torch.compile.
+
+Letters as in `patchloom.views`; h heads of width d. Everything is on the CPU; halves are bfloat16, the rest float32.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor, nn
+from torch.library import custom_op
+
+from patchloom.nets.native.library import library
+
+LANES = 16  # widths must be multiples of it
+
+
+class _Strides(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_long) for name in ("image", "token", "head")]
+
+
+class _Sizes(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_long) for name in ("images", "heads", "asking", "serving", "side")]
+
+
+def _strides(heads: Tensor) -> _Strides:
+    """Of [b n h d], whose numbers of a head are neighbours."""
+    return _Strides(*heads.stride()[:3])
+
+
+def _at(tensor: Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+def _rows(x: Tensor) -> tuple[ctypes.c_long, ctypes.c_long]:
+    """Number and width of the rows of [... d]."""
+    return ctypes.c_long(x.numel() // x.shape[-1]), ctypes.c_long(x.shape[-1])
+
+
+def _threads() -> ctypes.c_int:
+    return ctypes.c_int(torch.get_num_threads())
+
+
+def attention(q: Tensor, kv: Tensor | None = None) -> Tensor:
+    """Multi-head attention: softmax(q kᵀ / √d) v.
+
+    Args:
+        q: [b n h d] queries in bfloat16; or [b n 3 h d], queries, keys and values of the same tokens.
+        kv: [b m 2 h d] keys and values, unless ``q`` has them.
+
+    Returns:
+        [b n h d].
+    """
+    keep = torch.is_grad_enabled() and (q.requires_grad or (kv is not None and kv.requires_grad))
+    return _attention(q, kv, keep)[0]
+
+
+def _parts(q: Tensor, kv: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    return q.unbind(2) if kv is None else (q, *kv.unbind(2))
+
+
+def _sizes(q: Tensor, k: Tensor) -> _Sizes:
+    return _Sizes(q.shape[0], q.shape[2], q.shape[1], k.shape[1], q.shape[3])
+
+
+def _mixed(q: Tensor, kv: Tensor | None, keep: bool) -> tuple[Tensor, Tensor]:
+    """Room for the outcome [b n h d], and for the table of weights [b h n m], m rounded up, if it shall be kept."""
+    q, k, _ = _parts(q, kv)
+    b, n, h, _ = q.shape
+    rows = -(-k.shape[1] // LANES) * LANES
+    return q.new_empty(q.shape), q.new_empty((b, h, n, rows) if keep else (0,))
+
+
+@custom_op("patchloom::attention", mutates_args=(), schema="(Tensor q, Tensor? kv, bool keep) -> (Tensor, Tensor)")
+def _attention(q, kv, keep):
+    mixed, weights = _mixed(q, kv, keep)
+    q, k, v = _parts(q, kv)
+    at = _at(q), _strides(q), _at(k), _at(v), _strides(k)
+    scale = ctypes.c_float(q.shape[-1] ** -0.5)
+    library().attention(*at, _at(mixed), _at(weights if keep else None), _sizes(q, k), scale, _threads())
+    return mixed, weights
+
+
+_attention.register_fake(_mixed)
+
+
+@custom_op(
+    "patchloom::attention_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor weights, Tensor q, Tensor? kv) -> (Tensor, Tensor)",
+)
+def _attention_backward(grad, weights, q, kv):
+    dq, dkv = _slopes(grad, weights, q, kv)
+    asked, served = _parts(q, kv), _parts(dq, None if kv is None else dkv)
+    grad = grad.contiguous()
+    (q, k, v), (to_q, to_k, to_v) = asked, served
+    given = _at(q), _strides(q), _at(k), _at(v), _strides(k)
+    to = _at(to_q), _strides(to_q), _at(to_k), _at(to_v), _strides(to_k)
+    scale = ctypes.c_float(q.shape[-1] ** -0.5)
+    library().attention_backward(_at(grad), _at(weights), *given, *to, _sizes(q, k), scale, _threads())
+    return dq, dkv
+
+
+@_attention_backward.register_fake
+def _slopes(grad, weights, q, kv):
+    return q.new_empty(q.shape), q.new_empty((0,) if kv is None else kv.shape)
+
+
+def _keep_attention(ctx, inputs, output):
+    ctx.set_materialize_grads(False)  # the weights' gradient, which nobody asks for, would be a table of zeros
+    q, kv, _ = inputs
+    ctx.save_for_backward(output[1], q, kv)
+
+
+def _through_attention(ctx, grad, _):
+    weights, q, kv = ctx.saved_tensors
+    dq, dkv = _attention_backward(grad, weights, q, kv)
+    return dq, None if kv is None else dkv, None
+
+
+_attention.register_autograd(_through_attention, setup_context=_keep_attention)
+
+
+def gelu(x: Tensor, bias: Tensor) -> Tensor:
+    """GELU of ``x + bias`` [... d], bfloat16; exact but for 3e-7 in the normal distribution."""
+    return _gelu(x, bias)
+
+
+@custom_op("patchloom::gelu", mutates_args=(), schema="(Tensor x, Tensor bias) -> Tensor")
+def _gelu(x, bias):
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    library().gelu(_at(x), _at(bias), _at(out), *_rows(x), _threads())
+    return out
+
+
+@custom_op("patchloom::gelu_backward", mutates_args=(), schema="(Tensor grad, Tensor x, Tensor bias) -> (Tensor, Tensor)")
+def _gelu_backward(grad, x, bias):
+    grad, x, threads = grad.contiguous(), x.contiguous(), _threads()
+    dx, sums = torch.empty_like(x), bias.new_zeros(threads.value, len(bias))
+    library().gelu_backward(_at(grad), _at(x), _at(bias), _at(dx), _at(sums), *_rows(x), threads)
+    return dx, sums.sum(0)
+
+
+_gelu.register_fake(lambda x, bias: x.new_empty(x.shape))
+_gelu_backward.register_fake(lambda grad, x, bias: (x.new_empty(x.shape), bias.new_empty(bias.shape)))
+_gelu.register_autograd(
+    lambda ctx, grad: _gelu_backward(grad, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+def add_norm(x: Tensor, more: Tensor | None, shift: Tensor | None, layer: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    """``x + more + shift`` and ``layer``'s answer to it in bfloat16.
+
+    Args:
+        x: [... d] float32.
+        more: [... d] bfloat16; None: the sum is ``x`` itself.
+        shift: [d] float32; None with ``more``.
+        layer: with weight and bias.
+    """
+    added, normed, _ = _norm(x, more, shift, layer.weight, layer.bias, layer.eps)
+    return x if more is None else added, normed
+
+
+def _normed(x, more, shift, weight, bias, eps) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for the sum, if there is one, for the outcome, and for the mean and deviation of each row."""
+    added = x.new_empty((0,) if more is None else x.shape)
+    rows = x.numel() // x.shape[-1]
+    return added, x.new_empty(x.shape, dtype=torch.bfloat16), x.new_empty(rows, 2)
+
+
+@custom_op(
+    "patchloom::norm",
+    mutates_args=(),
+    schema="(Tensor x, Tensor? more, Tensor? shift, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
+)
+def _norm(x, more, shift, weight, bias, eps):
+    added, normed, stats = _normed(x, more, shift, weight, bias, eps)
+    x, more = x.contiguous(), None if more is None else more.contiguous()
+    read, written = (x, more, shift, weight, bias), (added, normed, stats)
+    library().norm(*map(_at, read), *map(_at, written), *_rows(x), ctypes.c_float(eps), _threads())
+    return added, normed, stats
+
+
+_norm.register_fake(_normed)
+
+
+@custom_op(
+    "patchloom::norm_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor? beyond, Tensor x, Tensor stats, Tensor weight, bool more) -> (Tensor, Tensor, Tensor)",
+)
+def _norm_backward(grad, beyond, x, stats, weight, more):
+    dx, dmore, slopes = _norm_slopes(grad, beyond, x, stats, weight, more)
+    grad, x, threads = grad.contiguous(), x.contiguous(), _threads()
+    beyond = None if beyond is None else beyond.contiguous()
+    sums = x.new_zeros(threads.value, *slopes.shape)
+    read, written = (grad, beyond, x, stats, weight), (dx, dmore if more else None, sums)
+    library().norm_backward(*map(_at, read), *map(_at, written), *_rows(x), threads)
+    return dx, dmore, sums.sum(0)
+
+
+@_norm_backward.register_fake
+def _norm_slopes(grad, beyond, x, stats, weight, more):
+    dmore = x.new_empty(x.shape if more else (0,), dtype=torch.bfloat16)
+    return x.new_empty(x.shape), dmore, x.new_empty(3, x.shape[-1])
+
+
+def _keep_norm(ctx, inputs, output):
+    ctx.set_materialize_grads(False)
+    x, more, _, weight, _, _ = inputs
+    added, _, stats = output
+    ctx.more = more is not None
+    ctx.save_for_backward(added if ctx.more else x, stats, weight)
+
+
+def _through_norm(ctx, beyond, grad, _):
+    beyond = beyond if ctx.more else None
+    dx, dmore, (dweight, dbias, dshift) = _norm_backward(grad, beyond, *ctx.saved_tensors, ctx.more)
+    return dx, dmore if ctx.more else None, dshift if ctx.more else None, dweight, dbias, None
+
+
+_norm.register_autograd(_through_norm, setup_context=_keep_norm)
