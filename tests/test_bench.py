@@ -74,14 +74,14 @@ def test_what_compiling_brings_is_remembered_and_chosen_by(monkeypatch, tmp_path
     assert settings_for().compile is False
     done = bench("shapes:64", tasks=["mae"], batch_size=8, rounds=1, precision="float32", compile=True)
     assert [one.compiled for one in done.paces] == [False, True]
-    found = compile_gain("cpu", "float32", "nano", torch.get_num_threads())
+    found = compile_gain("cpu", "float32", "nano", "torch", torch.get_num_threads())
     assert found == pytest.approx(done.paces[1].rate / done.paces[0].rate, rel=1e-3)
-    compile_gain("cpu", "float32", "nano", torch.get_num_threads(), lambda: 1.3)
+    compile_gain("cpu", "float32", "nano", "torch", torch.get_num_threads(), lambda: 1.3)
     assert settings_for().compile is True
-    compile_gain("cpu", "float32", "nano", torch.get_num_threads(), lambda: 1.02)
+    compile_gain("cpu", "float32", "nano", "torch", torch.get_num_threads(), lambda: 1.02)
     assert settings_for().compile is False
     # what counts is the number of threads that a run takes, and not the one that torch has before it
-    compile_gain("cpu", "float32", "nano", 7, lambda: 1.3)
+    compile_gain("cpu", "float32", "nano", "torch", 7, lambda: 1.3)
     assert settings_for(threads=7).compile is True and settings_for().compile is False
 
 

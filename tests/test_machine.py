@@ -75,11 +75,12 @@ def test_the_figures_are_those_of_real_work():
 
 
 def test_a_compiled_steps_gain_is_known_only_after_it_was_measured():
-    assert machine.compile_gain("cpu", "float32", "nano", 2) is None
-    assert machine.compile_gain("cpu", "float32", "nano", 2, lambda: 1.25) == 1.25
-    assert machine.compile_gain("cpu", "float32", "nano", 2) == 1.25
-    assert machine.compile_gain("cpu", "float32", "nano", 1) is None
-    assert machine.compile_gain("cpu", "bfloat16", "nano", 2) is None
+    assert machine.compile_gain("cpu", "float32", "nano", "torch", 2) is None
+    assert machine.compile_gain("cpu", "float32", "nano", "torch", 2, lambda: 1.25) == 1.25
+    assert machine.compile_gain("cpu", "float32", "nano", "torch", 2) == 1.25
+    assert machine.compile_gain("cpu", "float32", "nano", "torch", 1) is None
+    assert machine.compile_gain("cpu", "bfloat16", "nano", "torch", 2) is None
+    assert machine.compile_gain("cpu", "float32", "nano", "native", 2) is None
 
 
 def test_memory_is_measured_apart_and_what_happens_there_is_told():

@@ -93,7 +93,8 @@ class Bench:
         sizes = f"images of {s.img_size[0]}x{s.img_size[1]}, patches of {s.patch_size}, batches of {s.batch_size}"
         return [
             f"Large matrix products: {peaks} (torch {torch.__version__}, {s.device}{threads}).",
-            f"{s.model['name']}, {sizes}, {s.precision}, {s.attention} attention, {s.workers} workers. "
+            f"{s.model['name']}, {sizes}, {s.precision}, {s.attention} attention, {s.kernels} kernels, "
+            f"{s.workers} workers. "
             "Steps are timed in turns; the median counts.",
         ]
 
@@ -120,6 +121,7 @@ def bench(
     device: Literal["cpu", "cuda", "mps", "auto"] = "auto",
     precision: Literal["float32", "bfloat16", "auto"] = "auto",
     attention: Literal["fused", "explicit", "auto"] = "auto",
+    kernels: Literal["torch", "native", "auto"] = "auto",
     workers: int | Literal["auto"] = "auto",
     threads: int | Literal["auto"] = "auto",
     checkpointing: bool = False,
@@ -139,6 +141,7 @@ def bench(
         device: cpu, cuda or mps.
         precision: float32, or bfloat16 products.
         attention: with torch's fused kernel, or an explicit softmax.
+        kernels: torch's, or native ones for bfloat16 on a CPU.
         workers: processes that read images.
         threads: of the training process on a CPU.
         checkpointing: compute activations again instead of keeping them.
@@ -151,8 +154,8 @@ def bench(
     keep_freed_memory()
     names = list(TASKS) if tasks is None else tasks.split(",") if isinstance(tasks, str) else list(tasks)
     given = {"img_size": img_size, "patch_size": patch_size, "batch_size": batch_size, "device": device}
-    given |= {"precision": precision, "attention": attention, "workers": workers, "threads": threads}
-    given |= {"checkpointing": checkpointing, "compile": compile, "model": model}
+    given |= {"precision": precision, "attention": attention, "kernels": kernels, "workers": workers}
+    given |= {"threads": threads, "checkpointing": checkpointing, "compile": compile, "model": model}
     if rounds < 1 or not names:
         raise PatchloomError("--rounds and the number of --tasks must be 1 or more")
     asked = [request(data, name, given) for name in names]
@@ -186,7 +189,7 @@ def bench(
     if compile:
         gains = [two.rate / one.rate for one, two in zip(paces[::2], paces[1::2], strict=True)]
         s = done.settings
-        compile_gain(s.device, s.precision, s.model["name"], s.threads, lambda: min(gains))
+        compile_gain(s.device, s.precision, s.model["name"], s.kernels, s.threads, lambda: min(gains))
     return done
 
 
@@ -247,7 +250,7 @@ class Step:
 
 def operations(settings: Settings) -> float:
     """Floating-point operations an image of a step's matrix products, there and back."""
-    step = Step(replace(settings, device="cpu", checkpointing=False), batch=_COUNTED)
+    step = Step(replace(settings, device="cpu", checkpointing=False, kernels="torch"), batch=_COUNTED)
     fuse_attention(step.task, False)  # torch counts no fused attention on CPUs
     with FlopCounterMode(display=False) as counter:
         step()

@@ -133,29 +133,45 @@ def fused_gain(device: str, dtype: str, heads: int, tokens: int, side: int) -> f
         device, dtype: where, and in what.
         heads, tokens, side: of the attention; side is the width of a head.
     """
+
+    def fused(packed: Tensor) -> Tensor:
+        mixed = F.scaled_dot_product_attention(*packed.permute(2, 0, 3, 1, 4).unbind(0))
+        return mixed.transpose(1, 2)
+
+    return attention_gain("fused", fused, device, dtype, heads, tokens, side)
+
+
+def attention_gain(
+    name: str, attend: Callable[[Tensor], Tensor], device: str, dtype: str, heads: int, tokens: int, side: int
+) -> float:
+    """How many times faster a form of attention is than an explicit softmax, there and back.
+
+    Args:
+        name: of the form.
+        attend: it: from queries, keys and values [b n 3 h d] to [b n h d].
+        device, dtype, heads, tokens, side: as in `fused_gain`.
+    """
     images = max(1, min(64, 2_000_000 // (heads * tokens * max(side, tokens))))
     shape = (images, tokens, 3, heads, side)
 
-    def attention(mix: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[], None]:
+    def there_and_back(attend: Callable[[Tensor], Tensor]) -> Callable[[], None]:
         packed = torch.randn(shape, device=device).to(getattr(torch, dtype)).requires_grad_()
 
-        def there_and_back() -> None:
-            mixed = mix(*packed.permute(2, 0, 3, 1, 4).unbind(0))
-            mixed.transpose(1, 2).flatten(2).sum().backward()
+        def step() -> None:
+            attend(packed).flatten(2).sum().backward()
             packed.grad = None
 
-        return there_and_back
+        return step
 
-    def explicit(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return (q * side**-0.5 @ k.mT).softmax(-1) @ v
+    def explicit(packed: Tensor) -> Tensor:
+        q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
+        return ((q * side**-0.5 @ k.mT).softmax(-1) @ v).transpose(1, 2)
 
     def gain() -> float:
-        ways = {"fused": attention(F.scaled_dot_product_attention), "explicit": attention(explicit)}
-        seconds = in_turns(ways, device)
-        return seconds["explicit"] / seconds["fused"]
+        seconds = in_turns({"": there_and_back(attend), "explicit": there_and_back(explicit)}, device)
+        return seconds["explicit"] / seconds[""]
 
-    name = f"fused over explicit attention, {dtype}, {heads} heads, {tokens} tokens of {side}"
-    return measured(name, gain, device)
+    return measured(f"{name} over explicit attention, {dtype}, {heads} heads, {tokens} tokens of {side}", gain, device)
 
 
 def best_threads() -> int:
@@ -190,10 +206,10 @@ def best_threads() -> int:
 
 
 def compile_gain(
-    device: str, dtype: str, model: str, threads: int, measure: Callable[[], float] | None = None
+    device: str, dtype: str, model: str, kernels: str, threads: int, measure: Callable[[], float] | None = None
 ) -> float | None:
     """How many times faster a step is with compiled blocks, by an earlier ``measure``; None: it was never measured."""
-    name = f"compiled over eager, {dtype}, {model}"
+    name = f"compiled over eager, {dtype}, {model}, {kernels} kernels"
     if measure is None:
         return _read().get(_key(name, device, threads))
     return measured(name, measure, device, again=True, threads=threads)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from patchloom.nets.native import ops as native
+from patchloom.nets import native
 
 
 def run_blocks(
@@ -125,7 +125,7 @@ def _native(block: Block, tokens: Tensor) -> bool:
     return (
         getattr(block, "native", False)
         and tokens.device.type == "cpu"
-        and tokens.dtype == torch.float32
+        and tokens.dtype == block.norm1.weight.dtype == torch.float32
         and torch.is_autocast_enabled("cpu")
         and torch.get_autocast_dtype("cpu") == torch.bfloat16
     )

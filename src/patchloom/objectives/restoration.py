@@ -3,6 +3,8 @@
 Letters as in `patchloom.views`; f is the length c·p·p of a flat patch. Images are in [0, 1] here.
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -46,10 +48,22 @@ def canvas_errors(predicted: Tensor, canvas: Tensor, p: int, masked: Tensor, nor
     shrunk = F.interpolate(canvas, size, mode="area")
     target = unpatchify(restoration_targets(shrunk, p, None, normalized), p, grid_of(shrunk, p))
     apart = (grown - F.interpolate(target, whole, mode="area")).square()
-    top, left = (whole[0] - size[0]) // 2, (whole[1] - size[1]) // 2
-    middle = apart[:, :, top : top + size[0]]
-    strips = (apart[:, :, :top], apart[:, :, top + size[0] :], middle[..., :left], middle[..., left + size[1] :])
-    return (inside - hole).square().mean((1, 2)), sum(strip.mean((1, 2, 3)) for strip in strips)
+    # weighted rather than cut out: on the way back each cut would be a canvas of zeros
+    band = (apart * _strips(whole, size, apart.device)).sum((1, 2, 3)) / apart.shape[1]
+    return (inside - hole).square().mean((1, 2)), band
+
+
+@lru_cache
+def _strips(whole: tuple[int, int], size: tuple[int, int], device: torch.device) -> Tensor:
+    """[H W]: one over its area in each of the four strips around the middle ``size``, 0 in the middle.
+
+    Above and below they are as wide as the canvas, at the sides as high as the middle.
+    """
+    (h, w), (top, left) = size, ((whole[0] - size[0]) // 2, (whole[1] - size[1]) // 2)
+    weights = torch.zeros(whole)
+    for strip in (weights[:top], weights[top + h :], weights[top : top + h, :left], weights[top : top + h, left + w :]):
+        strip.fill_(1 / max(1, strip.numel()))
+    return weights.to(device)
 
 
 def answer_of(guess: Tensor, truth: Tensor, p: int, normalized: bool) -> Tensor:

@@ -16,6 +16,8 @@ from patchloom.look import draw_sheet
 from patchloom.memory import Affordable
 from patchloom.nets.build import build_encoder
 from patchloom.nets.encode import checkpoint_gradients, fuse_attention
+from patchloom.nets.native import lacking
+from patchloom.nets.partial import use_native
 from patchloom.nets.teacher import halve_asides
 from patchloom.nets.weights import EncoderCard
 from patchloom.tasks import build_task
@@ -36,7 +38,7 @@ def prepare_task(
     std: Sequence[float],
     begin: Callable[[VisionTransformer], object] = lambda vit: None,
 ) -> Task:
-    """A fresh task by resolved settings, with the attention form that they name.
+    """A fresh task by resolved settings, with the attention form and the kernels that they name.
 
     Its images are normalised by ``mean`` and ``std``; ``begin`` is given the encoder before the task is built around
     it, and may put weights into it.
@@ -48,6 +50,7 @@ def prepare_task(
     with affordable:
         task = build_task(settings.task, vit)
     fuse_attention(task, fused=settings.attention == "fused")
+    use_native(task, settings.kernels == "native" and lacking() is None)
     checkpoint_gradients(task, settings.checkpointing)
     if settings.teacher_precision == "bfloat16" and not halve_asides(task):
         raise PatchloomError(

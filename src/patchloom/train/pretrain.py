@@ -26,6 +26,7 @@ from patchloom.errors import PatchloomError, Stopped, Told
 from patchloom.hints import check
 from patchloom.memory import keep_freed_memory
 from patchloom.nets.encode import compile_blocks
+from patchloom.nets.native import lacking
 from patchloom.processes import rank, world
 from patchloom.tasks import with_defaults
 from patchloom.train.closing import Closing
@@ -181,6 +182,10 @@ class _Pretraining:
         loop = Loop(fabric, self.task, source, settings, self.card, self.folder, self.reporter, watch)
         if loop.restored:
             self.reporter.say(f"Resuming after step {loop.state.step:,} of {loop.steps:,}.")
+            if settings.kernels == "native" and (reason := lacking()):
+                self.reporter.say(
+                    f"  torch's kernels go on where native ones began, since {reason}: last digits differ"
+                )
         ended = loop.run()
         if not fabric.is_global_zero:
             if not ended:

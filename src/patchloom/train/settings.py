@@ -53,6 +53,8 @@ class Settings:
         teacher_precision: of teachers, and of the guide of droppos, which no gradient reaches: the same, or bfloat16
             even where the rest is in float32.
         attention: with torch's fused kernel, or an explicit softmax; the same mathematics.
+        kernels: torch's, or native: our own for bfloat16 on CPUs that have AVX512-BF16, compiled when first needed;
+            they take the place of either form of attention.
         compile: have torch.compile write kernels for the transformer blocks.
         checkpointing: compute activations again instead of keeping them: less memory, and a third more time.
         threads: of each training process on a CPU.
@@ -88,6 +90,7 @@ class Settings:
     precision: Literal["float32", "bfloat16"] | Auto = "auto"
     teacher_precision: Literal["same", "bfloat16"] = "same"
     attention: Literal["fused", "explicit"] | Auto = "auto"
+    kernels: Literal["torch", "native"] | Auto = "auto"
     compile: bool | Auto = "auto"
     checkpointing: bool = False
     threads: int | Auto = "auto"
@@ -204,7 +207,10 @@ def resolve(settings: Settings, n: int, channels: int, stats: Stats, world: int 
     half = auto("precision", *suits.precision(device))
     spec = replace(settings, **chosen).encoder_spec()
     auto("attention", *suits.attention(device, half, spec))
-    auto("compile", *suits.compile(device, half, spec, threads))
+    halves = "bfloat16" in (half, settings.teacher_precision)
+    suits.check_kernels(settings.kernels, device, halves)
+    kernels = auto("kernels", *suits.kernels(device, halves, spec))
+    auto("compile", *suits.compile(device, half, spec, kernels, threads))
     if settings.compile is True and not suits.can_compile(device):
         raise PatchloomError("--compile true needs a C++ compiler, such as g++: install one, or leave it out")
     resolved = replace(settings, **chosen)

@@ -8,7 +8,8 @@ import shutil
 import torch
 
 from patchloom.errors import PatchloomError
-from patchloom.machine import best_threads, bfloat16_gain, compile_gain, cores, fused_gain
+from patchloom.machine import attention_gain, best_threads, bfloat16_gain, compile_gain, cores, fused_gain
+from patchloom.nets import native
 from patchloom.nets.build import EncoderSpec, attention_of
 
 _WORTH = 1.05  # less than that is noise
@@ -72,9 +73,40 @@ def attention(device: str, precision: str, spec: EncoderSpec) -> tuple[str, str]
     return ("explicit" if gain < _CLEARLY else "fused"), f"the fused kernel is ×{gain:.2f} as fast here"
 
 
-def compile(device: str, precision: str, spec: EncoderSpec, threads: int) -> tuple[bool, str]:
+def kernels(device: str, half: bool, spec: EncoderSpec) -> tuple[str, str]:
+    """Our own where they can be had, and are faster than torch's for the encoder's attention; ``half``: in bfloat16."""
+    if device != "cpu" or not half:
+        return "torch", "native ones are for bfloat16 on a CPU"
+    try:
+        native.library()
+    except PatchloomError as problem:
+        return "torch", str(problem).partition(":")[0]
+    heads, tokens, side = attention_of(spec)
+    if side % native.LANES:
+        return "torch", f"native ones are for heads of a multiple of {native.LANES} channels, not {side}"
+    shape = device, "bfloat16", heads, tokens, side
+    if heads * tokens**2 > _MOST_EXPLICIT:
+        return "native", "they hold no tables of attention weights of all heads"
+    gain = attention_gain("native", native.attention, *shape) / max(1.0, fused_gain(*shape))
+    return ("native" if gain > _WORTH else "torch"), f"native attention is ×{gain:.2f} as fast here"
+
+
+def check_kernels(kernels: str, device: str, half: bool) -> None:
+    """Refuse kernels that cannot be had.
+
+    Raises:
+        PatchloomError: native ones, where nothing is computed in bfloat16 on a CPU, or that cannot be compiled.
+    """
+    if kernels != "native":
+        return
+    if device != "cpu" or not half:
+        raise PatchloomError("--kernels native is for bfloat16 on a CPU: add --precision bfloat16, or leave it out")
+    native.library()
+
+
+def compile(device: str, precision: str, spec: EncoderSpec, kernels: str, threads: int) -> tuple[bool, str]:
     """Only where `patchloom bench` found that it pays: trying it takes a minute."""
-    gain = compile_gain(device, precision, spec.model, threads)
+    gain = compile_gain(device, precision, spec.model, kernels, threads)
     if gain is None:
         return False, "unknown here: patchloom bench --compile true measures what it brings"
     if not can_compile(device):

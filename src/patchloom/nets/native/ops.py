@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.library import custom_op
 
-from patchloom.nets.native.library import library
+from patchloom.nets.native.compiled import library
 
 LANES = 16  # widths must be multiples of it
 
@@ -135,7 +135,9 @@ def _gelu(x, bias):
     return out
 
 
-@custom_op("patchloom::gelu_backward", mutates_args=(), schema="(Tensor grad, Tensor x, Tensor bias) -> (Tensor, Tensor)")
+@custom_op(
+    "patchloom::gelu_backward", mutates_args=(), schema="(Tensor grad, Tensor x, Tensor bias) -> (Tensor, Tensor)"
+)
 def _gelu_backward(grad, x, bias):
     grad, x, threads = grad.contiguous(), x.contiguous(), _threads()
     dx, sums = torch.empty_like(x), bias.new_zeros(threads.value, len(bias))
@@ -190,7 +192,8 @@ _norm.register_fake(_normed)
 @custom_op(
     "patchloom::norm_backward",
     mutates_args=(),
-    schema="(Tensor grad, Tensor? beyond, Tensor x, Tensor stats, Tensor weight, bool more) -> (Tensor, Tensor, Tensor)",
+    schema="(Tensor grad, Tensor? beyond, Tensor x, Tensor stats, Tensor weight, bool more)"
+    " -> (Tensor, Tensor, Tensor)",
 )
 def _norm_backward(grad, beyond, x, stats, weight, more):
     dx, dmore, slopes = _norm_slopes(grad, beyond, x, stats, weight, more)
@@ -218,6 +221,8 @@ def _keep_norm(ctx, inputs, output):
 
 def _through_norm(ctx, beyond, grad, _):
     beyond = beyond if ctx.more else None
+    if grad is None:  # nobody read the norm
+        grad = torch.zeros_like(beyond, dtype=torch.bfloat16)
     dx, dmore, (dweight, dbias, dshift) = _norm_backward(grad, beyond, *ctx.saved_tensors, ctx.more)
     return dx, dmore if ctx.more else None, dshift if ctx.more else None, dweight, dbias, None
 

@@ -4,8 +4,8 @@
 
 namespace {
 
-// The polynomials are least-squares fits over |x| <= 5 in 2 (x / 5)^2 - 1. Beyond it both functions are 0 or 1, as
-// far as bfloat16 can tell.
+// The polynomials are least-squares fits over |x| <= 5 in 2 (x / 5)^2 - 1. Beyond it both functions are 0 or 1, to 3e-7
+// and 7e-6.
 constexpr float kEnd = 5.0f;
 
 // P(normal <= x), to 3e-7
