@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from PIL import Image
 from sweep import build, views_of
 from timm.models.vision_transformer import Block
 from torch.nn import functional as F
@@ -83,6 +84,20 @@ def test_attention_of_huge_scores_is_finite_and_exact():
     q[0, :, 0], q[0, 1, 1] = 300, 300  # every token asks for the second one's value
     q[0, :, 2, 0, 0] = torch.tensor([1.0, 2.0, 3.0])
     assert native.attention(q)[0, :, 0, 0].tolist() == [2, 2, 2]
+
+
+@here
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_what_is_no_number_stays_none(part):
+    # a run that diverges is noticed by its loss
+    packed = halves(1, 20, 3, 1, 16)
+    packed[0, 3, part] = float("nan")
+    spoilt = native.attention(packed).isnan().flatten(2).any(2)[0]
+    assert spoilt.tolist() == [part > 0 or i == 3 for i in range(20)]
+    assert native.gelu(torch.full((1, 16), float("nan"), dtype=torch.bfloat16), torch.zeros(16)).isnan().all()
+    layer, x = torch.nn.LayerNorm(16), torch.randn(2, 16)
+    x[1, 5] = float("nan")
+    assert native.add_norm(x, None, None, layer)[1].isnan().all(1).tolist() == [False, True]
 
 
 @here
@@ -278,6 +293,7 @@ def test_they_are_chosen_where_they_are_faster_and_can_be_had(monkeypatch):
         monkeypatch.setattr(suits, "attention_gain", lambda *asked, gain=gain: gain)
         assert suits.kernels("cpu", True, spec) == (form, f"native attention is ×{gain / 2:.2f} as fast here")
     assert suits.kernels("cpu", False, spec)[0] == suits.kernels("cuda", True, spec)[0] == "torch"
+    assert "would hold 4 tables of 65,537" in suits.kernels("cpu", True, EncoderSpec("nano", (512, 512), 2))[1]
     heads = EncoderSpec("nano", (32, 32), 8, options={"num_heads": 16})
     assert suits.kernels("cpu", True, heads) == (
         "torch",
@@ -297,12 +313,15 @@ def test_asking_for_them_where_they_do_nothing_is_refused(tmp_path):
 
 @here
 def test_a_run_goes_on_where_they_cannot_be_had_and_says_so(tmp_path, monkeypatch, capsys):
+    (tmp_path / "images").mkdir()
+    for i in range(40):
+        Image.effect_noise((16, 16), 50).save(tmp_path / "images" / f"{i}.png")
     asked = {"out": tmp_path / "run", "kernels": "native", "precision": "bfloat16", "epochs": 1, "device": "cpu"}
-    pretrain("shapes:40", "mae", **asked)
+    pretrain(str(tmp_path / "images"), "mae", **asked)
     assert "torch's kernels" not in capsys.readouterr().out
     for module in (pictures, trained):
         monkeypatch.setattr(module, "lacking", lambda: "the processor has no AVX512-BF16")
     (tmp_path / "run" / "summary.txt").unlink()  # as if it had been killed while its pictures were drawn
-    pretrain("shapes:40", "mae", **asked)
+    pretrain(str(tmp_path / "images"), "mae", **asked)
     said = "torch's kernels go on where native ones began, since the processor has no AVX512-BF16: last digits differ"
     assert said in capsys.readouterr().out

@@ -68,9 +68,13 @@ def attention(device: str, precision: str, spec: EncoderSpec) -> tuple[str, str]
         return "fused", "the usual choice on a GPU"
     heads, tokens, side = attention_of(spec)
     if heads * tokens**2 > _MOST_EXPLICIT:
-        return "fused", f"an explicit softmax would hold {heads} tables of {tokens:,} x {tokens:,} numbers an image"
+        return "fused", f"an explicit softmax {_too_large(heads, tokens)}"
     gain = fused_gain(device, precision, heads, tokens, side)
     return ("explicit" if gain < _CLEARLY else "fused"), f"the fused kernel is ×{gain:.2f} as fast here"
+
+
+def _too_large(heads: int, tokens: int) -> str:
+    return f"would hold {heads} tables of {tokens:,} x {tokens:,} numbers an image"
 
 
 def kernels(device: str, half: bool, spec: EncoderSpec) -> tuple[str, str]:
@@ -86,7 +90,7 @@ def kernels(device: str, half: bool, spec: EncoderSpec) -> tuple[str, str]:
         return "torch", f"native ones are for heads of a multiple of {native.LANES} channels, not {side}"
     shape = device, "bfloat16", heads, tokens, side
     if heads * tokens**2 > _MOST_EXPLICIT:
-        return "native", "they hold no tables of attention weights of all heads"
+        return "torch", f"native ones {_too_large(heads, tokens)}"
     gain = attention_gain("native", native.attention, *shape) / max(1.0, fused_gain(*shape))
     return ("native" if gain > _WORTH else "torch"), f"native attention is ×{gain:.2f} as fast here"
 

@@ -71,7 +71,7 @@ inline void pair_columns(pair* to, const half* from, long stride, long rows, lon
 }
 
 inline __m512 power_of_two(__m512 x) {  // of numbers up to 0, to 5e-6 of the outcome
-  x = _mm512_max_ps(x, _mm512_set1_ps(-126.0f));
+  x = _mm512_max_ps(_mm512_set1_ps(-126.0f), x);  // in this order nan stays nan
   const __m512 whole = _mm512_roundscale_ps(x, 0), part = _mm512_sub_ps(x, whole);
   __m512 y = _mm512_set1_ps(9.55408e-3f);
   for (float next : {5.587055e-2f, 2.4024698e-1f, 6.93128e-1f, 9.9999946e-1f})
