@@ -6,6 +6,7 @@
     python benchmarks/step_time.py mp3             # MP3 at η 0 to 0.9, beside MAE and a plain ViT (its cost study)
     python benchmarks/step_time.py growth          # batches, image sizes and models: time over counted operations
     python benchmarks/step_time.py memory          # with and without gradient checkpointing
+    python benchmarks/step_time.py kernels         # every task on torch's kernels and on ours
     python benchmarks/step_time.py peers --device cuda --batch 256
 
 ViT-S/16, 224 px, batch 32 where a table does not say otherwise: 5 to 15 minutes a table on two cores. Each step is
@@ -41,6 +42,7 @@ from patchloom.train.settings import Settings, resolve
 
 STATS = Stats((0.5,) * 3, (0.25,) * 3, 224, 224, 1, [])
 PRODUCTS = 5
+TABLES = ("peers", "tasks", "mp3", "growth", "memory", "kernels")
 RATIOS = (0.0, 0.3, 0.5, 0.75, 0.9)
 
 
@@ -62,6 +64,8 @@ def rows(args: argparse.Namespace, dtype: str) -> dict[str, Settings | str]:
     if args.table == "mp3":
         shares = {f"mp3, η {ratio}": task({"name": "mp3", "context_mask_ratio": ratio}) for ratio in RATIOS}
         return {"mae": task("mae"), "plain vit": "plain vit", **shares}
+    if args.table == "kernels":
+        return {f"{name}, {kind}": task(name, kernels=kind) for name in TASKS for kind in ("torch", "native")}
     if args.table == "memory":
         pairs = {f"{name}{', checkpointing' * on}": (name, on) for name in ("mae", "droppos", "mp3") for on in (0, 1)}
         return {row: task(name, checkpointing=bool(on)) for row, (name, on) in pairs.items()}
@@ -175,7 +179,7 @@ def count(row: Settings | str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("table", nargs="?", choices=("peers", "tasks", "mp3", "growth", "memory"), default="peers")
+    parser.add_argument("table", nargs="?", choices=TABLES, default="peers")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)

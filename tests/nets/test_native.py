@@ -20,7 +20,8 @@ from patchloom.nets.build import EncoderSpec
 from patchloom.nets.encode import checkpoint_gradients, compile_blocks, fuse_attention
 from patchloom.nets.native import compiled as made
 from patchloom.nets.native import ops
-from patchloom.nets.partial import run_blocks, use_native
+from patchloom.nets.native.blocks import use_native
+from patchloom.nets.partial import run_blocks
 from patchloom.tasks import TASKS
 from patchloom.train import pictures, suits
 

@@ -102,6 +102,13 @@ def test_a_patch_that_does_not_divide_is_refused():
         patchify(torch.zeros(1, 3, 30, 32), 8)
 
 
+def test_patches_of_several_views_of_every_image_are_cut_without_copies_of_the_images():
+    images, some = torch.randn(2, 3, 8, 8), torch.tensor([[0, 3], [1, 2], [2, 2], [3, 0], [1, 1], [0, 2]])
+    assert torch.equal(patchify(images, 4, some), patchify(images.repeat(3, 1, 1, 1), 4, some))
+    with pytest.raises(ValueError, match="5 rows of indices do not belong to 2 images alike"):
+        patchify(images, 4, some[:5])
+
+
 def test_normalized_patches():
     patches = normalize_patches(torch.randn(2, 5, 48) * 7 + 3)
     assert patches.mean(-1).abs().max() < 1e-5

@@ -1,4 +1,4 @@
-"""The encoder is a guest from timm: this file, `partial` beneath it and `build` beside it alone know its insides.
+"""The encoder is a guest from timm: this file, what is beneath it, and `build` beside it alone know its insides.
 
 A stock ``VisionTransformer`` comes in, is fed a `View`, and goes home unchanged: no weight is ever renamed. Letters as
 in `patchloom.views`; d is the width of the encoder and ``prefix`` the number of class and register tokens.

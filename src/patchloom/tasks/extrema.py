@@ -140,9 +140,9 @@ class ExtreMA(Task):
 
     def predict(self, images: Tensor, hands: tuple[Tensor, ...]) -> Tensor:
         """The student's guesses [v b d] of the teacher's output, all masks in one batch."""
-        repeated = images.repeat(len(hands), 1, 1, 1) if len(hands) > 1 else images
-        view = mask_patches(whole(repeated, self.patches), torch.cat(hands))
-        return self.prediction(self.project(self, view)).unflatten(0, (len(hands), len(images)))
+        return self.prediction(self.project(self, View(images, torch.cat(hands)))).unflatten(
+            0, (len(hands), len(images))
+        )
 
     def project(self, of: ExtreMA | Teacher, view: View) -> Tensor:
         """Projected instance representation [b d] of a view by the student (this task) or the teacher."""

@@ -17,7 +17,7 @@ from patchloom.memory import Affordable
 from patchloom.nets.build import build_encoder
 from patchloom.nets.encode import checkpoint_gradients, fuse_attention
 from patchloom.nets.native import lacking
-from patchloom.nets.partial import use_native
+from patchloom.nets.native.blocks import use_native
 from patchloom.nets.teacher import halve_asides
 from patchloom.nets.weights import EncoderCard
 from patchloom.tasks import build_task

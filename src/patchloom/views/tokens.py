@@ -143,16 +143,19 @@ def patchify(images: Tensor, p: int, indices: Tensor | None = None) -> Tensor:
     """Cut images [b c h w] into flat patches [b n c*p*p], row by row, or only into those of ``indices`` [b k].
 
     Inside a patch the order is that of a convolution's weight (channel, row, column), so that a patch projection is
-    one matrix product with the flattened weight. Patches that are not asked for are never copied.
+    one matrix product with the flattened weight. Patches that are not asked for are never copied. Indices [v*b k] name
+    those of v views of every image, all images' first ones first.
 
     Raises:
-        ValueError: the patch does not divide the image.
+        ValueError: the patch does not divide the image, or there are not as many rows of indices for each image.
     """
     patches = _grid_of_patches(images, p)
     if indices is None:
         return patches.flatten(3).flatten(1, 2)
+    if len(images) and len(indices) % len(images):
+        raise ValueError(f"{len(indices)} rows of indices do not belong to {len(images)} images alike")
     columns = patches.shape[2]
-    rows = torch.arange(len(indices), device=indices.device)[:, None]
+    rows = torch.arange(len(images), device=indices.device).repeat(len(indices) // max(1, len(images)))[:, None]
     return patches[rows, indices // columns, indices % columns].flatten(2)
 
 

@@ -21,7 +21,8 @@ class View:
 
     Attributes:
         images: [b c h w] pixels, normalised, perhaps degraded.
-        visible: [b k] indices of the patches that enter, in the order in which they enter.
+        visible: [b k] indices of the patches that enter, in the order in which they enter; or [v*b k], those of v views
+            of every image, all images' first ones first.
         blank: [b k] True where the content is replaced by a mask token (SimMIM), or None.
         dropped: [b k] True where the position embedding is withheld (DropPos, MP3), or None.
         context: [b m] places within ``visible`` of the patches that serve as keys and values (MP3), or None: all do.

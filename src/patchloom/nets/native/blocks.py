@@ -1,0 +1,88 @@
+"""A timm block on our kernels."""
+
+from __future__ import annotations
+
+import torch
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchloom.nets.native import ops
+from patchloom.nets.queries import heads_of, served
+
+
+def use_native(net: nn.Module, wanted: bool = True) -> None:
+    """Have the blocks inside ``net`` run on our kernels wherever a CPU computes them in bfloat16.
+
+    Blocks that have more to them than the kernels know stay on torch's.
+    """
+    for module in net.modules():
+        if isinstance(module, Block):
+            module.native = wanted and _plain(module)
+
+
+def _plain(block: Block) -> bool:
+    """Whether a block has only what the kernels know."""
+    attn, mlp = block.attn, block.mlp
+    nothing = attn.q_norm, attn.k_norm, attn.norm, mlp.norm, block.ls1, block.ls2, block.drop_path1, block.drop_path2
+    shifted = block.norm1, block.norm2, attn.proj, mlp.fc1, mlp.fc2
+    widths = attn.head_dim, attn.qkv.in_features, mlp.fc1.out_features
+    return (
+        all(isinstance(part, nn.Identity) for part in nothing)
+        and not any(drop.p for drop in (attn.attn_drop, attn.proj_drop, mlp.drop1, mlp.drop2))
+        and all(isinstance(norm, nn.LayerNorm) for norm in shifted[:2])
+        and all(getattr(part, "bias", None) is not None for part in shifted)
+        and isinstance(mlp.act, nn.GELU)
+        and mlp.act.approximate == "none"
+        and not any(width % ops.LANES for width in widths)
+    )
+
+
+def runs_native(block: Block, tokens: Tensor) -> bool:
+    """Whether a block runs on our kernels now: they are for float32 tokens of which a CPU makes bfloat16 ones."""
+    return (
+        getattr(block, "native", False)
+        and tokens.device.type == "cpu"
+        and tokens.dtype == block.norm1.weight.dtype == torch.float32
+        and torch.is_autocast_enabled("cpu")
+        and torch.get_autocast_dtype("cpu") == torch.bfloat16
+    )
+
+
+def added(tokens: Tensor, more: Tensor, shift: Tensor) -> Tensor:
+    """What the parts that `native_block` gives stand for: [b t d] float32."""
+    return tokens + (more + shift)
+
+
+def native_block(
+    block: Block,
+    tokens: Tensor,
+    more: Tensor | None = None,
+    shift: Tensor | None = None,
+    serving: Tensor | None = None,
+    first: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A block on our kernels. Sums are made where they are normed, so what comes in and goes out are their parts.
+
+    Args:
+        block: timm's.
+        tokens: [b t d] float32.
+        more: [b t d] bfloat16, to be added to them, with
+        shift: [d]; both None: nothing is.
+        serving: [b m] indices of the tokens that alone are keys and values; None: all are.
+        first: what the block makes of the tokens before it is left out.
+
+    Returns:
+        Such parts of [b t-first d]; `added` adds them.
+    """
+    attn, mlp = block.attn, block.mlp
+    tokens, normed = ops.add_norm(tokens, more, shift, block.norm1)
+    if serving is None and not first:
+        mixed = ops.attention(attn.qkv(normed).unflatten(-1, (3, attn.num_heads, attn.head_dim)))
+    else:
+        others = normed if serving is None else served(normed, serving)
+        mixed = ops.attention(*heads_of(attn, normed[:, first:], others))
+    attended = F.linear(mixed.flatten(2), attn.proj.weight)
+    tokens, normed = ops.add_norm(tokens[:, first:], attended, attn.proj.bias, block.norm2)
+    hidden = ops.gelu(F.linear(normed, mlp.fc1.weight), mlp.fc1.bias)
+    return tokens, F.linear(hidden, mlp.fc2.weight), mlp.fc2.bias
