@@ -114,6 +114,17 @@ def test_measure_and_pictures(name):
         assert sheet.caption and all(column.shape[:2] == images.shape[:2] for column in sheet.columns.values())
 
 
+def test_what_was_only_looked_at_is_trained_afterwards(name):
+    # a run measures and draws before its first step, and nothing of that may stay behind
+    task = build(name)
+    views = views_of(task)
+    with torch.inference_mode():
+        task.eval().measure(views[0], torch.Generator().manual_seed(0))
+        task.draw(views[0], torch.Generator().manual_seed(0))
+    task.train()(*views, progress=0.5).loss.backward()
+    assert any(weight.grad is not None for weight in task.parameters())
+
+
 def test_every_option_is_documented(name):
     cls = task_class(name)
     for option in list(inspect.signature(cls).parameters)[1:]:

@@ -168,8 +168,8 @@ def attention_gain(
         return ((q * side**-0.5 @ k.mT).softmax(-1) @ v).transpose(1, 2)
 
     def gain() -> float:
-        seconds = in_turns({"": there_and_back(attend), "explicit": there_and_back(explicit)}, device)
-        return seconds["explicit"] / seconds[""]
+        seconds = in_turns({name: there_and_back(attend), "explicit": there_and_back(explicit)}, device)
+        return seconds["explicit"] / seconds[name]
 
     return measured(f"{name} over explicit attention, {dtype}, {heads} heads, {tokens} tokens of {side}", gain, device)
 

@@ -14,7 +14,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import attention_shape, grid_size
+from patchloom.nets.encode import grid_size
 from patchloom.views.positions import sincos_2d
 
 Positions = Literal["sincos", "learned", "random", "none"]
@@ -153,15 +153,15 @@ def _check_sizes(spec: EncoderSpec) -> None:
         )
 
 
-def attention_of(spec: EncoderSpec) -> tuple[int, int, int]:
-    """Heads, tokens of a whole image, and width of a head, of an encoder that is not built.
+def outline(spec: EncoderSpec) -> VisionTransformer:
+    """An encoder without numbers, for what its parts and sizes tell.
 
     Raises:
         PatchloomError: as `build_encoder`.
     """
     _check_sizes(spec)
     with torch.device("meta"):
-        return attention_shape(_create(**spec.timm_arguments()))
+        return _create(**spec.timm_arguments())
 
 
 def initialize(net: nn.Module) -> None:

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from patchloom.nets.native.blocks import added, native_block, runs_native
-from patchloom.nets.queries import heads_of, served
+from patchloom.nets.queries import heads_of
+from patchloom.views.tokens import take
 
 
 def run_blocks(
@@ -54,7 +55,7 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def context_block(block: Block, tokens: Tensor, serving: Tensor) -> Tensor:
     """A block over tokens [b t d] in which those at the indices ``serving`` [b m] alone are keys and values (MP3)."""
     normed = block.norm1(tokens)
-    return _rest(block, tokens, _attention(block.attn, normed, served(normed, serving)))
+    return _rest(block, tokens, _attention(block.attn, normed, take(normed, serving)))
 
 
 def asking_block(block: Block, tokens: Tensor, first: int) -> Tensor:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from timm.layers import Attention
 from torch import Tensor
 from torch.nn import functional as F
-
-
-def served(normed: Tensor, serving: Tensor) -> Tensor:
-    """Those of the tokens [b t d] at the indices ``serving`` [b m]: [b m d]."""
-    return normed[torch.arange(len(serving), device=serving.device)[:, None], serving]
 
 
 def heads_of(attn: Attention, asking: Tensor, serving: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,8 +3,6 @@
 Letters as in `patchloom.views`; f is the length c·p·p of a flat patch. Images are in [0, 1] here.
 """
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -53,7 +51,6 @@ def canvas_errors(predicted: Tensor, canvas: Tensor, p: int, masked: Tensor, nor
     return (inside - hole).square().mean((1, 2)), band
 
 
-@lru_cache
 def _strips(whole: tuple[int, int], size: tuple[int, int], device: torch.device) -> Tensor:
     """[H W]: one over its area in each of the four strips around the middle ``size``, 0 in the middle.
 

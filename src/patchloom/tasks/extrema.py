@@ -140,9 +140,8 @@ class ExtreMA(Task):
 
     def predict(self, images: Tensor, hands: tuple[Tensor, ...]) -> Tensor:
         """The student's guesses [v b d] of the teacher's output, all masks in one batch."""
-        return self.prediction(self.project(self, View(images, torch.cat(hands)))).unflatten(
-            0, (len(hands), len(images))
-        )
+        guesses = self.prediction(self.project(self, View(images, torch.cat(hands))))  # the views share the images
+        return guesses.unflatten(0, (len(hands), len(images)))
 
     def project(self, of: ExtreMA | Teacher, view: View) -> Tensor:
         """Projected instance representation [b d] of a view by the student (this task) or the teacher."""

@@ -16,7 +16,7 @@ from patchloom.look import draw_sheet
 from patchloom.memory import Affordable
 from patchloom.nets.build import build_encoder
 from patchloom.nets.encode import checkpoint_gradients, fuse_attention
-from patchloom.nets.native import lacking
+from patchloom.nets.native import missing
 from patchloom.nets.native.blocks import use_native
 from patchloom.nets.teacher import halve_asides
 from patchloom.nets.weights import EncoderCard
@@ -50,7 +50,7 @@ def prepare_task(
     with affordable:
         task = build_task(settings.task, vit)
     fuse_attention(task, fused=settings.attention == "fused")
-    use_native(task, settings.kernels == "native" and lacking() is None)
+    use_native(task, settings.kernels == "native" and missing() is None)
     checkpoint_gradients(task, settings.checkpointing)
     if settings.teacher_precision == "bfloat16" and not halve_asides(task):
         raise PatchloomError(

@@ -26,7 +26,7 @@ from patchloom.errors import PatchloomError, Stopped, Told
 from patchloom.hints import check
 from patchloom.memory import keep_freed_memory
 from patchloom.nets.encode import compile_blocks
-from patchloom.nets.native import lacking
+from patchloom.nets.native import missing
 from patchloom.processes import rank, world
 from patchloom.tasks import with_defaults
 from patchloom.train.closing import Closing
@@ -182,10 +182,8 @@ class _Pretraining:
         loop = Loop(fabric, self.task, source, settings, self.card, self.folder, self.reporter, watch)
         if loop.restored:
             self.reporter.say(f"Resuming after step {loop.state.step:,} of {loop.steps:,}.")
-            if settings.kernels == "native" and (reason := lacking()):
-                self.reporter.say(
-                    f"  torch's kernels go on where native ones began, since {reason}: last digits differ"
-                )
+            if settings.kernels == "native" and (reason := missing()):
+                self.reporter.say(f"  {reason}: torch's go on, and last digits differ")
         ended = loop.run()
         if not fabric.is_global_zero:
             if not ended:

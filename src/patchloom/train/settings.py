@@ -208,8 +208,10 @@ def resolve(settings: Settings, n: int, channels: int, stats: Stats, world: int 
     spec = replace(settings, **chosen).encoder_spec()
     auto("attention", *suits.attention(device, half, spec))
     halves = "bfloat16" in (half, settings.teacher_precision)
-    suits.check_kernels(settings.kernels, device, halves)
-    kernels = auto("kernels", *suits.kernels(device, halves, spec))
+    kernels = settings.kernels
+    if kernels == "auto":  # else nothing shall be compiled
+        kernels = auto("kernels", *suits.kernels(device, halves, spec, batch // world))
+    suits.check_kernels(settings.kernels, device, halves, spec)
     auto("compile", *suits.compile(device, half, spec, kernels, threads))
     if settings.compile is True and not suits.can_compile(device):
         raise PatchloomError("--compile true needs a C++ compiler, such as g++: install one, or leave it out")

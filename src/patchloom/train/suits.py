@@ -9,12 +9,17 @@ import torch
 
 from patchloom.errors import PatchloomError
 from patchloom.machine import attention_gain, best_threads, bfloat16_gain, compile_gain, cores, fused_gain
+from patchloom.memory import memory
 from patchloom.nets import native
-from patchloom.nets.build import EncoderSpec, attention_of
+from patchloom.nets.build import EncoderSpec, outline
+from patchloom.nets.encode import attention_shape
+from patchloom.nets.native.blocks import kept_bytes, serves
 
 _WORTH = 1.05  # less than that is noise
 _CLEARLY = 0.8  # forms that are nearly alike shall not be chosen by chance: the results differ in their last digits
 
+_MOST_KEPT = 0.25  # of the memory, by attention weights that a fused kernel would not keep
+_NOT_SERVED = "native ones are for plain blocks, whose heads have a multiple of 16 channels"
 _MOST_EXPLICIT = 2**28  # numbers: of an explicit softmax of one image, GiB and seconds even to try it
 
 
@@ -66,45 +71,50 @@ def attention(device: str, precision: str, spec: EncoderSpec) -> tuple[str, str]
     """The form that is faster for the encoder's shape."""
     if device != "cpu":
         return "fused", "the usual choice on a GPU"
-    heads, tokens, side = attention_of(spec)
+    heads, tokens, side = attention_shape(outline(spec))
     if heads * tokens**2 > _MOST_EXPLICIT:
-        return "fused", f"an explicit softmax {_too_large(heads, tokens)}"
+        return "fused", f"an explicit softmax would hold {heads} tables of {tokens:,} x {tokens:,} numbers an image"
     gain = fused_gain(device, precision, heads, tokens, side)
     return ("explicit" if gain < _CLEARLY else "fused"), f"the fused kernel is ×{gain:.2f} as fast here"
 
 
-def _too_large(heads: int, tokens: int) -> str:
-    return f"would hold {heads} tables of {tokens:,} x {tokens:,} numbers an image"
+def kernels(device: str, bfloat16: bool, spec: EncoderSpec, images: int) -> tuple[str, str]:
+    """Our own where they can be had, and are faster than torch's for the encoder's attention.
 
-
-def kernels(device: str, half: bool, spec: EncoderSpec) -> tuple[str, str]:
-    """Our own where they can be had, and are faster than torch's for the encoder's attention; ``half``: in bfloat16."""
-    if device != "cpu" or not half:
+    Args:
+        device: where training runs.
+        bfloat16: whether anything is computed in it.
+        spec: of the encoder.
+        images: of a step.
+    """
+    if device != "cpu" or not bfloat16:
         return "torch", "native ones are for bfloat16 on a CPU"
-    try:
-        native.library()
-    except PatchloomError as problem:
-        return "torch", str(problem).partition(":")[0]
-    heads, tokens, side = attention_of(spec)
-    if side % native.LANES:
-        return "torch", f"native ones are for heads of a multiple of {native.LANES} channels, not {side}"
-    shape = device, "bfloat16", heads, tokens, side
-    if heads * tokens**2 > _MOST_EXPLICIT:
-        return "torch", f"native ones {_too_large(heads, tokens)}"
+    vit = outline(spec)
+    if not serves(vit):
+        return "torch", _NOT_SERVED
+    kept = kept_bytes(vit, images) / 2**30
+    if kept > _MOST_KEPT * memory(device)[1]:
+        return "torch", f"native ones would keep {kept:,.0f} GiB of attention weights"
+    if reason := native.missing():
+        return "torch", reason
+    shape = device, "bfloat16", *attention_shape(vit)
     gain = attention_gain("native", native.attention, *shape) / max(1.0, fused_gain(*shape))
     return ("native" if gain > _WORTH else "torch"), f"native attention is ×{gain:.2f} as fast here"
 
 
-def check_kernels(kernels: str, device: str, half: bool) -> None:
+def check_kernels(kernels: str, device: str, bfloat16: bool, spec: EncoderSpec) -> None:
     """Refuse kernels that cannot be had.
 
     Raises:
-        PatchloomError: native ones, where nothing is computed in bfloat16 on a CPU, or that cannot be compiled.
+        PatchloomError: native ones, where nothing is computed in bfloat16 on a CPU, or blocks have parts that they do
+            not know, or that cannot be compiled.
     """
     if kernels != "native":
         return
-    if device != "cpu" or not half:
+    if device != "cpu" or not bfloat16:
         raise PatchloomError("--kernels native is for bfloat16 on a CPU: add --precision bfloat16, or leave it out")
+    if not serves(outline(spec)):
+        raise PatchloomError(f"--kernels native does not fit this model, since {_NOT_SERVED}: use --kernels torch")
     native.library()
 
 

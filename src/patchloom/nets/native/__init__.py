@@ -1,11 +1,11 @@
 """Kernels of our own for bfloat16 on CPUs that have AVX512-BF16, written in C++ beside this file.
 
 torch's attention walks over its tables six times there and back, through memory, and its GELU and norms convert their
-numbers on the way; ours compute the same in fewer walks, with float32 sums. The system's C++ compiler makes them when
-they are first needed, in seconds, and the outcome is kept (see `compiled`). Everything else runs on torch's kernels.
+numbers on the way; ours compute the same in fewer walks, with float32 sums. The system's g++ makes them when they are
+first needed, in seconds, and the outcome is kept (see `compiler`). Everything else runs on torch's kernels.
 """
 
-from patchloom.nets.native.compiled import lacking, library
+from patchloom.nets.native.compiler import lacking, library, missing
 from patchloom.nets.native.ops import LANES, add_norm, attention, gelu
 
-__all__ = ["LANES", "add_norm", "attention", "gelu", "lacking", "library"]
+__all__ = ["LANES", "add_norm", "attention", "gelu", "lacking", "library", "missing"]

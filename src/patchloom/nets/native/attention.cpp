@@ -11,6 +11,7 @@ namespace {
 
 constexpr int kRows = 6, kWide = 4;  // 24 sums, 4 numbers and 1 factor: of 32 registers
 
+// Every loop over M or N is unrolled by pragma: else the compiler keeps the sums in memory before and after the loop.
 // c[M][16 N] = a b. a: the pair of row m and step k lies at m * row + k * step. b, c: rows of `width` numbers.
 template <int M, int N>
 void tile(long depth, const pair* a, long row, long step, const pair* b, float* c, long width) {
@@ -117,10 +118,10 @@ struct Sizes {
 // out [images asking heads side], weights [images heads asking padded] or null
 extern "C" void attention(const half* q, Strides at_q, const half* k, const half* v, Strides at_kv, half* out,
                           half* weights, Sizes size, float scale, int threads) {
-  const auto [images, heads, asking, serving, side] = size;
+  const long heads = size.heads, asking = size.asking, serving = size.serving, side = size.side;
   const long padded = whole_lanes(serving);
 #pragma omp parallel for num_threads(threads) schedule(static)
-  for (long job = 0; job < images * heads; ++job) {
+  for (long job = 0; job < size.images * heads; ++job) {
     const long image = job / heads, head = job % heads;
     const long served = image * at_kv.image + head * at_kv.head;
     pair* keys = room(scratch.pairs, padded * side);
@@ -148,10 +149,10 @@ extern "C" void attention(const half* q, Strides at_q, const half* k, const half
 extern "C" void attention_backward(const half* grad, const half* weights, const half* q, Strides at_q, const half* k,
                                    const half* v, Strides at_kv, half* dq, Strides at_dq, half* dk, half* dv,
                                    Strides at_dkv, Sizes size, float scale, int threads) {
-  const auto [images, heads, asking, serving, side] = size;
+  const long heads = size.heads, asking = size.asking, serving = size.serving, side = size.side;
   const long padded = whole_lanes(serving), pairs = (asking + 1) / 2, token = heads * side;
 #pragma omp parallel for num_threads(threads) schedule(static)
-  for (long job = 0; job < images * heads; ++job) {
+  for (long job = 0; job < size.images * heads; ++job) {
     const long image = job / heads, head = job % heads;
     const long asked = image * at_q.image + head * at_q.head, served = image * at_kv.image + head * at_kv.head;
     pair* values = room(scratch.pairs, padded * side + 2 * pairs * (side + padded));

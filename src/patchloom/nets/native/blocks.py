@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import torch
-from timm.models.vision_transformer import Block
+from timm.layers import Mlp
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom.nets.native import ops
-from patchloom.nets.queries import heads_of, served
+from patchloom.nets.queries import heads_of
+from patchloom.views.tokens import take
 
 
 def use_native(net: nn.Module, wanted: bool = True) -> None:
@@ -21,9 +23,22 @@ def use_native(net: nn.Module, wanted: bool = True) -> None:
             module.native = wanted and _plain(module)
 
 
+def serves(vit: VisionTransformer) -> bool:
+    """Whether every block of an encoder would run on the kernels."""
+    return all(map(_plain, vit.blocks))
+
+
+def kept_bytes(vit: VisionTransformer, images: int) -> int:
+    """What the attention of a step keeps for the way back at most, which a fused kernel would not."""
+    tokens = vit.num_prefix_tokens + vit.patch_embed.num_patches
+    return 2 * images * len(vit.blocks) * vit.blocks[0].attn.num_heads * tokens**2
+
+
 def _plain(block: Block) -> bool:
     """Whether a block has only what the kernels know."""
     attn, mlp = block.attn, block.mlp
+    if type(mlp) is not Mlp:
+        return False
     nothing = attn.q_norm, attn.k_norm, attn.norm, mlp.norm, block.ls1, block.ls2, block.drop_path1, block.drop_path2
     shifted = block.norm1, block.norm2, attn.proj, mlp.fc1, mlp.fc2
     widths = attn.head_dim, attn.qkv.in_features, mlp.fc1.out_features
@@ -80,7 +95,7 @@ def native_block(
     if serving is None and not first:
         mixed = ops.attention(attn.qkv(normed).unflatten(-1, (3, attn.num_heads, attn.head_dim)))
     else:
-        others = normed if serving is None else served(normed, serving)
+        others = normed if serving is None else take(normed, serving)
         mixed = ops.attention(*heads_of(attn, normed[:, first:], others))
     attended = F.linear(mixed.flatten(2), attn.proj.weight)
     tokens, normed = ops.add_norm(tokens[:, first:], attended, attn.proj.bias, block.norm2)

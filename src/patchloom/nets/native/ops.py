@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.library import custom_op
 
-from patchloom.nets.native.compiled import library
+from patchloom.nets.native.compiler import library
 
 LANES = 16  # widths must be multiples of it
 
@@ -52,8 +52,20 @@ def attention(q: Tensor, kv: Tensor | None = None) -> Tensor:
     Returns:
         [b n h d].
     """
+    parts = _parts(q, kv)
+    if any(part.stride(-1) != 1 or any(step % 2 for step in part.stride()[:-1]) for part in parts):
+        raise ValueError("numbers of a head must be neighbours, and heads an even number of them apart")
+    _check(torch.bfloat16, *parts)
     keep = torch.is_grad_enabled() and (q.requires_grad or (kv is not None and kv.requires_grad))
     return _attention(q, kv, keep)[0]
+
+
+def _check(dtype: torch.dtype, *tensors: Tensor) -> None:
+    # the kernels trust what they are given: anything else would be read as if it were this
+    for tensor in tensors:
+        if tensor.dtype != dtype or tensor.shape[-1] % LANES:
+            kind = f"{tensor.dtype} of width {tensor.shape[-1]}"
+            raise ValueError(f"the kernel needs {dtype} of a width that {LANES} divides, not {kind}")
 
 
 def _parts(q: Tensor, kv: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,7 +76,7 @@ def _sizes(q: Tensor, k: Tensor) -> _Sizes:
     return _Sizes(q.shape[0], q.shape[2], q.shape[1], k.shape[1], q.shape[3])
 
 
-def _mixed(q: Tensor, kv: Tensor | None, keep: bool) -> tuple[Tensor, Tensor]:
+def _room_for_mixed(q: Tensor, kv: Tensor | None, keep: bool) -> tuple[Tensor, Tensor]:
     """Room for the outcome [b n h d], and for the table of weights [b h n m], m rounded up, if it shall be kept."""
     q, k, _ = _parts(q, kv)
     b, n, h, _ = q.shape
@@ -74,7 +86,7 @@ def _mixed(q: Tensor, kv: Tensor | None, keep: bool) -> tuple[Tensor, Tensor]:
 
 @custom_op("patchloom::attention", mutates_args=(), schema="(Tensor q, Tensor? kv, bool keep) -> (Tensor, Tensor)")
 def _attention(q, kv, keep):
-    mixed, weights = _mixed(q, kv, keep)
+    mixed, weights = _room_for_mixed(q, kv, keep)
     q, k, v = _parts(q, kv)
     at = _at(q), _strides(q), _at(k), _at(v), _strides(k)
     scale = ctypes.c_float(q.shape[-1] ** -0.5)
@@ -82,7 +94,7 @@ def _attention(q, kv, keep):
     return mixed, weights
 
 
-_attention.register_fake(_mixed)
+_attention.register_fake(_room_for_mixed)
 
 
 @custom_op(
@@ -91,7 +103,7 @@ _attention.register_fake(_mixed)
     schema="(Tensor grad, Tensor weights, Tensor q, Tensor? kv) -> (Tensor, Tensor)",
 )
 def _attention_backward(grad, weights, q, kv):
-    dq, dkv = _slopes(grad, weights, q, kv)
+    dq, dkv = _room_for_slopes(grad, weights, q, kv)
     asked, served = _parts(q, kv), _parts(dq, None if kv is None else dkv)
     grad = grad.contiguous()
     (q, k, v), (to_q, to_k, to_v) = asked, served
@@ -103,7 +115,7 @@ def _attention_backward(grad, weights, q, kv):
 
 
 @_attention_backward.register_fake
-def _slopes(grad, weights, q, kv):
+def _room_for_slopes(grad, weights, q, kv):
     return q.new_empty(q.shape), q.new_empty((0,) if kv is None else kv.shape)
 
 
@@ -124,6 +136,8 @@ _attention.register_autograd(_through_attention, setup_context=_keep_attention)
 
 def gelu(x: Tensor, bias: Tensor) -> Tensor:
     """GELU of ``x + bias`` [... d], bfloat16; exact but for 3e-7 in the normal distribution."""
+    _check(torch.bfloat16, x)
+    _check(torch.float32, bias)
     return _gelu(x, bias)
 
 
@@ -162,11 +176,15 @@ def add_norm(x: Tensor, more: Tensor | None, shift: Tensor | None, layer: nn.Lay
         shift: [d] float32; None with ``more``.
         layer: with weight and bias.
     """
+    _check(torch.float32, x, layer.weight, layer.bias)
+    if more is not None:
+        _check(torch.bfloat16, more)
+        _check(torch.float32, shift)
     added, normed, _ = _norm(x, more, shift, layer.weight, layer.bias, layer.eps)
     return x if more is None else added, normed
 
 
-def _normed(x, more, shift, weight, bias, eps) -> tuple[Tensor, Tensor, Tensor]:
+def _room_for_normed(x, more, shift, weight, bias, eps) -> tuple[Tensor, Tensor, Tensor]:
     """Room for the sum, if there is one, for the outcome, and for the mean and deviation of each row."""
     added = x.new_empty((0,) if more is None else x.shape)
     rows = x.numel() // x.shape[-1]
@@ -179,14 +197,14 @@ def _normed(x, more, shift, weight, bias, eps) -> tuple[Tensor, Tensor, Tensor]:
     schema="(Tensor x, Tensor? more, Tensor? shift, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
 )
 def _norm(x, more, shift, weight, bias, eps):
-    added, normed, stats = _normed(x, more, shift, weight, bias, eps)
+    added, normed, stats = _room_for_normed(x, more, shift, weight, bias, eps)
     x, more = x.contiguous(), None if more is None else more.contiguous()
     read, written = (x, more, shift, weight, bias), (added, normed, stats)
     library().norm(*map(_at, read), *map(_at, written), *_rows(x), ctypes.c_float(eps), _threads())
     return added, normed, stats
 
 
-_norm.register_fake(_normed)
+_norm.register_fake(_room_for_normed)
 
 
 @custom_op(
@@ -196,7 +214,7 @@ _norm.register_fake(_normed)
     " -> (Tensor, Tensor, Tensor)",
 )
 def _norm_backward(grad, beyond, x, stats, weight, more):
-    dx, dmore, slopes = _norm_slopes(grad, beyond, x, stats, weight, more)
+    dx, dmore, slopes = _room_for_norm_slopes(grad, beyond, x, stats, weight, more)
     grad, x, threads = grad.contiguous(), x.contiguous(), _threads()
     beyond = None if beyond is None else beyond.contiguous()
     sums = x.new_zeros(threads.value, *slopes.shape)
@@ -206,7 +224,7 @@ def _norm_backward(grad, beyond, x, stats, weight, more):
 
 
 @_norm_backward.register_fake
-def _norm_slopes(grad, beyond, x, stats, weight, more):
+def _room_for_norm_slopes(grad, beyond, x, stats, weight, more):
     dmore = x.new_empty(x.shape if more else (0,), dtype=torch.bfloat16)
     return x.new_empty(x.shape), dmore, x.new_empty(3, x.shape[-1])
 

@@ -19,16 +19,15 @@ constexpr float kSlope[] = {9.74944700e-03f,  -2.44127661e-02f, 1.91222765e-02f,
 
 // 1/2 + x polynomial(x^2)
 inline __m512 odd(const float (&factors)[13], __m512 x) {
-  const __m512 end = _mm512_set1_ps(kEnd), one = _mm512_set1_ps(1.0f);
-  const __m512 inside = _mm512_max_ps(_mm512_min_ps(x, end), _mm512_sub_ps(_mm512_setzero_ps(), end));
+  const __m512 end = _mm512_set1_ps(kEnd), start = _mm512_set1_ps(-kEnd), one = _mm512_set1_ps(1.0f);
+  const __m512 inside = _mm512_max_ps(start, _mm512_min_ps(end, x));  // in this order nan stays nan
   const __m512 at = _mm512_fmsub_ps(_mm512_mul_ps(inside, inside), _mm512_set1_ps(2 / (kEnd * kEnd)), one);
   __m512 y = _mm512_set1_ps(factors[0]);
 #pragma GCC unroll 12
   for (int i = 1; i < 13; ++i) y = _mm512_fmadd_ps(y, at, _mm512_set1_ps(factors[i]));
   y = _mm512_fmadd_ps(y, inside, _mm512_set1_ps(0.5f));
   y = _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(x, end, _CMP_GT_OQ), one);
-  return _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(x, _mm512_sub_ps(_mm512_setzero_ps(), end), _CMP_LT_OQ),
-                            _mm512_setzero_ps());
+  return _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(x, start, _CMP_LT_OQ), _mm512_setzero_ps());
 }
 
 // Sums over rows that a thread has to itself, width of them for each of `kinds`: they are zero before.

@@ -24,10 +24,10 @@ _FLAGS = ("-std=c++17", "-O3", "-funroll-loops", "-fopenmp", "-fPIC", "-w")
 
 
 def compiler() -> list[str] | None:
-    """The command of a C++ compiler: ``$CXX``, g++ or clang++, whichever is there first."""
-    for command in (os.environ.get("CXX", ""), "g++", "clang++"):
+    """The command of GNU's C++ compiler: ``$CXX`` if it is one, or g++. Others would bring an OpenMP of their own."""
+    for command in (os.environ.get("CXX", ""), "g++"):
         words = shlex.split(command)
-        if words and shutil.which(words[0]):
+        if words and "clang" not in words[0] and "g++" in words[0] and shutil.which(words[0]):
             return words
     return None
 
@@ -39,7 +39,16 @@ def lacking() -> str | None:
     if not set(_EXTENSIONS) <= _extensions():
         return "the processor has no AVX512-BF16"
     if compiler() is None:
-        return "there is no C++ compiler, such as g++"
+        return "g++ was not found"
+    return None
+
+
+def missing() -> str | None:
+    """`lacking`, after trying: also why they cannot be compiled or loaded."""
+    try:
+        library()
+    except PatchloomError as problem:
+        return str(problem).rpartition(": ")[0]
     return None
 
 
@@ -84,9 +93,11 @@ def _compile(command: list[str], to: Path) -> None:
 
 
 def _openmp() -> list[str]:
-    """The OpenMP library that torch has loaded, if it can be seen."""
+    """The OpenMP library that came with torch and is loaded, if it can be seen."""
+    own = Path(torch.__file__).parent
     try:
         maps = Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()
     except OSError:
         return []
-    return sorted({line.split(maxsplit=5)[-1] for line in maps if "libgomp" in line or "libomp" in line})[:1]
+    loaded = {line.split(maxsplit=5)[-1] for line in maps if "libgomp" in line}
+    return sorted(path for path in loaded if path.startswith((f"{own}/", f"{own}.libs/")))[:1]
