@@ -27,7 +27,8 @@ def compiler() -> list[str] | None:
     """The command of GNU's C++ compiler: ``$CXX`` if it is one, or g++. Others would bring an OpenMP of their own."""
     for command in (os.environ.get("CXX", ""), "g++"):
         words = shlex.split(command)
-        if words and "clang" not in words[0] and "g++" in words[0] and shutil.which(words[0]):
+        name = Path(words[0]).name if words else ""
+        if "g++" in name and "clang" not in name and shutil.which(words[0]):
             return words
     return None
 
