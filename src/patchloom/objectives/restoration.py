@@ -57,10 +57,10 @@ def _strips(whole: tuple[int, int], size: tuple[int, int], device: torch.device)
     Above and below they are as wide as the canvas, at the sides as high as the middle.
     """
     (h, w), (top, left) = size, ((whole[0] - size[0]) // 2, (whole[1] - size[1]) // 2)
-    weights = torch.zeros(whole)
+    weights = torch.zeros(whole, device=device)  # made there: copying it would wait for a GPU
     for strip in (weights[:top], weights[top + h :], weights[top : top + h, :left], weights[top : top + h, left + w :]):
         strip.fill_(1 / max(1, strip.numel()))
-    return weights.to(device)
+    return weights
 
 
 def answer_of(guess: Tensor, truth: Tensor, p: int, normalized: bool) -> Tensor:
