@@ -94,8 +94,7 @@ class Bench:
         return [
             f"Large matrix products: {peaks} (torch {torch.__version__}, {s.device}{threads}).",
             f"{s.model['name']}, {sizes}, {s.precision}, {s.attention} attention, {s.kernels} kernels, "
-            f"{s.workers} workers. "
-            "Steps are timed in turns; the median counts.",
+            f"{s.workers} workers. Steps are timed in turns; the median counts.",
         ]
 
     def table(self) -> list[tuple[str, ...]]:

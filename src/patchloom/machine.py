@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -70,12 +69,18 @@ def _called(device: str) -> str:
     """The processor's name."""
     if device == "cuda":
         return torch.cuda.get_device_name()
-    if sys.platform == "linux" and device == "cpu":
-        with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    return f"{platform.processor() or platform.machine()} {device}"
+    name = processor("model name") if device == "cpu" else ""
+    return name or f"{platform.processor() or platform.machine()} {device}"
+
+
+@cache
+def processor(what: str) -> str:
+    """What Linux tells about the processor under a heading, such as "flags"; nothing elsewhere."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if line.startswith(what):
+                return line.partition(":")[2].strip()
+    return ""
 
 
 def seconds_of(ways: Mapping[Any, Callable[[], Any]], device: str = "cpu", rounds: int = _ROUNDS) -> dict:

@@ -24,12 +24,12 @@ here = pytest.mark.skipif(native.lacking() is not None, reason=f"native kernels 
     "change, reason",
     [
         (lambda patch: patch.setattr(sys, "platform", "darwin"), "they are for Linux"),
-        (lambda patch: patch.setattr(made, "_extensions", frozenset), "the processor has no AVX512-BF16"),
+        (lambda patch: patch.setattr(made, "processor", lambda what: ""), "the processor has no AVX512-BF16"),
         (lambda patch: patch.setattr(made, "compiler", lambda: None), "g.. was not found"),
     ],
 )
 def test_why_they_cannot_be_had_is_said(change, reason, monkeypatch):
-    monkeypatch.setattr(made, "_extensions", lambda: frozenset(made._EXTENSIONS))
+    monkeypatch.setattr(made, "processor", lambda what: " ".join(made._EXTENSIONS))
     monkeypatch.setattr(made, "compiler", lambda: ["g++"])
     change(monkeypatch)
     with pytest.raises(PatchloomError, match=f"cannot be had here, since {reason}.*: use --kernels torch"):

@@ -41,6 +41,12 @@ def attention_shape(vit: VisionTransformer) -> tuple[int, int, int]:
     return attn.num_heads, vit.num_prefix_tokens + vit.patch_embed.num_patches, attn.head_dim
 
 
+def weights_bytes(vit: VisionTransformer, images: int) -> int:
+    """Of the bfloat16 attention weights that all blocks keep for the way back, where no fused kernel does without."""
+    heads, tokens, _ = attention_shape(vit)
+    return 2 * images * len(vit.blocks) * heads * tokens**2
+
+
 def patch_positions(vit: VisionTransformer) -> Tensor | None:
     """The position embeddings [n d] of the patches alone, or None if the model has none."""
     return None if vit.pos_embed is None else vit.pos_embed[0, -vit.patch_embed.num_patches :]

@@ -12,8 +12,8 @@ from patchloom.machine import attention_gain, best_threads, bfloat16_gain, compi
 from patchloom.memory import memory
 from patchloom.nets import native
 from patchloom.nets.build import EncoderSpec, outline
-from patchloom.nets.encode import attention_shape
-from patchloom.nets.native.blocks import kept_bytes, serves
+from patchloom.nets.encode import attention_shape, weights_bytes
+from patchloom.nets.native.blocks import serves
 
 _WORTH = 1.05  # less than that is noise
 _CLEARLY = 0.8  # forms that are nearly alike shall not be chosen by chance: the results differ in their last digits
@@ -92,7 +92,7 @@ def kernels(device: str, bfloat16: bool, spec: EncoderSpec, images: int) -> tupl
     vit = outline(spec)
     if not serves(vit):
         return "torch", _NOT_SERVED
-    kept = kept_bytes(vit, images) / 2**30
+    kept = weights_bytes(vit, images) / 2**30
     if kept > _MOST_KEPT * memory(device)[1]:
         return "torch", f"native ones would keep {kept:,.0f} GiB of attention weights"
     if reason := native.missing():

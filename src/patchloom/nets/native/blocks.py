@@ -28,12 +28,6 @@ def serves(vit: VisionTransformer) -> bool:
     return all(map(_plain, vit.blocks))
 
 
-def kept_bytes(vit: VisionTransformer, images: int) -> int:
-    """What the attention of a step keeps for the way back at most, which a fused kernel would not."""
-    tokens = vit.num_prefix_tokens + vit.patch_embed.num_patches
-    return 2 * images * len(vit.blocks) * vit.blocks[0].attn.num_heads * tokens**2
-
-
 def _plain(block: Block) -> bool:
     """Whether a block has only what the kernels know."""
     attn, mlp = block.attn, block.mlp

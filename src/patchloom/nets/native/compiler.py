@@ -16,6 +16,7 @@ import torch
 
 from patchloom.errors import PatchloomError
 from patchloom.files import cache_root, write_whole
+from patchloom.machine import processor
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 _HEADERS = sorted(Path(__file__).parent.glob("*.h"))
@@ -37,7 +38,7 @@ def lacking() -> str | None:
     """Why the kernels cannot be had on this machine, in a few words; None: they can, as far as can be told."""
     if sys.platform != "linux":
         return "they are for Linux"
-    if not set(_EXTENSIONS) <= _extensions():
+    if not set(_EXTENSIONS) <= set(processor("flags").split()):
         return "the processor has no AVX512-BF16"
     if compiler() is None:
         return "g++ was not found"
@@ -51,16 +52,6 @@ def missing() -> str | None:
     except PatchloomError as problem:
         return str(problem).rpartition(": ")[0]
     return None
-
-
-@cache
-def _extensions() -> frozenset[str]:
-    """What the processor can do, in the system's words."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
 
 
 @cache
