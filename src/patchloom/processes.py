@@ -55,24 +55,35 @@ class Shared(torch.Generator):
 
     What is drawn with it is drawn for the images of all processes, and each process takes the rows of its own. So what
     happens to an image does not depend on how many processes there are.
+
+    Args:
+        device: where it draws. A GPU draws other numbers from a seed than a CPU does, and has nothing to wait for.
     """
 
-    def __new__(cls) -> Shared:
-        return super().__new__(cls)
+    def __new__(cls, device: torch.device | str = "cpu") -> Shared:
+        return super().__new__(cls, device)
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | str = "cpu") -> None:
         self.rank, self.world = rank(), world()
 
 
-def draw(kind: Callable[..., Tensor], shape: Sequence[int], generator: torch.Generator | None, *bounds: int) -> Tensor:
-    """Random numbers of ``shape`` (an image a row), where ``generator`` lives: a seed means the same on every machine.
+def draw(
+    kind: Callable[..., Tensor],
+    shape: Sequence[int],
+    generator: torch.Generator | None,
+    device: torch.device | str,
+    *bounds: int,
+) -> Tensor:
+    """Random numbers of ``shape`` (an image a row), where ``generator`` lives: from a seed on the CPU, every machine
+    makes the same.
 
     Args:
         kind: torch.rand, torch.randn or torch.randint, with its ``bounds``.
         shape: b first.
-        generator: the global one on the CPU if absent; one that is `Shared` gives this process its rows.
+        generator: one that is `Shared` gives this process its rows; the global one of ``device`` if absent.
+        device: where the numbers will be needed.
     """
-    at = generator.device if generator is not None else "cpu"
+    at = generator.device if generator is not None else device
     if not isinstance(generator, Shared):
         return kind(*bounds, tuple(shape), generator=generator, device=at)
     b, *each = shape

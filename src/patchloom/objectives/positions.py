@@ -56,5 +56,5 @@ def loss_weights(dropped: Tensor, visible: Tensor, affinities: Tensor | None = N
 
 def foreign_places(visible: Tensor, n: int, generator: torch.Generator | None = None) -> Tensor:
     """For each visible patch [b k] the index of another patch, uniform over the ``n`` - 1 others."""
-    step = draw(torch.randint, visible.shape, generator, 1, n)
-    return (visible + step.to(visible.device)) % n
+    step = draw(torch.randint, visible.shape, generator, visible.device, 1, n)
+    return (visible + step.to(visible.device, non_blocking=True)) % n

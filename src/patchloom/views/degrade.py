@@ -25,7 +25,7 @@ def draw_uniform(
     low: float, high: float, shape: Sequence[int], generator: torch.Generator | None = None, device: Device = "cpu"
 ) -> Tensor:
     """Numbers of ``shape`` (b first) uniform from ``low`` to ``high``."""
-    noise = draw(torch.rand, shape, generator)
+    noise = draw(torch.rand, shape, generator, device)
     return (low + (high - low) * noise).to(device, non_blocking=True)
 
 
@@ -33,7 +33,7 @@ def draw_index(n: int, b: int, generator: torch.Generator | None = None, device:
     """One of 0 ... ``n`` - 1 for each of ``b`` images: [b] int64. ValueError if there is none."""
     if n < 1:
         raise ValueError("there is nothing to draw from")
-    return draw(torch.randint, (b,), generator, n).to(device, non_blocking=True)
+    return draw(torch.randint, (b,), generator, device, n).to(device, non_blocking=True)
 
 
 def draw_from(
@@ -83,7 +83,7 @@ def random_kernels(
         _check_odd(side)
     k = max(sizes)
     device = which.device if device is None else device
-    noise = draw(torch.randn, (len(which), k, k), generator).to(device, non_blocking=True)
+    noise = draw(torch.randn, (len(which), k, k), generator, device).to(device, non_blocking=True)
     side = _table(sizes, device)[which.to(device, non_blocking=True)][:, None, None]
     away = (torch.arange(k, device=device) - k // 2).abs()
     inside = torch.maximum(away[:, None], away) <= side // 2  # [b k k]
@@ -276,8 +276,10 @@ def _shrink(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _table(values: Sequence, device: Device) -> Tensor:
-    # by way of the CPU: building it on a GPU would wait for the GPU
-    return torch.tensor(values).to(device, non_blocking=True)
+    """Numbers, or equally long rows of them, as a tensor: written by the device itself, so that no copy is waited for."""
+    if isinstance(values[0], Sequence):
+        return torch.stack([_table(row, device) for row in values])
+    return torch.stack([torch.full((), value, device=device) for value in values])
 
 
 def _check_images(images: Tensor) -> None:

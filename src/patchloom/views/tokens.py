@@ -29,14 +29,14 @@ def deal(
     """Shuffle ``n`` patches for each of ``b`` images and deal disjoint hands of them.
 
     MAE deals the visible and the masked, ``(49, 147)``; LUT two views, ``(49, 49)``; ExtreMA ``(39,) * 5``.
-    Noise is drawn where ``generator`` lives and the hands are moved to ``device``, so that a seed means the same on
-    every machine.
+    Noise is drawn and sorted where ``generator`` lives and the hands are moved to ``device``, so that a generator on
+    the CPU gives the same hands on every machine.
 
     Args:
         b: images.
         n: patches of the grid.
         sizes: patches in each hand; together at most ``n``.
-        generator: source of the noise; the global one if absent.
+        generator: source of the noise; the global one of ``device`` if absent.
         device: where the hands shall be.
 
     Returns:
@@ -47,7 +47,7 @@ def deal(
     """
     if sum(sizes) > n:
         raise ValueError(f"hands of {' + '.join(map(str, sizes))} patches cannot be dealt from {n}")
-    order = draw(torch.rand, (b, n), generator).argsort(dim=1)
+    order = draw(torch.rand, (b, n), generator, device).argsort(dim=1)
     return order[:, : sum(sizes)].to(device, non_blocking=True).split(list(sizes), dim=1)
 
 
@@ -97,9 +97,9 @@ def deal_block(
     Returns:
         The patches inside [b r*c] and outside [b n-r*c], each in the order of the grid.
     """
-    draws = draw(torch.rand, (b, 2), generator).to(device, non_blocking=True)
-    room = torch.tensor([side - part + 1 for side, part in zip(grid, block, strict=True)], device=device)
-    top, left = (draws * room).long().minimum(room - 1).unbind(1)
+    draws = draw(torch.rand, (b, 2), generator, device).to(device, non_blocking=True).unbind(1)
+    room = (side - part + 1 for side, part in zip(grid, block, strict=True))
+    top, left = ((one * places).long().clamp(max=places - 1) for one, places in zip(draws, room, strict=True))
     row, column = (torch.arange(side, device=device) for side in grid)
     in_rows = (row >= top[:, None]) & (row < top[:, None] + block[0])
     in_columns = (column >= left[:, None]) & (column < left[:, None] + block[1])

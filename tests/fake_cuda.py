@@ -1,0 +1,73 @@
+"""CUDA tensors without a GPU: shapes, dtypes and devices are followed, numbers are not, and what would wait is refused."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+CUDA = torch.device("cuda", 0)
+
+
+class Waits(AssertionError):
+    """What a GPU would be waited for."""
+
+
+class _NoCopies(TorchFunctionMode):
+    """Refuses tensors that are made of Python's numbers on the GPU: they are made on the CPU first."""
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func in (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy) and made.device == CUDA:
+            raise Waits(f"{func.__name__} copies numbers to the GPU: {args}")
+        return made
+
+
+class _OneDevice(TorchDispatchMode):
+    """Refuses operations that read tensors of two devices, or take some from one to the other."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        devices = {one.device for one in tree_iter((args, kwargs, made)) if isinstance(one, Tensor)}
+        if CUDA in devices and len(devices) > 1:
+            raise Waits(f"{func} has tensors on {', '.join(map(str, devices))}")
+        return made
+
+
+@contextmanager
+def fake_cuda() -> Iterator[None]:
+    """While entered, CUDA tensors can be made, and autocast does to them what it does on a GPU.
+
+    Raises:
+        Waits: a tensor is copied between devices, or used beside one of another device.
+        torch._subclasses.fake_tensor.UnsupportedFakeTensorException, and its like: a result's shape, or a number in
+            Python, depends on what is in a tensor.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
+        patch.setattr("torch.cuda.is_bf16_supported", lambda *_, **__: True)
+        # of cuDNN's own operations the shapes of results are not known
+        with torch.backends.cudnn.flags(enabled=False), FakeTensorMode(), _OneDevice(), _NoCopies():
+            yield
+
+
+def on_fake_cuda(net: nn.Module) -> nn.Module:
+    """``net`` with fake CUDA parameters and buffers of the same sizes; to be called inside `fake_cuda`.
+
+    A tensor that is neither stays where it was, and is refused when it is used: `nn.Module.to` would leave it behind.
+    """
+    for module in net.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None:
+                fake = torch.empty(weight.shape, dtype=weight.dtype, device=CUDA)
+                module._parameters[name] = nn.Parameter(fake, weight.requires_grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=CUDA)
+    return net
