@@ -1,4 +1,4 @@
-"""CUDA tensors without a GPU: shapes, dtypes and devices are followed, numbers are not, and what would wait is refused."""
+"""CUDA tensors without a GPU: shapes, dtypes and devices are followed, numbers are not; what would wait is refused."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -276,7 +276,7 @@ def _shrink(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _table(values: Sequence, device: Device) -> Tensor:
-    """Numbers, or equally long rows of them, as a tensor: written by the device itself, so that no copy is waited for."""
+    """Numbers, or equally long rows of them; the device itself writes them, so that no copy is waited for."""
     if isinstance(values[0], Sequence):
         return torch.stack([_table(row, device) for row in values])
     return torch.stack([torch.full((), value, device=device) for value in values])
