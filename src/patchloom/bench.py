@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
@@ -25,6 +24,7 @@ from patchloom.train.optim import build_optimizer
 from patchloom.train.pictures import prepare_task
 from patchloom.train.pretrain import request
 from patchloom.train.settings import Settings, resolve
+from patchloom.train.step import autocast
 
 _COUNTED = 2  # images whose operations are counted; they are the same for each
 _READING = 3.0  # seconds of reading
@@ -118,7 +118,7 @@ def bench(
     patch_size: int | Literal["auto"] = "auto",
     batch_size: int | Literal["auto"] = "auto",
     device: Literal["cpu", "cuda", "mps", "auto"] = "auto",
-    precision: Literal["float32", "bfloat16", "auto"] = "auto",
+    precision: Literal["float32", "bfloat16", "float16", "auto"] = "auto",
     attention: Literal["fused", "explicit", "auto"] = "auto",
     kernels: Literal["torch", "native", "auto"] = "auto",
     workers: int | Literal["auto"] = "auto",
@@ -138,7 +138,7 @@ def bench(
         patch_size: side of a patch in pixels.
         batch_size: images a step.
         device: cpu, cuda or mps.
-        precision: float32, or bfloat16 products.
+        precision: of products: float32, bfloat16, or float16.
         attention: with torch's fused kernel, or an explicit softmax.
         kernels: torch's, or native ones for bfloat16 on a CPU.
         workers: processes that read images.
@@ -168,7 +168,8 @@ def bench(
     try:
         built = [Step(settings, compiled) for settings, compiled in forms]
         seconds = seconds_of(dict(enumerate(built)), each[0].device, rounds)
-        peaks = product_rates(each[0].device)  # at once: a machine is not always equally fast
+        dtypes = dict.fromkeys(("float32", "bfloat16", each[0].precision))
+        peaks = product_rates(each[0].device, dtypes=[*dtypes])  # at once: a machine is not always equally fast
     except torch.OutOfMemoryError as problem:
         raise PatchloomError(
             f"the device has too little memory for {each[0].batch_size} images at once: lower --batch_size, or name "
@@ -233,10 +234,9 @@ class Step:
         self.batch: Batch = next(batches)
 
     def __call__(self) -> None:
-        kind, c = self.settings.device, self.settings.channels
-        views = [normalize(view, (0.5,) * c, (0.25,) * c) for view in self.batch.finished(kind)]
-        half = self.settings.precision == "bfloat16"
-        with torch.autocast(kind, torch.bfloat16) if half else nullcontext():
+        kind = self.settings.device
+        views = [normalize(view, self.task.mean, self.task.std) for view in self.batch.on(kind).views]
+        with autocast(kind, self.settings.precision):
             loss = self.task(*views, progress=0.5).loss
         loss.backward()
         if self.settings.clip:

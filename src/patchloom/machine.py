@@ -12,7 +12,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -114,10 +114,15 @@ def product(device: str, dtype: str, size: int) -> Callable[[], Tensor]:
     return lambda: one @ two
 
 
-def product_rates(device: str = "cpu", size: int | None = None, rounds: int = _ROUNDS) -> dict[str, float]:
+def product_rates(
+    device: str = "cpu",
+    size: int | None = None,
+    rounds: int = _ROUNDS,
+    dtypes: Sequence[str] = ("float32", "bfloat16"),
+) -> dict[str, float]:
     """Floating-point operations a second of products of two size x size matrices, by dtype."""
     size = size or (2048 if device == "cpu" else 8192)
-    ways = {dtype: product(device, dtype, size) for dtype in ("float32", "bfloat16")}
+    ways = {dtype: product(device, dtype, size) for dtype in dtypes}
     return {name: 2 * size**3 / seconds for name, seconds in in_turns(ways, device, rounds).items()}
 
 

@@ -11,7 +11,7 @@ from torchvision.transforms.v2 import functional as F
 
 from patchloom.data import CentreCrop, RandomCrop, TwoViews, open_data, to_channels, training_batches
 from patchloom.data.augment import resize_part
-from patchloom.data.colors import draw_colors, recolor, recolored
+from patchloom.data.colors import draw_colors, plan_colors, recolor, recolored
 from patchloom.errors import PatchloomError
 
 sides = st.integers(1, 40)
@@ -236,7 +236,7 @@ def test_a_batchs_colours_are_those_of_its_images_in_torchvisions_words(channels
     rng = np.random.default_rng(0)
     images = torch.stack([some_image(channels, deep) for _ in range(40)])
     draws = torch.stack([draw_colors(rng) for _ in range(40)])
-    found = recolor(images, draws)
+    found = recolor(images, plan_colors(draws, channels))
     for image, draw, changed in zip(images, draws, found, strict=True):
         jitter, grey, *rest = draw.tolist()
         expected = image.float() / (1 if deep else 255)
@@ -257,7 +257,7 @@ def test_a_finished_batch_is_what_the_augmentation_makes_of_each_image(color):
     batch = next(training_batches(source, make, 8, 3, 0, 1))
     rngs = [np.random.default_rng((3, 0, index)) for index in batch.indices.tolist()]
     views = [make(to_channels(source.read(i), 3), rng) for i, rng in zip(batch.indices.tolist(), rngs, strict=True)]
-    for finished, expected in zip(batch.finished("cpu"), zip(*views, strict=True), strict=True):
+    for finished, expected in zip(batch.on("cpu").views, zip(*views, strict=True), strict=True):
         unit = 1 if finished.is_floating_point() else 255
         assert (finished / unit - torch.stack(expected) / 255).abs().max() < 0.51 / 255
     assert (batch.colors is None) == (color == "none")

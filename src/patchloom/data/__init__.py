@@ -2,16 +2,18 @@
 
 from patchloom.data.augment import CentreCrop, RandomCrop, TwoViews
 from patchloom.data.kept import keep
-from patchloom.data.load import Batch, plain_batches, steps_per_epoch, training_batches
+from patchloom.data.load import plain_batches, steps_per_epoch, training_batches
 from patchloom.data.read import IMAGE_SUFFIXES, Unreadable, read_image, to_channels
 from patchloom.data.shapes import Annotation, Shapes
 from patchloom.data.sources import BUILTIN, Data, Source, hold_out, lasting, open_data, split_for_test
 from patchloom.data.stats import Stats, channels_of, measure, normalize
+from patchloom.data.transfer import Arriving, Batch
 
 __all__ = [
     "BUILTIN",
     "IMAGE_SUFFIXES",
     "Annotation",
+    "Arriving",
     "Batch",
     "CentreCrop",
     "Data",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ DRAW = 2 + 2 * len(_MOST)
 
 
 def draw_colors(rng: np.random.Generator) -> Tensor:
-    """What happens to the colours of one image: float32 [`DRAW`], for `recolor`.
+    """What happens to the colours of one image: float32 [`DRAW`], for `plan_colors`.
 
     Brightness, contrast and saturation change by up to 0.4, 0.4 and 0.2, and hue by up to 0.1 of the circle, in random
     order, with probability 0.8; the image becomes grey with 0.2 (ExtreMA, as MoCo v3).
@@ -24,35 +26,68 @@ def draw_colors(rng: np.random.Generator) -> Tensor:
     return torch.tensor([jitter, grey, *factors, *rng.permutation(len(_MOST))], dtype=torch.float32)
 
 
-def recolor(images: Tensor, draws: Tensor) -> Tensor:
-    """Images [b c h w], uint8 or float in [0, 1], as draws [b `DRAW`] have it: float32 in [0, 1].
+class ColorPlan(NamedTuple):
+    """What shall happen to the colours of a batch, one change of some of its images after the other.
+
+    It is made where the draws are, on the CPU, so that whoever changes the images need not look into any tensor.
+
+    rows: int64 [r], the images of every change in turn. factors: float32 [r], how much. changes: what is done, and to
+    how many images.
+    """
+
+    rows: Tensor
+    factors: Tensor
+    changes: tuple[tuple[str, int], ...]
+
+    def to(self, device: torch.device | str) -> ColorPlan:
+        """The same on a device; nobody waits for it."""
+        rows, factors = (one.to(device, non_blocking=True) for one in (self.rows, self.factors))
+        return ColorPlan(rows, factors, self.changes)
+
+
+def plan_colors(draws: Tensor, channels: int) -> ColorPlan:
+    """What draws [b `DRAW`] want to be done to images of so many channels.
 
     Images of other than 3 channels have brightness and contrast changed, channel by channel, and nothing else.
     """
-    x = images.float() / 255 if images.dtype == torch.uint8 else images.float().clone()
-    colored = x.shape[1] == 3
-    jitter, grey, factors, order = draws.cpu().split([1, 1, len(_MOST), len(_MOST)], dim=1)
-    changes = (_brightness, _contrast, _saturation, _hue)[: 4 if colored else 2]
+    jitter, grey, factors, order = draws.split([1, 1, len(_MOST), len(_MOST)], dim=1)
+    names = [*_MOST][: len(_MOST) if channels == 3 else 2]
+    parts = []
     for turn in order.T:
-        for number, change in enumerate(changes):
-            rows = ((jitter[:, 0] > 0) & (turn == number)).nonzero()[:, 0].to(x.device)
-            if len(rows):
-                x[rows] = change(x[rows], factors[rows.cpu(), number].to(x.device).view(-1, 1, 1, 1))
-    rows = (grey[:, 0] > 0).nonzero()[:, 0].to(x.device)
-    if colored and len(rows):
-        x[rows] = _luma(x[rows]).expand(-1, 3, -1, -1)
+        for number, name in enumerate(names):
+            rows = ((jitter[:, 0] > 0) & (turn == number)).nonzero()[:, 0]
+            parts.append((name, rows, factors[rows, number]))
+    if channels == 3:
+        rows = (grey[:, 0] > 0).nonzero()[:, 0]
+        parts.append(("grey", rows, torch.zeros(len(rows))))
+    parts = [part for part in parts if len(part[1])]
+    changes = tuple((name, len(rows)) for name, rows, _ in parts)
+    none = torch.empty(0)
+    return ColorPlan(
+        torch.cat([none.long(), *(rows for _, rows, _ in parts)]),
+        torch.cat([none, *(strengths for *_, strengths in parts)]),
+        changes,
+    )
+
+
+def recolor(images: Tensor, plan: ColorPlan) -> Tensor:
+    """Images [b c h w], uint8 or float in [0, 1], as a plan on their device has it: float32 in [0, 1]."""
+    x = images.float() / 255 if images.dtype == torch.uint8 else images.float().clone()
+    counts = [count for _, count in plan.changes]
+    for (name, _), rows, factors in zip(plan.changes, plan.rows.split(counts), plan.factors.split(counts), strict=True):
+        x[rows] = _CHANGES[name](x[rows], factors.view(-1, 1, 1, 1))
     return x
 
 
 def recolored(view: Tensor, draw: Tensor) -> Tensor:
     """One view [c h w] as a draw [`DRAW`] has it, of the same dtype."""
-    changed = recolor(view[None], draw[None])[0]
+    changed = recolor(view[None], plan_colors(draw[None], len(view)))[0]
     return changed if view.is_floating_point() else (changed * 255).round().to(view.dtype)
 
 
 def _luma(x: Tensor) -> Tensor:
-    weights = torch.tensor(_LUMA, device=x.device).view(1, 3, 1, 1)
-    return (x * weights).sum(1, keepdim=True)
+    red, green, blue = (channel * weight for channel, weight in zip(x.split(1, dim=1), _LUMA, strict=True))
+    return red + green + blue
 
 
 def _blend(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
@@ -86,3 +121,10 @@ def _hue(x: Tensor, turn: Tensor) -> Tensor:
         k = torch.where(k >= 6, k - 6, k)
         parts.append(value - chroma * torch.minimum(k, 4 - k).clamp_(0, 1))
     return torch.stack(parts, dim=1)
+
+
+def _grey(x: Tensor, factor: Tensor) -> Tensor:
+    return _luma(x).expand(-1, 3, -1, -1)
+
+
+_CHANGES = {"brightness": _brightness, "contrast": _contrast, "saturation": _saturation, "hue": _hue, "grey": _grey}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from patchloom.data.augment import CentreCrop
-from patchloom.data.colors import recolor
+from patchloom.data.colors import plan_colors
 from patchloom.data.read import Unreadable, to_channels
 from patchloom.data.source import Source
+from patchloom.data.transfer import Arriving, Batch
 from patchloom.errors import PatchloomError
 
 _MOST_TRIES = 100
@@ -28,24 +29,6 @@ _LOST = (
 )
 
 Augment = Callable[[Tensor, np.random.Generator], tuple[Tensor, ...]]
-
-
-class Batch(NamedTuple):
-    """views: each uint8 [b c h w], or float32 in [0, 1] if any image of the batch is deep.
-
-    indices: int64 [b], where in the source the images are. unreadable: what could not be read on the way, by name.
-    colors: for each view what `recolor` has still to do [b draws], or None; `finished` views have it done.
-    """
-
-    views: tuple[Tensor, ...]
-    indices: Tensor
-    unreadable: list[str]
-    colors: tuple[Tensor, ...] | None = None
-
-    def finished(self, device: torch.device | str) -> tuple[Tensor, ...]:
-        """The views on a device, with their colours changed if they shall be: float32 in [0, 1] then."""
-        views = tuple(view.to(device, non_blocking=True) for view in self.views)
-        return views if self.colors is None else tuple(map(recolor, views, self.colors))
 
 
 def steps_per_epoch(n: int, batch_size: int, world: int = 1) -> int:
@@ -67,12 +50,14 @@ def training_batches(
     channels: int = 3,
     rank: int = 0,
     world: int = 1,
+    device: torch.device | str | None = None,
 ) -> Iterator[Batch]:
     """The batches of steps first_step ... steps - 1 of a run of `steps`.
 
     Every epoch is a new permutation; every image's augmentation is drawn from (seed, epoch, index). So a step's batch
     depends on neither `first_step` nor `workers`. Process `rank` of `world` takes its own slice of every global batch.
-    An image that cannot be read gives way to one from further along the permutation and is reported.
+    An image that cannot be read gives way to one from further along the permutation and is reported. With a `device`
+    they come as `Arriving`, else as the workers make them.
 
     Raises: PatchloomError, at once if there are fewer images than processes, while iterating if more than 100 images in
     a row cannot be read, if nothing readable is left, or if an image has the wrong number of channels.
@@ -82,20 +67,35 @@ def training_batches(
             f"{source.name} holds {len(source)} images for {world} processes: use at most one per image"
         )
     batches = _TrainingBatches(source, augment, batch_size, seed, channels, rank, world)
-    return in_workers(batches, range(first_step, steps), workers)
+    return _arriving(in_workers(batches, range(first_step, steps), workers, _on_gpu(device)), device)
 
 
 def plain_batches(
-    source: Source, size: tuple[int, int], batch_size: int, workers: int = 0, channels: int = 3
+    source: Source,
+    size: tuple[int, int],
+    batch_size: int,
+    workers: int = 0,
+    channels: int = 3,
+    device: torch.device | str | None = None,
 ) -> Iterator[Batch]:
     """Every image once, in order, cut to `size` (h, w) by CentreCrop.
 
-    Unreadable images are left out, so that `indices` tells which came; no batch is empty.
+    Unreadable images are left out, so that `indices` tells which came; no batch is empty. With a `device` they come as
+    `Arriving`, else as the workers make them.
 
     Raises: PatchloomError while iterating, if no image can be read or one has the wrong number of channels.
     """
     batches = _PlainBatches(source, CentreCrop(size), batch_size, channels)
-    return _without_empty(in_workers(batches, range(-(-len(source) // batch_size)), workers), source)
+    made = in_workers(batches, range(-(-len(source) // batch_size)), workers, _on_gpu(device))
+    return _arriving(_without_empty(made, source), device)
+
+
+def _on_gpu(device: torch.device | str | None) -> bool:
+    return device is not None and torch.device(device).type == "cuda"
+
+
+def _arriving(batches: Iterator[Batch], device: torch.device | str | None) -> Iterator[Batch]:
+    return batches if device is None else Arriving(batches, device)
 
 
 class _TrainingBatches(Dataset):
@@ -152,7 +152,9 @@ class _TrainingBatches(Dataset):
         if not indices:
             raise PatchloomError(f"nothing in {self.source.name} could be read, beginning with {unreadable[0]}")
         batch = _stack(views, indices, unreadable)
-        return batch._replace(colors=torch.stack(draws, dim=1).unbind()) if draws else batch
+        if not draws:
+            return batch
+        return batch._replace(colors=tuple(plan_colors(one, self.channels) for one in torch.stack(draws, dim=1)))
 
     def _permutation(self, epoch: int) -> np.ndarray:
         if self._order is None or self._order[0] != epoch:
@@ -203,8 +205,10 @@ def _stack_view(images: Sequence[Tensor]) -> Tensor:
     return torch.stack(tuple(images))
 
 
-def in_workers(made: Dataset, numbers: Sequence[int], workers: int) -> Iterator[Any]:
+def in_workers(made: Dataset, numbers: Sequence[int], workers: int, pinned: bool = False) -> Iterator[Any]:
     """``made[number]`` of each number in turn, prepared by `workers` processes; 0: in this one.
+
+    pinned: tensors come in memory that a GPU copies from by itself.
 
     Raises: PatchloomError where one is returned.
     """
@@ -215,7 +219,7 @@ def in_workers(made: Dataset, numbers: Sequence[int], workers: int) -> Iterator[
         sampler=numbers,
         num_workers=workers,
         collate_fn=_unchanged,
-        pin_memory=torch.cuda.is_available(),
+        pin_memory=pinned,
         worker_init_fn=_begin_worker,
         generator=torch.Generator(),  # or it would draw a number from torch's global stream
     )

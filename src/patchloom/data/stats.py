@@ -94,15 +94,21 @@ def measure(source: Source, channels: int, sample: int = 1000, seed: int = 0) ->
     return Stats(*moments.mean_and_std(), round(height), round(width), len(sizes), unreadable)
 
 
-def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+def normalize(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> Tensor:
     """[b c h w], uint8 or float in [0, 1] -> float32 (x - mean) / std per channel, on the device of `images`.
 
-    Whatever the order of the memory of `images`, that of the result is the usual one.
+    Whatever the order of the memory of `images`, that of the result is the usual one. `mean` and `std` are a number a
+    channel; those that a task has on its device, [c 1 1], need no copy.
     """
     images = images.contiguous()
-    mean_, std_ = (torch.tensor(values, device=images.device).view(-1, 1, 1) for values in (mean, std))
+    mean, std = (
+        values
+        if isinstance(values, Tensor)
+        else torch.tensor(values).view(-1, 1, 1).to(images.device, non_blocking=True)
+        for values in (mean, std)
+    )
     unit = images.float() / 255 if images.dtype == torch.uint8 else images.float()
-    return (unit - mean_) / std_
+    return (unit - mean) / std
 
 
 def drawn(n: int, sample: int, seed: int) -> list[int]:

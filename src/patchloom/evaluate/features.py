@@ -191,8 +191,8 @@ def _pass(
     vit.to(device).eval()
     try:
         with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=in_half(device, precision)):
-            for batch in plain_batches(source, size, batch_size, workers, channels):
-                images = normalize(batch.views[0].to(device, non_blocking=True), card.mean, card.std)
+            for batch in plain_batches(source, size, batch_size, workers, channels, device):
+                images = normalize(batch.views[0], card.mean, card.std)
                 for name, pooled in pools(images).items():
                     found.setdefault(name, []).append(pooled.float().cpu())
                 indices.append(batch.indices)

@@ -141,7 +141,8 @@ class _Training:
         self.steps = recipe.epochs * self.per_epoch
         self.labels = torch.from_numpy(source.labels)
         views = Views(model.size, recipe, card.mean)
-        self.batches = training_batches(source, views, images, how.seed, 0, self.steps, how.workers, model.channels)
+        reading = how.seed, 0, self.steps, how.workers, model.channels
+        self.batches = training_batches(source, views, images, *reading, device=self.device)
         self.optimizer = torch.optim.AdamW(
             model.groups(recipe.weight_decay, recipe.layer_decay),
             lr=recipe.blr * self.batch / 256,
@@ -188,7 +189,7 @@ class _Training:
 
     def _step(self, step: int, batch: Batch) -> Tensor:
         self.schedule.step_update(step + 1)
-        images = torch.cat(batch.views).to(self.device, non_blocking=True)
+        images = torch.cat(batch.views)
         labels = self.labels[batch.indices].repeat(len(batch.views)).to(self.device, non_blocking=True)
         if self.mix and len(images) % 2:  # what could not be read left a batch too small
             images, labels = images[:-1], labels[:-1]
@@ -238,8 +239,8 @@ def answers(model: Classifier, source: Source, card: EncoderCard, how: How, prec
     model.to(device).eval()
     logits, indices, unreadable = [], [], []
     with torch.autocast(device.type, torch.bfloat16, enabled=halves(device, precision)):
-        for batch in plain_batches(source, model.size, how.batch_size, how.workers, model.channels):
-            images = normalize(batch.views[0].to(device, non_blocking=True), card.mean, card.std)
+        for batch in plain_batches(source, model.size, how.batch_size, how.workers, model.channels, device):
+            images = normalize(batch.views[0], card.mean, card.std)
             logits.append(model(images).float().cpu())
             indices.append(batch.indices)
             unreadable += batch.unreadable

@@ -85,13 +85,11 @@ def centre_distance(grid: tuple[int, int]) -> float:
     return distances(grid).double().mean(0).min().item()
 
 
-def normalized(
-    batches: Iterable[Batch], card: EncoderCard, device: torch.device, unreadable: list[str]
-) -> Iterator[Tensor]:
+def normalized(batches: Iterable[Batch], card: EncoderCard, unreadable: list[str]) -> Iterator[Tensor]:
     """The images of batches, normalised; names of those that could not be read are added to ``unreadable``."""
     for batch in batches:
         unreadable += batch.unreadable
-        yield normalize(batch.views[0].to(device, non_blocking=True), card.mean, card.std)
+        yield normalize(batch.views[0], card.mean, card.std)
 
 
 @torch.inference_mode()

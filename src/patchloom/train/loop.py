@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
 
-from patchloom.data import Batch, Source, steps_per_epoch, training_batches
+from patchloom.data import Arriving, Source, steps_per_epoch, training_batches
 from patchloom.errors import PatchloomError
-from patchloom.nets.weights import EncoderCard
 from patchloom.processes import Shared, collected, total, world
 from patchloom.tasks.measure import Measure
 from patchloom.tasks.task import Task
 from patchloom.train.checkpoint import finite, restore, tensors_of
 from patchloom.train.folder import RunFolder, metrics_row, write_metrics
 from patchloom.train.launch import gathered_weights
-from patchloom.train.progress import Pace, Reporter, line
+from patchloom.train.progress import Pace, Reporter, line, measured
 from patchloom.train.schedule import learning_rate, points
 from patchloom.train.settings import Settings, share_of_batch
 from patchloom.train.state import State
@@ -53,7 +51,6 @@ class Loop:
         task: what is trained.
         source: the training images.
         settings: resolved.
-        card: its mean and std normalise the images.
         folder: where the run lives.
         reporter: what prints.
         watch: the held-out measures.
@@ -65,7 +62,6 @@ class Loop:
         task: Task,
         source: Source,
         settings: Settings,
-        card: EncoderCard,
         folder: RunFolder,
         reporter: Reporter,
         watch: Watch,
@@ -78,9 +74,10 @@ class Loop:
         self.steps = settings.epochs * self.per_epoch
         self.warmup = round(settings.warmup_epochs * self.per_epoch)
         self.peak = settings.blr * self.global_batch * settings.accumulate / 256
-        self.stepper = Stepper(fabric, task, settings, card, self._rate)
+        self.stepper = Stepper(fabric, task, settings, self._rate)
         self.state = State()
         self.measure: Measure | None = None
+        self.told = ""  # of the measure, in the line of progress
         self.unreadable: set[str] = set()
         self.restored = self._restore()
 
@@ -120,26 +117,31 @@ class Loop:
 
     def _train(self, stop: Stop) -> bool:
         """From the state's step to the end."""
-        generator = Shared()
+        generator = Shared(self.fabric.device)
         self.task.train()
         pace = Pace(self.steps, self.state.step, self.global_batch, self.state.seconds)
-        measured, logged = points(self.steps, _MEASURED), points(self.steps, 1 / _LOGGED)
-        saved, waiting = time.perf_counter(), []
-        for step, batch in enumerate(self._batches(pace), start=self.state.step):
+        looked, logged = points(self.steps, _MEASURED), points(self.steps, 1 / _LOGGED)
+        saved, waiting, batches = time.perf_counter(), [], self._batches()
+        for step in range(self.state.step, self.steps):
+            with pace.waits():
+                batch = next(batches)
+            self.unreadable.update(batch.unreadable)
             seed_step(self.settings.seed, step, self.fabric.global_rank, generator)
-            done, before = step + 1, self.state.step
+            done, before, scale = step + 1, self.state.step, self._scale()
             last = done % self.settings.accumulate == 0 or done == self.steps
-            waiting.append(self.stepper.forward(batch, step / self.steps, last, generator))
+            waiting.append(self.stepper.forward(batch, step / self.steps, last, generator, scale))
+            with pace.waits():  # while a GPU still works at the step
+                batches.send()
             if not last:  # gradients that wait for their update are in no checkpoint
                 continue
             due = self.fabric.is_global_zero and time.perf_counter() - saved > _SAVE_EVERY
-            moved = self.stepper.update(done, done / self.steps, waiting, (stop.asked, due))
+            moved = self.stepper.update(done, done / self.steps, waiting, (stop.asked, due), scale)
             stopping, due = moved.answers
             self.state.step, self.state.seconds = done, pace.seconds()
             self._count(moved, waiting)
             waiting = []
             passed = range(before + 1, done + 1)
-            look = not measured.isdisjoint(passed)
+            look = not looked.isdisjoint(passed)
             if look or not logged.isdisjoint(passed):
                 row = self._row(pace)
                 self._look(row, pace) if look else self.state.rows.append(metrics_row(row))
@@ -151,8 +153,8 @@ class Loop:
                     return False
         return True
 
-    def _batches(self, pace: Pace) -> Iterator[Batch]:
-        source = training_batches(
+    def _batches(self) -> Arriving:
+        return training_batches(
             self.source,
             self.task.augment,
             self.each,
@@ -163,15 +165,12 @@ class Loop:
             self.settings.channels,
             self.fabric.global_rank,
             world(),
+            self.fabric.device,
         )
-        while True:
-            start = time.perf_counter()
-            batch = next(source, None)
-            pace.waiting += time.perf_counter() - start
-            if batch is None:
-                return
-            self.unreadable.update(batch.unreadable)
-            yield batch
+
+    def _scale(self) -> float:
+        """By which losses are multiplied: small gradients would be 0 in float16."""
+        return self.state.scale if self.settings.precision == "float16" else 1.0
 
     def _rate(self, done: int) -> float:
         return learning_rate(done - 1, self.steps, self.warmup, self.peak) * self.state.factor
@@ -182,10 +181,14 @@ class Loop:
         Raises:
             _Diverged: too many in a row were not made.
         """
-        state = self.state
+        state, scale = self.state, self._scale()
+        if moved.good or moved.overflow:
+            state.adapt(moved.overflow)
         if moved.good:
             state.count(moved.names, moved.values)
             state.in_a_row = 0
+            return
+        if moved.overflow and scale > 1:  # with a smaller one the next update may be made
             return
         state.skipped += 1
         state.in_a_row += 1
@@ -223,30 +226,24 @@ class Loop:
     def _row(self, pace: Pace) -> dict[str, Any]:
         """A row of ``metrics.csv``: means since the last one."""
         state = self.state
-        state.sums = self._sums()
         means = state.means()
         if "loss" in means:
             self.reporter.flash(self._line(state.step, means["loss"], pace))
         row = {"step": state.step, "epoch": round(state.step / self.per_epoch, 4)}
         row |= {"images": state.step * self.global_batch} | means
+        if self.settings.precision == "float16":
+            row["loss_scale"] = state.scale
         return row | {"lr": self._rate(state.step), "seconds": state.seconds}
 
-    def _sums(self) -> dict[str, float]:
-        """The state's sums, averaged over the processes."""
-        sums = self.state.sums
-        if world() == 1:
-            return sums
-        shared = total(torch.tensor(list(sums.values()), device=self.fabric.device)) / world()
-        return dict(zip(sums, shared.tolist(), strict=True))
-
     def _line(self, done: int, loss: float, pace: Pace) -> str:
-        return line(done / self.per_epoch, self.settings.epochs, loss, self.measure, pace.describe(done))
+        return line(done / self.per_epoch, self.settings.epochs, loss, self.told, pace.describe(done))
 
     def _look(self, row: dict[str, Any], pace: Pace) -> None:
         """Take the held-out measures and print the line that stays."""
         start, done = time.perf_counter(), row["step"]
         with gathered_weights(self.task):
             self.measure, columns = self.watch.look(self.fabric.device, self.stepper.autocast)
+        self.told = measured(self.measure)
         if done == 0:
             raw = self.watch.raw_pixel_knn()
             if raw is not None:
@@ -268,7 +265,7 @@ class Loop:
         if total(torch.tensor([spoilt], dtype=torch.float32, device=self.fabric.device)).item():
             raise _Diverged
         tensors = tensors_of(self.task, self.stepper.optimizer.optimizer)
-        about = self.state.plain() | {"sums": self._sums()}
+        about = self.state.plain()
         names = collected(sorted(self.unreadable))
         self.unreadable.clear()
         if not self.fabric.is_global_zero:

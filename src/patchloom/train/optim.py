@@ -26,8 +26,14 @@ def build_optimizer(net: nn.Module, weight_decay: float, device: str) -> torch.o
     return torch.optim.AdamW(parameter_groups(net, weight_decay), lr=0.0, betas=(0.9, 0.95), fused=fused)
 
 
-def clip_gradients(optimizer: torch.optim.Optimizer, most: float) -> Tensor:
-    """Shorten the gradient to the norm ``most`` if it is longer (0: never); the norm before that, a scalar."""
+def clip_gradients(optimizer: torch.optim.Optimizer, most: float, scale: float = 1.0) -> Tensor:
+    """Divide the gradient by ``scale``, then shorten it to the norm ``most`` if it is longer (0: never).
+
+    Returns:
+        The norm between the two, a scalar.
+    """
     weights = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+    if scale != 1:
+        torch._foreach_mul_([one.grad for one in weights], 1 / scale)
     norm = nn.utils.clip_grad_norm_(weights, most) if most else nn.utils.get_total_norm([one.grad for one in weights])
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

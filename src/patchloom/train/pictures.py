@@ -117,8 +117,8 @@ def draw_task(
     shown, rest = _spread(len(source), images), _spread(len(source), task.pictured)
     rest = np.setdiff1d(rest, shown)[: max(0, task.pictured - len(shown))]
     some = source.subset(np.concatenate([shown, rest]))
-    batch = next(plain_batches(some, tuple(task.augment.size), len(some), channels=card.spec.channels))
-    given = normalize(batch.views[0].to(device), card.mean, card.std)
+    batches = plain_batches(some, tuple(task.augment.size), len(some), channels=card.spec.channels, device=device)
+    given = normalize(next(batches).views[0], card.mean, card.std)
     was_training = task.training
     task.eval()
     with torch.inference_mode():

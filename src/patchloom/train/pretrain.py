@@ -179,7 +179,7 @@ class _Pretraining:
         self._announce(reasons, told)
         self.card = run_card(settings, self.stats.mean, self.stats.std, self.folder.path.name)
         watch = Watch(self.task, self.card, self.held_out, self.training, settings)
-        loop = Loop(fabric, self.task, source, settings, self.card, self.folder, self.reporter, watch)
+        loop = Loop(fabric, self.task, source, settings, self.folder, self.reporter, watch)
         if loop.restored:
             self.reporter.say(f"Resuming after step {loop.state.step:,} of {loop.steps:,}.")
             if settings.kernels == "native" and (reason := missing()):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -48,6 +50,15 @@ class Pace:
         self.steps, self.first, self.images_per_step, self.earlier = steps, step, images_per_step, seconds
         self.start, self.aside, self.waiting = time.perf_counter(), 0.0, 0.0
 
+    @contextmanager
+    def waits(self) -> Iterator[None]:
+        """While entered, the program waits for data."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.waiting += time.perf_counter() - start
+
     def describe(self, step: int) -> str:
         """The pace after ``step`` steps; time set aside (measures, pictures) does not count."""
         busy = max(1e-9, time.perf_counter() - self.start - self.aside)
@@ -71,11 +82,13 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def line(epoch: float, epochs: int, loss: float, measure: Measure | None, pace: str) -> str:
-    """The line of progress."""
-    told = ""
-    if measure is not None:
-        beside = ", ".join(f"{name} {measure.show(value)}" for name, value in measure.means().items())
-        told = f" · {measure.name} {measure.show(measure.value)} ({beside})"
-        told += "".join(f", {name} {value:.2f}" for name, value in measure.diversity.items())
+def measured(measure: Measure) -> str:
+    """A measure's part of the line of progress: made once, since every number in it is read from the device."""
+    beside = ", ".join(f"{name} {measure.show(value)}" for name, value in measure.means().items())
+    spread = "".join(f", {name} {value:.2f}" for name, value in measure.diversity.items())
+    return f" · {measure.name} {measure.show(measure.value)} ({beside}){spread}"
+
+
+def line(epoch: float, epochs: int, loss: float, told: str, pace: str) -> str:
+    """The line of progress; ``told`` is `measured`, or nothing."""
     return f"epoch {epoch:.1f}/{epochs} · loss {loss:.4f}{told} · {pace}"

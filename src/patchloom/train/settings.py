@@ -49,7 +49,8 @@ class Settings:
         devices: processes on each machine, with a device each; auto is what torchrun or SLURM started, else 1.
         nodes: machines that train together.
         strategy: ddp, or fsdp, which keeps weights, gradients and moments in parts between steps.
-        precision: float32, or bfloat16 where products gain from it (weights stay float32).
+        precision: of products: float32, bfloat16 where they gain from it, or float16, for GPUs that have no bfloat16
+            (weights stay float32).
         teacher_precision: of teachers, and of the guide of droppos, which no gradient reaches: the same, or bfloat16
             even where the rest is in float32.
         attention: with torch's fused kernel, or an explicit softmax; the same mathematics.
@@ -87,7 +88,7 @@ class Settings:
     devices: int | Auto = "auto"
     nodes: int = 1
     strategy: Literal["ddp", "fsdp"] = "ddp"
-    precision: Literal["float32", "bfloat16"] | Auto = "auto"
+    precision: Literal["float32", "bfloat16", "float16"] | Auto = "auto"
     teacher_precision: Literal["same", "bfloat16"] = "same"
     attention: Literal["fused", "explicit"] | Auto = "auto"
     kernels: Literal["torch", "native"] | Auto = "auto"

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+_STEADY = 2000  # updates without an overflow after which the scale is doubled
+
 
 @dataclass
 class State:
@@ -20,6 +22,8 @@ class State:
         skipped: updates since the last row that were not made, for they were no numbers.
         in_a_row: such updates up to now, without a good one between them.
         setbacks: how often the run went back to a checkpoint; each halves the learning rate.
+        scale: by which losses are multiplied in float16.
+        steady: updates since it last changed.
     """
 
     step: int = 0
@@ -30,6 +34,8 @@ class State:
     skipped: int = 0
     in_a_row: int = 0
     setbacks: int = 0
+    scale: float = 2.0**16
+    steady: int = 0
 
     @classmethod
     def of(cls, about: Mapping[str, Any]) -> State:
@@ -44,6 +50,17 @@ class State:
     def factor(self) -> float:
         """By which the learning rate is multiplied."""
         return 0.5**self.setbacks
+
+    def adapt(self, overflow: bool) -> None:
+        """Halve the scale after a gradient that was too large for float16, double it after 2,000 that were not.
+
+        As `torch.amp.GradScaler` does (Micikevicius et al. 2018, section 3.2), but as a number that a checkpoint keeps.
+        """
+        self.steady = 0 if overflow else self.steady + 1
+        if overflow:
+            self.scale = max(1.0, self.scale / 2)
+        elif self.steady == _STEADY:
+            self.scale, self.steady = self.scale * 2, 0
 
     def count(self, names: Sequence[str], values: Sequence[Sequence[float]]) -> None:
         """Add the loss and metrics of some steps to the sums: ``values`` has a row a step, a column a name."""

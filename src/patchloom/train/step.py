@@ -1,4 +1,4 @@
-"""One update: forward, backward, and the move of the weights, unless it is no number."""
+"""One update: forward, backward, and the move of the weights, unless loss or gradient are not finite."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from torch import Tensor
 
 from patchloom.data import Batch, normalize
 from patchloom.nets.encode import compile_blocks
-from patchloom.nets.weights import EncoderCard
-from patchloom.processes import Shared, total
+from patchloom.processes import Shared, total, world
 from patchloom.tasks.task import Task
 from patchloom.train.optim import build_optimizer, clip_gradients
 from patchloom.train.settings import Settings
@@ -29,15 +28,23 @@ class Forward(NamedTuple):
 class Moved(NamedTuple):
     """How an update went.
 
-    good: loss and gradient are numbers, and the weights were moved. norm: of the gradient. names, values: of the loss
-    (first) and the metrics, a row a step. answers: to each question, whether any process said yes.
+    good: loss and gradient are finite, and the weights were moved. overflow: the losses are finite, and the gradient is
+    not. norm: of the gradient. names, values: of the loss (first) and the metrics, a row a step, each the mean over the
+    processes. answers: to each question, whether any process said yes.
     """
 
     good: bool
+    overflow: bool
     norm: float
     names: tuple[str, ...]
     values: list[list[float]]
     answers: list[bool]
+
+
+def autocast(device: str, precision: str) -> AbstractContextManager:
+    """The ``precision`` in which a task computes on a kind of device; weights are float32 always."""
+    half = precision != "float32"
+    return torch.autocast(device, getattr(torch, precision)) if half else nullcontext()
 
 
 class Stepper:
@@ -47,12 +54,11 @@ class Stepper:
         fabric: device and processes, launched.
         task: what is trained.
         settings: resolved.
-        card: its mean and std normalise the images.
         rate: gives the learning rate of the update after so many steps.
     """
 
-    def __init__(self, fabric: Fabric, task: Task, settings: Settings, card: EncoderCard, rate: Callable[[int], float]):
-        self.fabric, self.task, self.settings, self.card, self.rate = fabric, task, settings, card, rate
+    def __init__(self, fabric: Fabric, task: Task, settings: Settings, rate: Callable[[int], float]):
+        self.fabric, self.task, self.settings, self.rate = fabric, task, settings, rate
         if settings.compile:
             compile_blocks(task)
         self.module = fabric.setup_module(task.to(fabric.device))
@@ -71,36 +77,51 @@ class Stepper:
         self.kept = [buffer.clone() for buffer in self.statistics]
 
     def autocast(self) -> AbstractContextManager:
-        """The precision in which the task computes; weights are float32 always."""
-        half = self.settings.precision == "bfloat16"
-        return torch.autocast(self.fabric.device.type, torch.bfloat16) if half else nullcontext()
+        """The precision in which the task computes."""
+        return autocast(self.fabric.device.type, self.settings.precision)
 
-    def forward(self, batch: Batch, progress: float, last: bool, generator: Shared) -> Forward:
-        """Add a step's gradients to those that wait; with the ``last`` before an update, processes share them."""
-        views = [normalize(view, self.card.mean, self.card.std) for view in batch.finished(self.fabric.device)]
+    def forward(self, batch: Batch, progress: float, last: bool, generator: Shared, scale: float = 1.0) -> Forward:
+        """Add a step's gradients to those that wait; with the ``last`` before an update, processes share them.
+
+        Args:
+            batch: on the device.
+            progress: of the training.
+            last: whether the update follows.
+            generator: of the task's draws.
+            scale: by which the loss is multiplied, and so its gradients; the same for all steps of an update.
+        """
+        views = [normalize(view, self.task.mean, self.task.std) for view in batch.views]
         with nullcontext() if last else self.fabric.no_backward_sync(self.module):
             with self.autocast():
                 outcome = self.module(*views, progress=progress, generator=generator)
-            self.fabric.backward(outcome.loss / self.settings.accumulate)
+            self.fabric.backward(outcome.loss * scale / self.settings.accumulate)
         return Forward({"loss": outcome.loss.detach(), **outcome.metrics}, batch.indices)
 
-    def update(self, done: int, progress: float, waiting: Sequence[Forward], questions: Sequence[bool]) -> Moved:
-        """Move the weights by the gradients that wait, if they and the losses are numbers in every process.
+    def update(
+        self, done: int, progress: float, waiting: Sequence[Forward], questions: Sequence[bool], scale: float = 1.0
+    ) -> Moved:
+        """Move the weights by the gradients that wait, if they and the losses are finite in every process.
 
         Args:
             done: steps that are done with this one.
             progress: of the training.
             waiting: the steps since the last update.
             questions: which any process may answer with yes.
+            scale: that `forward` was given.
         """
-        norm = clip_gradients(self.optimizer.optimizer, self.settings.clip)
+        norm = clip_gradients(self.optimizer.optimizer, self.settings.clip, scale)
         at = self.fabric.device
         values = torch.stack([torch.stack([v.float().to(at) for v in one.values.values()]) for one in waiting])
-        bad = ~(values[:, 0].isfinite().all() & norm.isfinite())
-        # the one moment of an update at which processes agree and the device is waited for
-        answers = total(torch.cat([bad[None].float(), torch.tensor(questions, dtype=torch.float32, device=at)]))
-        bad, *answers = (count > 0 for count in answers.tolist())
-        if bad:
+        faults = torch.stack([~values[:, 0].isfinite().all(), ~norm.isfinite()])
+        said = torch.tensor(questions, dtype=torch.float32).to(at, non_blocking=True)
+        summed = total(torch.cat([faults.float(), said, values.flatten() / world()]))
+        # the one moment of an update at which the device is waited for
+        *summed, length = torch.cat([summed, norm.float()[None]]).tolist()
+        lost, unbounded, *answers = (count > 0 for count in summed[: len(faults) + len(said)])
+        width = values.shape[1]
+        means = summed[len(faults) + len(said) :]
+        rows = [means[start : start + width] for start in range(0, len(means), width)]
+        if lost or unbounded:
             for buffer, before in zip(self.statistics, self.kept, strict=True):
                 buffer.copy_(before)
         else:
@@ -110,7 +131,8 @@ class Stepper:
             self.task.after_step(progress)
             self.keep()
         self.optimizer.zero_grad(set_to_none=True)
-        return Moved(not bad, norm.item(), tuple(waiting[0].values), values.tolist(), answers)
+        names = tuple(waiting[0].values)
+        return Moved(not (lost or unbounded), unbounded and not lost, length, names, rows, answers)
 
 
 def seed_step(seed: int, step: int, rank: int, generator: torch.Generator) -> None:

@@ -57,10 +57,10 @@ def workers(device: str) -> tuple[int, str]:
 
 
 def precision(device: str) -> tuple[str, str]:
-    """bfloat16 where products gain from it."""
+    """Half the bits where products gain from it."""
     if device == "cuda":
         good = torch.cuda.is_bf16_supported(including_emulation=False)
-        return ("bfloat16", "the GPU has it") if good else ("float32", "the GPU has no bfloat16")
+        return ("bfloat16", "the GPU has it") if good else ("float16", "the GPU has no bfloat16")
     if device == "mps":
         return "float32", "the safe choice on an Apple GPU"
     gain = bfloat16_gain()

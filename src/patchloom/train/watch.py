@@ -79,9 +79,9 @@ class Watch:
         generator = torch.Generator().manual_seed(self.seed)
         found = []
         size = tuple(self.task.augment.size)  # larger than the encoder's where a task sees a part of its images
-        batches = plain_batches(self.held_out, size, self.batch_size, self.workers, self.card.spec.channels)
+        batches = plain_batches(self.held_out, size, self.batch_size, self.workers, self.card.spec.channels, device)
         for batch in batches:
-            images = normalize(batch.views[0].to(device), self.card.mean, self.card.std)
+            images = normalize(batch.views[0], self.card.mean, self.card.std)
             found.append(self.task.measure(images, generator))
         return Measure.joined(found)
 

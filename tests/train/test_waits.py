@@ -1,0 +1,114 @@
+"""How often a run would wait for a GPU: once an update. Counted here on the CPU, by what is asked of tensors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from killing import SMALL, draw_images
+from options_swept import OPTION_SETS
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from patchloom.data import Arriving
+from patchloom.train.closing import Closing
+from patchloom.train.loop import Loop
+from patchloom.train.pretrain import pretrain
+from patchloom.train.step import Stepper
+
+# what needs a tensor's numbers on the CPU
+READS = {
+    *(Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.__array__, Tensor.__contains__),
+    *(Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.__format__, Tensor.__repr__),
+    *(Tensor.nonzero, torch.nonzero, torch.argwhere, torch.where, torch.unique, Tensor.unique),
+    *(torch.equal, Tensor.equal, torch.allclose, Tensor.allclose, torch.is_nonzero, Tensor.is_nonzero),
+    *(Tensor.masked_select, torch.masked_select, Tensor.repeat_interleave, torch.bincount, Tensor.bincount),
+}
+ALSO = [("droppos", {"accumulate": 3, "precision": "float16"}), ("mae", {"precision": "float32", "clip": 0.0})]
+PICKS = {Tensor.__getitem__, Tensor.__setitem__, Tensor.index_put, Tensor.index_put_}
+
+
+class Counter(TorchFunctionMode):
+    """Counts what a GPU would be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on, self.seen = True, []
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if self.on and self.waits(func, args, kwargs or {}):
+            self.seen.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+    def waits(self, func: Callable, args: tuple, kwargs: dict) -> bool:
+        if func is torch.where:
+            return len(args) == 1  # the places where something is true
+        if func in PICKS:
+            places = args[1] if isinstance(args[1], tuple) else (args[1],)
+            return any(isinstance(one, Tensor) and one.dtype == torch.bool for one in places)
+        if func in (torch.tensor, torch.as_tensor):  # numbers that are copied, and waited for
+            return kwargs.get("device") is not None
+        return func in READS
+
+    def aside(self, of: type, name: str, patch: pytest.MonkeyPatch) -> None:
+        """Do not count what is done inside a method: it is not for every update, or has no tensor on the device."""
+        method = getattr(of, name)
+
+        def uncounted(*args: Any) -> Any:
+            self.on, before = False, self.on
+            try:
+                return method(*args)
+            finally:
+                self.on = before
+
+        patch.setattr(of, name, uncounted)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """The reads of each update, and last those after the last one."""
+    counter, each = Counter(), []
+    for of, name in ((Arriving, "__next__"), (Arriving, "send"), (Loop, "_look"), (Loop, "_save")):
+        counter.aside(of, name, monkeypatch)
+    train, update = Loop._train, Stepper.update
+
+    def counted_update(*args, **kwargs):
+        moved = update(*args, **kwargs)
+        each.append(counter.seen)
+        counter.seen = []
+        return moved
+
+    def counted_train(*args):
+        with counter:
+            ended = train(*args)
+        each.append(counter.seen)
+        return ended
+
+    monkeypatch.setattr(Closing, "run", lambda *_: "")
+    monkeypatch.setattr(Stepper, "update", counted_update)
+    monkeypatch.setattr(Loop, "_train", counted_train)
+    return each
+
+
+@pytest.mark.parametrize(("name", "how"), [*((name, {"precision": "bfloat16"}) for name in OPTION_SETS), *ALSO])
+def test_a_gpu_is_waited_for_once_an_update(name, how, counted, tmp_path):
+    images = draw_images(tmp_path / "images")
+    pretrain(images, name, out=tmp_path / "run", **SMALL | {"epochs": 2} | how)
+    *updates, after = counted
+    assert updates == [["tolist"]] * -(-6 // how.get("accumulate", 1))
+    assert after == []
+
+
+def test_what_would_wait_is_counted():
+    with Counter() as counter:
+        x = torch.arange(4.0)
+        x.sum().item()
+        x[x > 1]
+        if x.any():
+            x[x > 1] = 0.0
+        torch.tensor([1.0], device="cpu")
+        torch.where(x > 0)
+        float(x[0])
+        assert len(counter.seen) == 7
+        x.clamp(min=1)[torch.tensor([0])] + torch.where(x > 0, x, 1.0)
+        assert len(counter.seen) == 7
