@@ -172,6 +172,8 @@ class _Pretraining:
             values = {name: value for name, (value, _) in self.task.chosen.items()}
             self.settings = settings = replace(settings, task=settings.task | values)
             reasons |= {f"task.{name}": why for name, (_, why) in self.task.chosen.items()}
+        if not settled.resumed:  # the task alone knows how large its crops are
+            first_decides(fabric, lambda: settings.check_cache(self.task.augment.size))
         source = self._kept(fabric.is_global_zero)  # before the folder is begun: there may be no room for it
         if not settled.resumed:
             first_decides(fabric, lambda: self._begin(reasons))

@@ -126,10 +126,18 @@ class Settings:
             raise PatchloomError(f"--img_size must be positive and {_MOST['patch_size']} or less, not {self.img_size}")
         if self.from_run is not None and self.init is not None:
             raise PatchloomError("--from and --init both say with which weights to begin: give one of them")
-        if isinstance(self.cache, int):
-            fewest = 2 if self.img_size == "auto" else max(self.img_size)
-            if self.cache < fewest:
-                raise PatchloomError(f"--cache {self.cache} keeps too few pixels: give {fewest} or more, or whole")
+
+    def check_cache(self, crop: tuple[int, int]) -> None:
+        """Refuse to keep fewer pixels than the task's crops have (h, w), which may be larger than its images.
+
+        Raises:
+            PatchloomError: the sides to which images are reduced would have to be enlarged again.
+        """
+        if isinstance(self.cache, int) and self.cache < max(crop):
+            raise PatchloomError(
+                f"--cache {self.cache} keeps too few pixels, since {self.task['name']} takes crops of "
+                f"{crop[0]}x{crop[1]} here: give {max(crop)} or more, or whole"
+            )
 
     def plain(self) -> dict[str, Any]:
         """As plain values for YAML."""
@@ -186,7 +194,6 @@ def resolve(settings: Settings, n: int, channels: int, stats: Stats, world: int 
     else:
         h, w = auto("img_size", *_img_size(device, min(stats.height, stats.width), settings.patch_size))
         patch = auto("patch_size", _patch(min(h, w)), f"common for {min(h, w)} pixels")
-    replace(settings, img_size=(h, w)).check()  # what is kept by --cache depends on it
     auto("model", *_model(device, (h // patch) * (w // patch)))
     wishes = encoder_wishes(settings.task)
     auto("positions", *wishes.get("positions", ("sincos", "as in the papers")))
