@@ -141,7 +141,8 @@ class _Training:
         self.steps = recipe.epochs * self.per_epoch
         self.labels = torch.from_numpy(source.labels)
         views = Views(model.size, recipe, card.mean)
-        self.batches = training_batches(source, views, images, how.seed, 0, self.steps, how.workers, model.channels)
+        workers = how.workers_for(source, self.steps, trained=True)
+        self.batches = training_batches(source, views, images, how.seed, 0, self.steps, workers, model.channels)
         self.optimizer = torch.optim.AdamW(
             model.groups(recipe.weight_decay, recipe.layer_decay),
             lr=recipe.blr * self.batch / 256,
@@ -238,7 +239,7 @@ def answers(model: Classifier, source: Source, card: EncoderCard, how: How, prec
     model.to(device).eval()
     logits, indices, unreadable = [], [], []
     with torch.autocast(device.type, torch.bfloat16, enabled=halves(device, precision)):
-        for batch in plain_batches(source, model.size, how.batch_size, how.workers, model.channels):
+        for batch in plain_batches(source, model.size, **how.reading(source), channels=model.channels):
             images = normalize(batch.views[0].to(device, non_blocking=True), card.mean, card.std)
             logits.append(model(images).float().cpu())
             indices.append(batch.indices)

@@ -173,9 +173,10 @@ def _measure(
     size, channels = tuple(vit.patch_embed.img_size), vit.patch_embed.proj.in_channels
     unreadable: list[str] = []
     asker = Asker(vit, placeholder).to(how.at)
-    drawn = training_batches(parts.train, CentreCrop(size), _BATCH, how.seed, 0, steps, how.workers, channels)
+    workers = how.workers_for(parts.train, steps)
+    drawn = training_batches(parts.train, CentreCrop(size), _BATCH, how.seed, 0, steps, workers, channels)
     seen = normalized(drawn, card, how.at, unreadable)
     train_asker(asker, seen, ratio, torch.Generator().manual_seed(how.seed), steps)
-    tested = plain_batches(parts.test, size, how.batch_size, how.workers, channels)
+    tested = plain_batches(parts.test, size, **how.reading(parts.test), channels=channels)
     asked = normalized(tested, card, how.at, unreadable)
     return measure_positions(asker.place, {"ratio": (ratio,)}, grid_size(vit), asked, how.seed), unreadable

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from patchloom.data import Stats
 from patchloom.errors import PatchloomError
+from patchloom.machine import Cores, cores
 from patchloom.nets.build import PRESETS, EncoderSpec
 from patchloom.tasks import encoder_wishes
 from patchloom.train import suits
@@ -160,7 +161,9 @@ _MOST_EPOCHS = 1600
 _ON_SHAPES = {"img_size": (32, 32), "patch_size": 8}
 
 
-def resolve(settings: Settings, n: int, channels: int, stats: Stats, world: int = 1) -> tuple[Settings, dict[str, str]]:
+def resolve(
+    settings: Settings, n: int, channels: int, stats: Stats, world: int = 1, here: Cores | None = None
+) -> tuple[Settings, dict[str, str]]:
     """Replace every ``auto``.
 
     Args:
@@ -169,6 +172,7 @@ def resolve(settings: Settings, n: int, channels: int, stats: Stats, world: int 
         channels: channels found in the data.
         stats: median size and statistics of the data.
         world: processes that train together.
+        here: how many of them share the cores of this machine; all of those of a node, if absent.
 
     Returns:
         Settings without ``auto``, and for each one that was chosen, the reason in a few words.
@@ -202,15 +206,16 @@ def resolve(settings: Settings, n: int, channels: int, stats: Stats, world: int 
         chosen["model"] = {**chosen.get("model", settings.model), "class_token": value}
     batch = auto("batch_size", *_batch(device, n, world))
     share_of_batch(batch, n, world)
+    here = here or Cores(cores(), max(1, world // settings.nodes))
     if settings.devices == "auto":
-        chosen["devices"] = max(1, world // settings.nodes)
+        chosen["devices"] = here.processes
     samples = _SAMPLES["cpu" if device == "cpu" else "gpu"]
     epochs = min(_MOST_EPOCHS, max(10, round(samples / n)))
     epochs = auto("epochs", epochs, f"{n * epochs:,} samples in all from {n:,} training images")
     auto("blr", *_blr(chosen.get("model", settings.model)["name"], batch * settings.accumulate))
     auto("warmup_epochs", round(epochs * 0.1, 2), "a tenth of the epochs")
     threads = auto("threads", *suits.threads(device))
-    auto("workers", *suits.workers(device))
+    auto("workers", *suits.workers(device, here))
     half = auto("precision", *suits.precision(device))
     spec = replace(settings, **chosen).encoder_spec()
     auto("attention", *suits.attention(device, half, spec))
