@@ -24,7 +24,7 @@ class Stepper:
         channels = channels_of(training)
         stats = measure(training, channels)
         asked = request(data, task, {"workers": 0, "epochs": 1, **settings})
-        self.settings, _ = resolve(asked, len(training), channels, stats, False)
+        self.settings, _ = resolve(asked, len(training), channels, stats)
         self.fabric = launch(self.settings, self.settings.device)
         self.task = prepare_task(self.settings, stats.mean, stats.std)
         optimizer = build_optimizer(self.task, 0.05, self.settings.device)

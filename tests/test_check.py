@@ -249,7 +249,7 @@ def test_what_was_read_is_told_even_if_no_step_can_be_made(monkeypatch, capsys):
 
 
 def test_time_is_that_of_the_slower_or_of_both():
-    apart = Estimate(100, (0.1, 0.2, 0.9), 0.3, True, 4.0, 2.0)
+    apart = Estimate(100, (0.1, 0.2, 0.9), 0.3, True, 4.0, 2.0, 320)
     assert apart.total == pytest.approx(30) and apart.worst == pytest.approx(50)
     turns = replace(apart, apart=False)
     assert turns.total == pytest.approx(50)
@@ -258,6 +258,7 @@ def test_time_is_that_of_the_slower_or_of_both():
     assert "about 5 min 0 s" in said and "make it 8 min 20 s" in said
     assert "each of 0.200 s (0.100 to 0.900) while 0.300 s go into reading. Estimated from 3 steps" in said
     assert "Reading is what takes longest" in said and "more than there is" in said
+    assert "or --cache 400 can" in said
     room = replace(apart, memory=1.0, seconds=(0.4,))
     said = " ".join(replace(proposal, estimate=room).sentences())
     assert "Reading is what takes longest" not in said and "more than there is" not in said
@@ -321,3 +322,9 @@ def test_channels_of_both_splits_must_go_together(tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
 def test_a_device_that_is_not_there(capsys):
     assert "no cuda device" in failed(capsys, "shapes:64", "--device", "cuda")
+
+
+def test_the_crops_are_the_tasks():
+    """What is advised to be kept is enough for the canvas of restore, which is larger than its images."""
+    done = check("shapes:64", task="restore", img_size=32, patch_size=8, batch_size=8, epochs=1, device="cpu")
+    assert done.proposal.estimate.side == 46

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -225,6 +225,37 @@ def compile_gain(
     return measured(name, measure, device, again=True, threads=threads)
 
 
+def own_cores() -> set[int]:
+    """The numbers of the cores that this process may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 def cores() -> int:
     """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(own_cores())
+
+
+class Cores(NamedTuple):
+    """Cores of this machine that processes with the same work share, and how many processes these are."""
+
+    there: int
+    processes: int = 1
+
+    @property
+    def each(self) -> int:
+        """Those that each process can count on."""
+        return max(1, self.there // self.processes)
+
+
+def workers(device: str, here: Cores, least: int = 0) -> tuple[int, str]:
+    """Processes that read images for one that computes, and why so many.
+
+    Args:
+        device: where that one computes.
+        here: the cores, shared by all that compute.
+        least: on a CPU, where they share them with what is computed as well.
+    """
+    shared = f", since {here.processes} processes share {here.there}" if here.processes > 1 else ""
+    if device == "cpu":
+        return max(least, here.each // 4), f"most of {here.each} cores are for computing{shared}"
+    return min(16, max(1, here.each - 1)), f"one for each of {here.each} cores but one{shared}"

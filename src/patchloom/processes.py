@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+
+from patchloom.machine import Cores, own_cores
 
 T = TypeVar("T")
 
@@ -48,6 +51,16 @@ def collected(values: list[T]) -> list[T]:
     parts: list[list[T]] = [[] for _ in range(world())]
     dist.all_gather_object(parts, values)
     return [value for part in parts for value in part]
+
+
+def cores_here() -> Cores:
+    """Cores of this machine that the processes of this training may use, and how many these are. All must ask at once.
+
+    They are counted, since each process may have cores of its own (SLURM), or all of them the same.
+    """
+    here = platform.node()
+    known = [cores for machine, cores in collected([(here, own_cores())]) if machine == here]
+    return Cores(len(set().union(*known)), len(known))
 
 
 class Shared(torch.Generator):

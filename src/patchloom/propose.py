@@ -31,6 +31,7 @@ class Estimate:
         apart: other processes read while the device computes.
         memory: GiB at the peak of two steps beyond what the imports hold; None where that cannot be told.
         room: GiB that the device, or this process, may use.
+        side: of the task's crops in pixels, the longer one.
     """
 
     steps: int
@@ -39,6 +40,7 @@ class Estimate:
     apart: bool
     memory: float | None
     room: float
+    side: int
 
     @property
     def step(self) -> float:
@@ -114,8 +116,8 @@ class Proposal:
             said.append(f"Reading shares the cores with training here, which can make it {duration(e.worst)}.")
         if e.reading > e.step:
             remedy = "more --workers" if e.apart else "--workers 1"
-            side = round(_KEPT * max(s.img_size))
-            said.append(f"Reading is what takes longest: {remedy} or --cache {side} can make it faster.")
+            kept = round(_KEPT * e.side)
+            said.append(f"Reading is what takes longest: {remedy} or --cache {kept} can make it faster.")
         if e.memory is not None:
             need = f"It would need {e.memory:.2f} GiB of memory beyond what the imports hold"
             said.append(f"{need}; there are {e.room:,.1f} GiB.")
@@ -157,4 +159,5 @@ def _estimate(training: Source, settings: Settings) -> Estimate:
     rate = reading(training, step.task, settings)
     needed, (_, room) = memory_of(settings, settings.compile), memory(settings.device)
     steps = settings.epochs * steps_per_epoch(len(training), batch)
-    return Estimate(steps, seconds, batch / rate, settings.workers > 0, needed, room)
+    side = max(step.task.augment.size)
+    return Estimate(steps, seconds, batch / rate, settings.workers > 0, needed, room, side)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from timm.data import Mixup
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
-from timm.optim import param_groups_layer_decay
 from timm.utils import random_seed
 
 from patchloom.data import normalize, open_data
@@ -135,24 +134,6 @@ def test_the_loss_of_a_batch_is_timms(mixed: bool) -> None:
     else:
         expected = LabelSmoothingCrossEntropy(0.1)(model(images), labels)
     torch.testing.assert_close(loss, expected.detach())
-
-
-@pytest.mark.parametrize("options", [{}, {"class_token": False}, {"reg_tokens": 2}])
-def test_layerwise_learning_rates_are_timms(options: dict) -> None:
-    model = classifier(**options)
-    found = {}
-    for group in model.groups(0.05, 0.5):
-        found |= {id(weight): (group["lr_scale"], group["weight_decay"]) for weight in group["params"]}
-    whole = deepcopy(model.encoder)
-    whole.reset_classifier(10, "avg")
-    ours = dict(model.encoder.named_parameters()) | dict(model.head.named_parameters(prefix="head"))
-    names = {id(weight): name for name, weight in whole.named_parameters()}
-    compared = 0
-    for group in param_groups_layer_decay(whole, 0.05, whole.no_weight_decay(), layer_decay=0.5):
-        for weight in group["params"]:
-            assert found.pop(id(ours[names[id(weight)]])) == (group["lr_scale"], group["weight_decay"])
-            compared += 1
-    assert not found and compared == sum(weight.requires_grad for weight in model.parameters())
 
 
 def test_a_frozen_encoder_has_no_learning_rate() -> None:

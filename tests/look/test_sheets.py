@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.look import draw_sheet
+from patchloom.look import draw_sheet, sheets
 from patchloom.look.sheets import FRAME_GREY, MOST_BYTES, channels_shown, font, tile_size, widest_word, wrap
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -63,6 +63,60 @@ def test_values_beyond_the_colours_are_clamped(tmp_path):
     assert (tile[:, 80:] == 0).all()
 
 
+@pytest.fixture
+def captions(monkeypatch):
+    """What is written beneath the sheets that are drawn."""
+    found, real = [], sheets.lay_out
+    monkeypatch.setattr(
+        sheets, "lay_out", lambda pixels, caption, side: found.append(caption) or real(pixels, caption, side)
+    )
+    return found
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_dark_images_are_drawn_brighter_and_the_caption_says_so(tmp_path, captions, monkeypatch, channels):
+    """Of 16 bits, 300 levels are used: all of them are told apart as far as 256 colours can."""
+    drawn, real = [], sheets.to_pixels
+    monkeypatch.setattr(sheets, "to_pixels", lambda *given: drawn.append(real(*given)) or drawn[-1])
+    levels = torch.linspace(0, 300, 32 * 32).round().view(1, 1, 32, 32).expand(2, channels, -1, -1) / 65535
+    original = (levels - 0.002) / 0.001
+    marked = original.clone()
+    marked[..., :16, :16], marked[..., :16, 16:] = float("nan"), float("inf")
+    draw(tmp_path, {"original": original, "marked": marked}, "Words.", [0.002] * channels, [0.001] * channels)
+    first, second = drawn
+    assert len(np.unique(first)) > 250 and first.max() == 255 and first.min() == 0
+    assert (second[:, 16:] == first[:, 16:]).all()
+    assert (second[:, :16, :16] == 0).all() and (second[:, :16, 16:] == 255).all()
+    assert captions[0].startswith("Words.") and captions[0].count("Shown as red") == (channels == 5)
+    assert captions[0].endswith("The images are dark: all is drawn 218 times as bright as it is.")
+
+
+def test_what_has_bright_pixels_is_drawn_as_it_is(tmp_path, captions):
+    images = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 0.2
+    images[0, :, :8, :8] = 0.26  # 0.8 % of all
+    (row, *_) = tiles(draw(tmp_path, {"original": normalised(images), "other": normalised(images / 10)}))
+    assert all(
+        abs(tile.mean() / 255 - part) < 0.01
+        for tile, part in zip(row, (images[0].mean(), images[0].mean() / 10), strict=True)
+    )
+    assert captions == [""]
+
+
+def test_a_few_broken_pixels_keep_no_image_dark(tmp_path, captions):
+    images = torch.full((8, 3, 32, 32), 0.02)
+    images[:, :, 3, 3] = 1.0
+    ((tile, *_), *_) = tiles(draw(tmp_path, {"original": normalised(images)}))
+    assert (tile[80:] == 255).all() and "drawn 50 times as bright" in captions[0]
+
+
+def test_black_images_are_black(tmp_path, captions):
+    ((tile,),) = tiles(draw(tmp_path, {"original": normalised(torch.zeros(1, 3, 8, 8))}))
+    assert (tile <= 1).all()
+    nothing = torch.full((1, 3, 8, 8), float("nan"))
+    ((tile,),) = tiles(draw(tmp_path, {"given": nothing}))
+    assert (tile == 0).all()
+
+
 def test_every_pixel_of_a_small_image_is_a_sharp_square(tmp_path):
     levels = torch.randint(256, (1, 3, 32, 32), generator=torch.Generator().manual_seed(0))
     ((tile,),) = tiles(draw(tmp_path, {"original": normalised(levels / 255)}))
@@ -79,10 +133,10 @@ def test_at_most_eight_rows(tmp_path):
 
 @pytest.mark.parametrize("channels", [1, 2, 5])
 def test_other_channels(tmp_path, channels):
-    levels = torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9])[:channels]
+    levels = torch.tensor([0.4, 0.3, 0.5, 0.7, 0.9])[:channels]
     images = levels.view(1, -1, 1, 1).expand(1, channels, 16, 16)
     ((tile,),) = tiles(draw(tmp_path, {"original": images}, mean=[0.0] * channels, std=[1.0] * channels))
-    assert (tile == ([26, 76, 128] if channels == 5 else [26, 26, 26])).all()
+    assert (tile == ([102, 76, 128] if channels == 5 else [102, 102, 102])).all()
 
 
 def test_the_caption_says_which_channels_are_shown(tmp_path):

@@ -10,7 +10,7 @@ import patchloom
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
 from patchloom.files import cache_root
-from patchloom.train.settings import Settings, resolve
+from patchloom.train.settings import Settings
 
 SMALL = {"name": "nano", "embed_dim": 32, "depth": 1}
 HOW = {"task": "mae", "model": SMALL, "epochs": 2, "img_size": 16, "batch_size": 8, "device": "cpu"}
@@ -63,16 +63,42 @@ def test_images_in_memory_are_refused(tmp_path, capsys):
     assert "are in memory already: leave out --cache" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("cache", [1, 0, -5, 95])
-def test_fewer_pixels_than_are_trained_on_are_refused(cache):
-    with pytest.raises(PatchloomError, match=f"--cache {cache} keeps too few pixels: give 96 or more, or whole"):
-        Settings("x", img_size=(96, 64), cache=cache).check()
+ZOOMED = {"name": "restore"}  # its canvas is 10/7 of the image: 22 for 16
+BENT = {"name": "restore", "degradation": "fisheye", "canvas": 20, "mask_ratio": 0.5}
+ENLARGED = {"name": "restore", "scale": 0.714}  # crops of the usual size
 
 
-def test_fewer_pixels_than_auto_chooses_are_refused():
-    from patchloom.data import Stats
+@pytest.mark.parametrize(
+    ("task", "size", "needed"),
+    [("mae", 16, 16), ("mae", "auto", 24), ("mae", (24, 16), 24), ("extrema", 16, 16)]
+    + [(ZOOMED, 16, 22), (ZOOMED, (16, 32), 44), (BENT, 16, 20), (ENLARGED, 16, 16)],
+)
+def test_fewer_pixels_than_the_tasks_crops_have_are_refused(photos, tmp_path, monkeypatch, task, size, needed):
+    """And what the sentence says to give is then enough: no crop is enlarged, or smaller than it need be."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = copies(photos, tmp_path / "photos") if size == "auto" else photos
+    how = HOW | {"task": task, "img_size": size, "patch_size": 4, "epochs": 1, "out": tmp_path / "run"}
+    for cache in (needed - 1, -5):
+        with pytest.raises(PatchloomError, match=rf"--cache {cache} keeps too few pixels.*: give {needed} or more, or"):
+            patchloom.pretrain(folder, cache=cache, **how)
+    assert not (tmp_path / "run").exists() and not (cache_root() / "images").exists()
+    patchloom.pretrain(folder, cache=needed, **how)
+    assert (tmp_path / "run" / "encoder.safetensors").exists()
 
-    stats = Stats((0.5,) * 3, (0.2,) * 3, 80, 80, 100, [])
-    asked = Settings("x", {"name": "mae"}, {"name": "nano"}, device="cpu", cache=79)
-    with pytest.raises(PatchloomError, match="give 80 or more"):
-        resolve(asked, 900, 3, stats)
+
+def copies(photos: Path, folder: Path) -> Path:
+    """One image of 30 x 24 pixels, many times."""
+    folder.mkdir()
+    for i in range(20):
+        (folder / f"{i}.jpg").write_bytes((photos / "00.jpg").read_bytes())
+    return folder
+
+
+def test_a_run_of_an_earlier_version_goes_on(photos, tmp_path, monkeypatch):
+    """It may keep fewer pixels than its task's crops have: what was begun is not refused for that."""
+    how = HOW | {"task": ZOOMED, "patch_size": 4, "cache": 17, "out": tmp_path / "run"}
+    with monkeypatch.context() as earlier:
+        earlier.setattr(Settings, "check_cache", lambda *_: None)
+        whole = patchloom.pretrain(photos, **how).folder
+    (whole / "summary.txt").unlink()
+    assert patchloom.pretrain(photos, **how).summary

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from patchloom.data.read import Unreadable, from_pil
 from patchloom.data.shapes import Shapes
-from patchloom.data.source import Data, Source, digest, pick, stamp_of_files
+from patchloom.data.source import Data, Source, Subset, digest, pick, stamp_of_files
 from patchloom.errors import PatchloomError
 
 DEFAULT_ROOT = Path("~/.cache/patchloom")
@@ -104,7 +104,9 @@ class Torchvision(Source):
 
 
 def in_memory(source: Source) -> bool:
-    """Whether reading an image of a whole, undivided source costs nothing."""
+    """Whether reading an image of a source, or of a part of one, costs nothing."""
+    while isinstance(source, Subset):
+        source = source.source
     return isinstance(source, Shapes | Digits)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 from timm.models.vision_transformer import Block, VisionTransformer
-from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
 from patchloom.data import Source
@@ -107,19 +107,18 @@ class Classifier(nn.Module):
         return self.norm(pooled) if frozen else vit.fc_norm(final_norm(vit, pooled))
 
     def groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
-        """Trainable parameters for an optimiser, each group with its ``lr_scale``: 1 for all that is on the encoder."""
-        free = {*self.encoder.no_weight_decay(), *_vectors(self.encoder)}
-        groups = param_groups_layer_decay(self.encoder, weight_decay, free, layer_decay=layer_decay)
-        for group in groups:
-            group["lr_scale"] *= layer_decay  # to timm, the last block of a model without a head is the top
-        top = nn.ModuleList(
-            part for part in (self.instance, self.body, self.norm, self.stem, self.head) if part is not None
-        )
-        groups += [
-            {**group, "lr_scale": 1.0}
-            for group in param_groups_weight_decay(top, weight_decay, no_weight_decay_list=_vectors(top))
-        ]
-        return groups
+        """Trainable parameters for an optimiser, each group with its ``lr_scale``: ``layer_decay`` ** steps to the top.
+
+        As in MAE's program (util/lr_decay.py): patch embedding, tokens and positions are the lowest layer, each block
+        is one, and all else is the top one, whose scale is 1: whatever is on the encoder, and the encoder's last norm.
+        """
+        free = {f"encoder.{name}" for name in self.encoder.no_weight_decay()} | {*_vectors(self)}
+        return param_groups_layer_decay(self, weight_decay, free, layer_decay=layer_decay)
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, str]:
+        """Which layer a parameter is of, by its name, for timm; what matches nothing is the top one."""
+        stem = r"^encoder\.(?:cls_token|reg_token|pos_embed|patch_embed|norm_pre)"
+        return {"stem": stem, "blocks": r"^encoder\.blocks\.(\d+)"}
 
 
 def _vectors(net: nn.Module) -> list[str]:

@@ -141,7 +141,7 @@ class _Training:
         self.steps = recipe.epochs * self.per_epoch
         self.labels = torch.from_numpy(source.labels)
         views = Views(model.size, recipe, card.mean)
-        reading = how.seed, 0, self.steps, how.workers, model.channels
+        reading = how.seed, 0, self.steps, how.workers_for(source, self.steps, trained=True), model.channels
         self.batches = training_batches(source, views, images, *reading, device=self.device)
         self.optimizer = torch.optim.AdamW(
             model.groups(recipe.weight_decay, recipe.layer_decay),
@@ -239,7 +239,7 @@ def answers(model: Classifier, source: Source, card: EncoderCard, how: How, prec
     model.to(device).eval()
     logits, indices, unreadable = [], [], []
     with torch.autocast(device.type, torch.bfloat16, enabled=halves(device, precision)):
-        for batch in plain_batches(source, model.size, how.batch_size, how.workers, model.channels, device):
+        for batch in plain_batches(source, model.size, **how.reading(source), channels=model.channels, device=device):
             images = normalize(batch.views[0], card.mean, card.std)
             logits.append(model(images).float().cpu())
             indices.append(batch.indices)

@@ -117,21 +117,21 @@ def subjects(
         head: gives the instance representation; the twin has an untrained one.
         layers: give every layer's features rather than every pooling of the last.
     """
-    at, read, keep = how.at, how.reading, how.cache
+    at, keep = how.at, how.cache
     size, what = tuple(vit.patch_embed.img_size), "layers" if layers else "pooled"
 
     def by(net: VisionTransformer, its_head: InstanceHead | None) -> Callable[[Source], Features]:
         def take(source: Source) -> Features:
             if layers:
-                return extract_layers(net, card, source, device=at, **read)
-            return extract(net, card, source, device=at, head=its_head, **read)
+                return extract_layers(net, card, source, device=at, **how.reading(source))
+            return extract(net, card, source, device=at, head=its_head, **how.reading(source))
 
         about = (what, *about_encoder(net, card, at, its_head)) if keep else ()
         return lambda source: remembered(about, source, take, keep=keep)
 
     def pixels(source: Source) -> Features:
         about = ("pixels", str(pixels_size(size)), str(card.mean), str(card.std))
-        take = partial(pixel_features, size=size, mean=card.mean, std=card.std, **read)
+        take = partial(pixel_features, size=size, mean=card.mean, std=card.std, **how.reading(source))
         return remembered(about, source, take, keep=keep)
 
     twin, fresh = untrained_twin(card, head, how.seed)

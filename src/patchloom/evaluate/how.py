@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_type_hints
+from typing import Literal, get_type_hints
 
 import numpy as np
 import torch
 
 from patchloom.data import Source, open_data, split_for_test
+from patchloom.data.builtin import in_memory
 from patchloom.data.source import pick
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import has_labels, labelled
 from patchloom.hints import check
+from patchloom.machine import Cores, cores, workers
+
+_FEW_BATCHES = 8  # on a CPU: to start processes for fewer costs more than they save, up to seconds where none is forked
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class How:
         seeds: repeat with so many seeds, counted up from ``seed``, and report mean and spread.
         device: "auto" or what torch calls it.
         batch_size: images at once where nothing is trained but on their features.
-        workers: processes that read images.
+        workers: processes that read images; auto goes by the device, and is 0 where starting them would not pay.
         most: use a stratified subset of at most so many training images, for a quick look.
         cache: keep features on the disc, and use those of an earlier pass over the same images.
     """
@@ -34,7 +38,7 @@ class How:
     seeds: int = 1
     device: str = "auto"
     batch_size: int = 256
-    workers: int = 0
+    workers: int | Literal["auto"] = "auto"
     most: int | None = None
     cache: bool = True
 
@@ -48,7 +52,7 @@ class How:
             check(name, getattr(self, name), hint)
         for name, least in {"batch_size": 1, "workers": 0, "seed": 0, "seeds": 1, "most": 2}.items():
             value = getattr(self, name)
-            if value is not None and value < least:
+            if value not in (None, "auto") and value < least:
                 raise PatchloomError(f"--{name} must be {least} or more, not {value}")
 
     @property
@@ -67,9 +71,25 @@ class How:
             raise PatchloomError(f"the device {self.device} cannot be used here: choose auto or cpu") from problem
 
     @property
-    def reading(self) -> dict[str, int]:
-        """Arguments of the functions that read images."""
-        return {"batch_size": self.batch_size, "workers": self.workers}
+    def readers(self) -> tuple[int, str]:
+        """How many processes may read images at most, and why."""
+        return workers(self.at.type, Cores(cores())) if self.workers == "auto" else (self.workers, "as you said")
+
+    def workers_for(self, source: Source, batches: int, trained: bool = False) -> int:
+        """Processes that read so many batches of ``source``, for a pass over it or to be ``trained`` on.
+
+        No result depends on it. auto is never more than can read while another batch is computed on; images in memory
+        are only worth a process where crops of them are made.
+        """
+        if self.workers != "auto":
+            return self.workers
+        few = batches < _FEW_BATCHES and self.at.type == "cpu"
+        return 0 if few or (in_memory(source) and not trained) else min(self.readers[0], batches - 1)
+
+    def reading(self, source: Source) -> dict[str, int]:
+        """Arguments of the functions that read every image of ``source`` once."""
+        batches = -(-len(source) // self.batch_size)
+        return {"batch_size": self.batch_size, "workers": self.workers_for(source, batches)}
 
 
 @dataclass(frozen=True)

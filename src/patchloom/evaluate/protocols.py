@@ -49,6 +49,12 @@ def _at(path: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), attribute)
 
 
+def _with_readers(report: Report, how: How) -> Report:
+    """A report that tells what ``--workers auto`` became."""
+    number, why = how.readers
+    return replace(report, protocol=f"{report.protocol} --workers auto is at most {number} here ({why}).")
+
+
 def evaluate(protocol: str, run: str | Path, data: str | Path, **options: Any) -> Report:
     """Measure what an encoder is worth by one protocol, beside its controls.
 
@@ -85,7 +91,7 @@ def evaluate(protocol: str, run: str | Path, data: str | Path, **options: Any) -
         report = function(run, data, replace(how, seed=seed), **given, **options)
         if results is not None:
             append_rows(results, report)
-        reports.append(report)
+        reports.append(report if how.workers != "auto" else _with_readers(report, how))
     for drawing in reports[-1].drawings:
         _at(drawing.function)(**drawing.content, out=drawing.out)
     return replace(reports[-1], others=tuple(reports[:-1]))

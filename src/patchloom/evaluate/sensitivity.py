@@ -173,10 +173,10 @@ def _measure(
     size, channels = tuple(vit.patch_embed.img_size), vit.patch_embed.proj.in_channels
     unreadable: list[str] = []
     asker = Asker(vit, placeholder).to(how.at)
-    reading = how.seed, 0, steps, how.workers, channels
+    reading = how.seed, 0, steps, how.workers_for(parts.train, steps), channels
     drawn = training_batches(parts.train, CentreCrop(size), _BATCH, *reading, device=how.at)
     seen = normalized(drawn, card, unreadable)
     train_asker(asker, seen, ratio, torch.Generator().manual_seed(how.seed), steps)
-    tested = plain_batches(parts.test, size, how.batch_size, how.workers, channels, how.at)
+    tested = plain_batches(parts.test, size, **how.reading(parts.test), channels=channels, device=how.at)
     asked = normalized(tested, card, unreadable)
     return measure_positions(asker.place, {"ratio": (ratio,)}, grid_size(vit), asked, how.seed), unreadable

@@ -24,6 +24,10 @@ SIDES = (224, 192, 160, 128)
 ENLARGED = 160
 NARROWEST = 420  # a caption under one narrow column would be a tower of words
 
+# Images are dark if hardly a pixel has a quarter of white, as where 16 bits hold 12 or 14. Below one level of 16 bits
+# there is nothing to see.
+DARK, HARDLY, LEAST = 0.25, 0.001, 1 / 65535
+
 DPI = 130
 MARGIN, GAP, FRAME = 20, 8, 1
 HEADING_SIZE, HEADING_LINE = 17, 22
@@ -54,7 +58,8 @@ def draw_sheet(sheet: Stages, mean: Sequence[float] | Tensor, std: Sequence[floa
     """Write ``sheet`` as ``folder``/NAME.png: the first 8 images as rows, stages as columns, the caption beneath.
 
     Images of up to about 100 pixels are enlarged by a whole factor, so that every pixel stays a sharp square; those
-    larger than a 224 x 224 tile are reduced to its area, or to less where the file would pass 2 MB.
+    larger than a 224 x 224 tile are reduced to its area, or to less where the file would pass 2 MB. If the images of
+    the first column are dark, all columns are drawn brighter, and the caption says by how much.
 
     Args:
         sheet: name, caption, and by heading images [b c h w] in normalised pixels; nan is drawn black, inf white. One
@@ -78,8 +83,10 @@ def draw_sheet(sheet: Stages, mean: Sequence[float] | Tensor, std: Sequence[floa
             f"the sheet {sheet.name!r} cannot be drawn from {shapes or 'no columns'}: every column must be "
             f"[b {channels} h w], because the normalisation has {channels} channels, with the same b of at least 1"
         )
-    pixels = {heading: to_pixels(images[:ROWS], mean, std) for heading, images in sheet.columns.items()}
-    caption = f"{sheet.caption} {channels_shown(channels)}".strip()
+    gain = brightness(next(iter(sheet.columns.values()))[:ROWS], mean, std)
+    pixels = {heading: to_pixels(images[:ROWS], mean, std, gain) for heading, images in sheet.columns.items()}
+    brighter = "" if gain == 1 else f"The images are dark: all is drawn {gain:,.3g} times as bright as it is."
+    caption = " ".join(filter(None, [sheet.caption, channels_shown(channels), brighter]))
     for side in SIDES:
         png = to_png(lay_out(pixels, caption, side))
         if len(png) <= MOST_BYTES:
@@ -98,12 +105,28 @@ def channels_shown(channels: int) -> str:
     return f"Shown as red, green, blue: channels 1 to 3 of {channels}."
 
 
-def to_pixels(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> np.ndarray:
-    """Colours uint8 [b h w 3] of normalised ``images`` [b c h w]: nan is black, inf white, the rest clamped."""
+def in_colour(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> Tensor:
+    """Red, green and blue [b 3 h w] of normalised ``images`` [b c h w], as far as they lie in [0, 1]."""
     mean, std = (torch.as_tensor(x, dtype=torch.float32, device="cpu").view(-1, 1, 1) for x in (mean, std))
     shown = images.detach().float().cpu() * std + mean
-    shown = shown[:, :3] if shown.shape[1] >= 3 else shown[:, :1].expand(-1, 3, -1, -1)
-    shown = shown.clamp(0, 1).nan_to_num(nan=0.0)  # clamp brings inf to 1 and leaves nan
+    return shown[:, :3] if shown.shape[1] >= 3 else shown[:, :1].expand(-1, 3, -1, -1)
+
+
+def brightness(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> float:
+    """By what to multiply the colours of dark ``images`` [b c h w], so that they can be seen; 1 for all others."""
+    shown = in_colour(images, mean, std).numpy()
+    brightest = float(np.quantile(shown[np.isfinite(shown)], 1 - HARDLY)) if np.isfinite(shown).any() else 0.0
+    return 1 / brightest if LEAST <= brightest < DARK else 1.0
+
+
+def to_pixels(
+    images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor, gain: float = 1.0
+) -> np.ndarray:
+    """Colours uint8 [b h w 3] of normalised ``images`` [b c h w], ``gain`` times as bright.
+
+    nan is black, inf white, and the rest is clamped.
+    """
+    shown = (gain * in_colour(images, mean, std)).clamp(0, 1).nan_to_num(nan=0.0)  # clamp brings inf to 1, leaves nan
     return (shown * 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
 
 

@@ -60,7 +60,7 @@ class EncoderSpec:
         img_size: height and width in pixels.
         patch_size: side of a patch in pixels.
         channels: channels of the images.
-        positions: fixed 2-d sine-cosine embeddings, learned ones, fixed random ones (DropPos section 4.2), none (MP3).
+        positions: fixed 2-d sine-cosine embeddings, learned ones, fixed random ones, none (MP3).
         options: further keyword arguments of timm's VisionTransformer, such as ``depth`` or ``reg_tokens``.
     """
 

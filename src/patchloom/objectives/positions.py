@@ -9,7 +9,7 @@ from patchloom.views.tokens import take
 
 
 def affinity(features: Tensor, prefix: int, temperature: float, has_class_token: bool = True) -> Tensor:
-    """How much each patch matters to the image's whole: attentive reconstruction's weights [b n] (DropPos Eq. 8-9).
+    """How much each patch matters to the image's whole: attentive reconstruction's weights [b n] (DropPos Eq. 9).
 
     Softmax over all patches of cos(class token, patch) / τ. An encoder without a class token is asked with the mean of
     its patch tokens.
@@ -26,12 +26,12 @@ def affinity(features: Tensor, prefix: int, temperature: float, has_class_token:
 
 
 def position_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy [b k] of logits [b k n] with soft labels [b k n], in float32 (DropPos Eq. 5)."""
+    """Cross-entropy [b k] of logits [b k n] with soft labels [b k n], in float32 (DropPos Eq. 6)."""
     return -(labels * logits.float().log_softmax(-1)).sum(-1)
 
 
 def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
-    """Σ weights · values / Σ weights over all patches of all images of all processes (DropPos Eq. 9).
+    """Σ weights · values / Σ weights over all patches of all images of all processes (DropPos Eq. 8, with a divisor).
 
     Each process gets its share of the sum, so that the mean over the processes, which is what their gradients are
     averaged to, is the value that one process with all images would have.

@@ -26,7 +26,7 @@ def centre_of(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def canvas_errors(predicted: Tensor, canvas: Tensor, p: int, masked: Tensor, normalized: bool) -> tuple[Tensor, Tensor]:
-    """The two errors [b] of masking and zooming in (Beyond Masking section 3.3, m + a).
+    """The two errors [b] of masking and zooming in (Beyond Masking's m + a).
 
     The prediction shows the whole canvas at the size of the input. Grown to the canvas's size, its centre answers for
     the ``masked`` patches of the input, and its outer band for what the input did not show. The band is four strips,

@@ -90,9 +90,12 @@ class Task(nn.Module, ABC):
     def augmented(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
         """The views [b c h w] that `augment` makes of normalised images [b c h w], for pictures."""
         rng = np.random.default_rng(int(torch.randint(2**31, (), generator=generator)))
-        plain = ((images * self.std + self.mean).clamp(0, 1) * 255).round().byte().cpu()
-        views = zip(*(self.augment(image, rng) for image in plain), strict=True)
-        return tuple((torch.stack(view).to(images.device) / 255 - self.mean) / self.std for view in views)
+        plain, white = (images * self.std + self.mean).clamp(0, 1), 1
+        levels = (plain * 255).round()
+        if torch.equal((levels / 255 - self.mean) / self.std, images):  # of 8 bits, in which training crops them, too
+            plain, white = levels.byte(), 255
+        views = zip(*(self.augment(image, rng) for image in plain.cpu()), strict=True)
+        return tuple((torch.stack(view).to(images.device) / white - self.mean) / self.std for view in views)
 
     @property
     def grid(self) -> tuple[int, int]:

@@ -21,7 +21,7 @@ def parameter_groups(net: nn.Module, weight_decay: float) -> list[dict]:
 
 
 def build_optimizer(net: nn.Module, weight_decay: float, device: str) -> torch.optim.AdamW:
-    """AdamW with betas (0.9, 0.95) as in the five papers, fused where the device has it. The loop sets the rate."""
+    """AdamW with betas (0.9, 0.95), as MAE and DropPos, fused where the device has it. The loop sets the rate."""
     fused = device in ("cpu", "cuda")
     return torch.optim.AdamW(parameter_groups(net, weight_decay), lr=0.0, betas=(0.9, 0.95), fused=fused)
 

@@ -63,7 +63,7 @@ def positions(run: str | Path, data: str | Path, how: How, *, images: int = 1000
     unreadable: list[str] = []
     # larger than the encoder's where a task sees a part of its images
     size = tuple(task.augment.size)
-    drawn = plain_batches(source, size, how.batch_size, how.workers, task.channels, how.at)
+    drawn = plain_batches(source, size, **how.reading(source), channels=task.channels, device=how.at)
     batches = normalized(drawn, card, unreadable)
     task.to(how.at)
     cells = measure_positions(task.place, axes, task.grid, batches, how.seed)

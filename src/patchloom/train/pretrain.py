@@ -27,7 +27,7 @@ from patchloom.hints import check
 from patchloom.memory import keep_freed_memory
 from patchloom.nets.encode import compile_blocks
 from patchloom.nets.native import missing
-from patchloom.processes import rank, world
+from patchloom.processes import cores_here, rank, world
 from patchloom.tasks import with_defaults
 from patchloom.train.closing import Closing
 from patchloom.train.folder import RunFolder, plain_name
@@ -37,6 +37,7 @@ from patchloom.train.pictures import load_task, prepare_task, run_card
 from patchloom.train.progress import Reporter
 from patchloom.train.settings import DEFAULT_TASK, LAUNCH, Settings, resolve, share_of_batch
 from patchloom.train.start import Start
+from patchloom.train.suits import workers
 from patchloom.train.trouble import explained
 from patchloom.train.watch import Watch
 
@@ -150,6 +151,7 @@ class _Pretraining:
             return Run(self.folder.path, summary)
         keep_freed_memory()
         fabric = launch(self.asked, self._device())
+        self.here = cores_here()
         settled = first_decides(fabric, self._settle)
         if self.fingerprint != settled.fingerprint:
             raise PatchloomError(
@@ -172,6 +174,8 @@ class _Pretraining:
             values = {name: value for name, (value, _) in self.task.chosen.items()}
             self.settings = settings = replace(settings, task=settings.task | values)
             reasons |= {f"task.{name}": why for name, (_, why) in self.task.chosen.items()}
+        if not settled.resumed:  # the task alone knows how large its crops are
+            first_decides(fabric, lambda: settings.check_cache(self.task.augment.size))
         source = self._kept(fabric.is_global_zero)  # before the folder is begun: there may be no room for it
         if not settled.resumed:
             first_decides(fabric, lambda: self._begin(reasons))
@@ -220,8 +224,12 @@ class _Pretraining:
             )
         share_of_batch(settings.batch_size, len(self.training), world())
         settings = replace(settings, **{name: getattr(self.asked, name) for name in LAUNCH})
+        number, why = workers(settings.device, self.here)
+        reasons = {}
+        if self.asked.workers == "auto" and settings.workers != number:  # nothing but the pace depends on it
+            settings, reasons = replace(settings, workers=number), {"workers": why}
         stats = Stats(*(found[name] for name in ("mean", "std", "height", "width", "sampled")), [])
-        return _Settled(True, settings, {}, stats, self.fingerprint)
+        return _Settled(True, settings, reasons, stats, self.fingerprint)
 
     def _resolved(self) -> _Settled:
         asked, as_there = Start(self.asked).shaped()
@@ -234,7 +242,7 @@ class _Pretraining:
                     f"ImageNet's statistics are for 3 channels, not {channels}: use --normalization data"
                 )
             stats = stats._replace(mean=_IMAGENET[0], std=_IMAGENET[1])
-        settings, reasons = resolve(asked, len(self.training), channels, stats, world())
+        settings, reasons = resolve(asked, len(self.training), channels, stats, world(), self.here)
         return _Settled(False, settings, as_there | reasons, stats, self.fingerprint)
 
     def _kept(self, loud: bool) -> Source:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from patchloom.data import Stats
 from patchloom.errors import PatchloomError
+from patchloom.machine import Cores, cores
 from patchloom.nets.build import PRESETS, EncoderSpec
 from patchloom.tasks import encoder_wishes
 from patchloom.train import suits
@@ -127,10 +128,18 @@ class Settings:
             raise PatchloomError(f"--img_size must be positive and {_MOST['patch_size']} or less, not {self.img_size}")
         if self.from_run is not None and self.init is not None:
             raise PatchloomError("--from and --init both say with which weights to begin: give one of them")
-        if isinstance(self.cache, int):
-            fewest = 2 if self.img_size == "auto" else max(self.img_size)
-            if self.cache < fewest:
-                raise PatchloomError(f"--cache {self.cache} keeps too few pixels: give {fewest} or more, or whole")
+
+    def check_cache(self, crop: tuple[int, int]) -> None:
+        """Refuse to keep fewer pixels than the task's crops have (h, w), which may be larger than its images.
+
+        Raises:
+            PatchloomError: the sides to which images are reduced would have to be enlarged again.
+        """
+        if isinstance(self.cache, int) and self.cache < max(crop):
+            raise PatchloomError(
+                f"--cache {self.cache} keeps too few pixels, since {self.task['name']} takes crops of "
+                f"{crop[0]}x{crop[1]} here: give {max(crop)} or more, or whole"
+            )
 
     def plain(self) -> dict[str, Any]:
         """As plain values for YAML."""
@@ -153,7 +162,9 @@ _MOST_EPOCHS = 1600
 _ON_SHAPES = {"img_size": (32, 32), "patch_size": 8}
 
 
-def resolve(settings: Settings, n: int, channels: int, stats: Stats, world: int = 1) -> tuple[Settings, dict[str, str]]:
+def resolve(
+    settings: Settings, n: int, channels: int, stats: Stats, world: int = 1, here: Cores | None = None
+) -> tuple[Settings, dict[str, str]]:
     """Replace every ``auto``.
 
     Args:
@@ -162,6 +173,7 @@ def resolve(settings: Settings, n: int, channels: int, stats: Stats, world: int 
         channels: channels found in the data.
         stats: median size and statistics of the data.
         world: processes that train together.
+        here: how many of them share the cores of this machine; all of those of a node, if absent.
 
     Returns:
         Settings without ``auto``, and for each one that was chosen, the reason in a few words.
@@ -187,7 +199,6 @@ def resolve(settings: Settings, n: int, channels: int, stats: Stats, world: int 
     else:
         h, w = auto("img_size", *_img_size(device, min(stats.height, stats.width), settings.patch_size))
         patch = auto("patch_size", _patch(min(h, w)), f"common for {min(h, w)} pixels")
-    replace(settings, img_size=(h, w)).check()  # what is kept by --cache depends on it
     auto("model", *_model(device, (h // patch) * (w // patch)))
     wishes = encoder_wishes(settings.task)
     auto("positions", *wishes.get("positions", ("sincos", "as in the papers")))
@@ -196,15 +207,16 @@ def resolve(settings: Settings, n: int, channels: int, stats: Stats, world: int 
         chosen["model"] = {**chosen.get("model", settings.model), "class_token": value}
     batch = auto("batch_size", *_batch(device, n, world))
     share_of_batch(batch, n, world)
+    here = here or Cores(cores(), max(1, world // settings.nodes))
     if settings.devices == "auto":
-        chosen["devices"] = max(1, world // settings.nodes)
+        chosen["devices"] = here.processes
     samples = _SAMPLES["cpu" if device == "cpu" else "gpu"]
     epochs = min(_MOST_EPOCHS, max(10, round(samples / n)))
     epochs = auto("epochs", epochs, f"{n * epochs:,} samples in all from {n:,} training images")
     auto("blr", *_blr(chosen.get("model", settings.model)["name"], batch * settings.accumulate))
     auto("warmup_epochs", round(epochs * 0.1, 2), "a tenth of the epochs")
     threads = auto("threads", *suits.threads(device))
-    auto("workers", *suits.workers(device))
+    auto("workers", *suits.workers(device, here))
     half = auto("precision", *suits.precision(device))
     spec = replace(settings, **chosen).encoder_spec()
     auto("attention", *suits.attention(device, half, spec))

@@ -7,8 +7,9 @@ import shutil
 
 import torch
 
+from patchloom import machine
 from patchloom.errors import PatchloomError
-from patchloom.machine import attention_gain, best_threads, bfloat16_gain, compile_gain, cores, fused_gain
+from patchloom.machine import Cores, attention_gain, best_threads, bfloat16_gain, compile_gain, cores, fused_gain
 from patchloom.memory import memory
 from patchloom.nets import native
 from patchloom.nets.build import EncoderSpec, outline
@@ -49,11 +50,9 @@ def threads(device: str) -> tuple[int, str]:
     return best_threads(), f"products are fastest so, of {cores()} cores"
 
 
-def workers(device: str) -> tuple[int, str]:
+def workers(device: str, here: Cores) -> tuple[int, str]:
     """Processes that read images; where they are in memory, cropping them is still work."""
-    if device == "cpu":
-        return max(1, cores() // 4), "most cores are for training"
-    return min(16, max(1, cores() - 1)), f"one for each of {cores()} cores but one"
+    return machine.workers(device, here, least=1)
 
 
 def precision(device: str) -> tuple[str, str]:

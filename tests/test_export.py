@@ -1,0 +1,78 @@
+"""The code that ``export`` prints is what is compared, and it gives the encoder's features of images as they come."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import patchloom.export
+from patchloom.cli import main
+from patchloom.data import channels_of, measure, normalize, open_data, plain_batches
+from patchloom.errors import PatchloomError
+from patchloom.export import export
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
+
+SMALL = {"embed_dim": 32, "depth": 2}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """16 bits, of which the darkest five hundredths of a hundredth are used."""
+    folder = tmp_path_factory.mktemp("dark")
+    rng = np.random.default_rng(0)
+    for i in range(20):
+        blocks = np.kron(rng.integers(0, 30, (4, 4, 3)), np.ones((4, 4, 1), np.int64))
+        np.save(folder / f"{i:02}.npy", blocks.astype(np.uint16))
+    return folder
+
+
+def an_encoder(folder: Path, photos: Path, **options) -> Path:
+    """The file of an encoder with the statistics of those images."""
+    source = open_data(str(photos)).train
+    stats = measure(source, channels_of(source))
+    spec = EncoderSpec("nano", (16, 16), 4, options=SMALL | options)
+    torch.manual_seed(0)
+    folder.mkdir()
+    save_encoder(build_encoder(spec), EncoderCard(spec, stats.mean, stats.std, "mae", "dark"), folder / "e.safetensors")
+    return folder / "e.safetensors"
+
+
+def test_the_printed_code_gives_the_encoders_features_of_dark_images(photos, tmp_path, capsys):
+    path = an_encoder(tmp_path / 'it\'s "here"', photos)
+    assert main(["export", str(path), "--data", str(photos)]) == 0
+    printed = capsys.readouterr().out
+    pasted: dict = {}
+    exec(printed[printed.index("import timm") :], pasted)
+
+    vit, card = load_encoder(path)
+    assert max(card.mean) < 3e-4  # four decimals of which are one digit
+    (images,) = next(plain_batches(open_data(str(photos)).train, (16, 16), 16)).views
+    with torch.inference_mode():
+        ours, theirs = vit.forward_features(normalize(images, card.mean, card.std)), pasted["features"](images)
+    assert (ours - theirs).abs().max() < 1e-5
+    assert float(re.search(r"timm's features differ by at most (\S+) on 16 images", printed)[1]) < 1e-5
+
+
+@pytest.mark.parametrize("digits", [3, 4])
+def test_what_the_printed_code_computes_is_compared(photos, tmp_path, monkeypatch, digits):
+    """Not what the file holds: code that normalises otherwise does not pass."""
+    path, written = an_encoder(tmp_path / "here", photos), patchloom.export._snippet
+
+    def rounded(arguments, path, mean, std):
+        return written(arguments, path, tuple(round(value, digits) for value in mean), std)
+
+    monkeypatch.setattr(patchloom.export, "_snippet", rounded)
+    with pytest.raises(PatchloomError, match="features by the code that uses timm differ by"):
+        export(path, data=str(photos))
+
+
+def test_no_option_of_an_encoder_file_becomes_code(photos, tmp_path):
+    """timm leaves out what is None, whatever it is called."""
+    touched = tmp_path / "touched"
+    path = an_encoder(
+        tmp_path / "here", photos, **{f"qkv_bias=open({str(touched)!r}, 'w') and True, class_token": None}
+    )
+    assert "open" not in export(path, data=str(photos)).snippet and not touched.exists()
