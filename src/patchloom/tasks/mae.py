@@ -110,7 +110,7 @@ def pixel_decoder(
     width, depth, heads = task.decoder_sizes(width, depth, heads, usual, depth_option)
     if not depth and not visible_asked:
         raise PatchloomError(
-            f"without a block in the decoder, a masked patch's pixels are guessed from its place alone and the encoder "
+            "without a block in the decoder, a masked patch's pixels are guessed from its place alone and the encoder "
             f"learns nothing by them: give --task.{depth_option} 1 or more"
         )
     positions = sincos_2d(width, task.grid)

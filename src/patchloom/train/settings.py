@@ -9,7 +9,7 @@ from typing import Any, Literal
 from patchloom.data import Stats
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import PRESETS, EncoderSpec
-from patchloom.tasks import encoder_wishes
+from patchloom.tasks import check_images, encoder_wishes
 from patchloom.train import suits
 
 Auto = Literal["auto"]
@@ -194,6 +194,7 @@ def resolve(settings: Settings, n: int, channels: int, stats: Stats, world: int 
         value, reasons["model.class_token"] = wishes["class_token"]
         chosen["model"] = {**chosen.get("model", settings.model), "class_token": value}
     batch = auto("batch_size", *_batch(device, n, world))
+    check_images(settings.task, batch, n)
     share_of_batch(batch, n, world)
     if settings.devices == "auto":
         chosen["devices"] = max(1, world // settings.nodes)
