@@ -22,14 +22,16 @@ def settings_for(task="mae", **given):
 
 
 def test_operations_are_those_of_the_matrix_products_there_and_back():
-    # one block of width 64 over 16 + 1 tokens, no decoder blocks: all products can be written down
+    # one block of width 64 over 8 + 1 tokens, and one of the decoder: all products can be written down
     model = {"name": "nano", "embed_dim": 64, "depth": 1, "num_heads": 4}
-    task = {"name": "mae", "mask_ratio": 0.5, "decoder_depth": 0, "decoder_width": 32}
+    task = {"name": "mae", "mask_ratio": 0.5, "decoder_depth": 1, "decoder_width": 32}
     settings = settings_for(task, model=model, img_size=32, patch_size=8)
-    t, d, patch = 8 + 1, 64, 3 * 8 * 8
+    t, d, w, patch = 8 + 1, 64, 32, 3 * 8 * 8
     block = t * (12 * d * d) + 2 * t * t * d
-    linears = t * d * 32 + 8 * 32 * patch
-    products = 2 * (3 * (block + linears) + 2 * 8 * patch * d)  # the images need no gradient
+    # keys and values of all tokens; queries, projection and MLP of the 8 masked ones alone
+    decoder = (t + 8) * (2 * w * w) + 8 * (10 * w * w) + 2 * 8 * (t + 8) * w
+    linears = t * d * w + 8 * w * patch
+    products = 2 * (3 * (block + decoder + linears) + 2 * 8 * patch * d)  # the images need no gradient
     assert operations(settings) == pytest.approx(products, rel=1e-6)
 
 

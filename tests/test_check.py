@@ -244,7 +244,7 @@ def test_what_was_read_is_told_even_if_no_step_can_be_made(monkeypatch, capsys):
     monkeypatch.setattr("patchloom.propose.memory_of", full)
     assert main(["check", "shapes:64", "--batch_size", "8", "--task", "mae"]) == 0
     told = capsys.readouterr().out
-    assert "It would stop: the device has too little memory for 8 images at once: halve --batch_size." in told
+    assert "It would stop: the device has too little memory for 8 images at once: halve --batch_size" in told
     assert "It would take" not in told and "images          64" in told
 
 

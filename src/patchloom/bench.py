@@ -25,6 +25,7 @@ from patchloom.train.pictures import prepare_task
 from patchloom.train.pretrain import request
 from patchloom.train.settings import Settings, resolve
 from patchloom.train.step import autocast
+from patchloom.train.trouble import halvable
 
 _COUNTED = 2  # images whose operations are counted; they are the same for each
 _READING = 3.0  # seconds of reading
@@ -171,9 +172,10 @@ def bench(
         dtypes = dict.fromkeys(("float32", "bfloat16", each[0].precision))
         peaks = product_rates(each[0].device, dtypes=[*dtypes])  # at once: a machine is not always equally fast
     except torch.OutOfMemoryError as problem:
+        less = "halve --batch_size" if all(map(halvable, each)) else "use smaller images or a smaller --model"
         raise PatchloomError(
-            f"the device has too little memory for {each[0].batch_size} images at once: lower --batch_size, or name "
-            "fewer --tasks, since all of them are in memory"
+            f"the device has too little memory for {each[0].batch_size} images at once: {less}, or name fewer --tasks, "
+            "since all of them are in memory"
         ) from problem
     paces: list[Pace] = []
     for i, (settings, compiled) in enumerate(forms):

@@ -15,6 +15,7 @@ from patchloom.machine import seconds_of
 from patchloom.memory import keep_freed_memory, memory
 from patchloom.train.progress import duration
 from patchloom.train.settings import Settings
+from patchloom.train.trouble import smaller_steps
 
 _STEPS = 5  # that are timed
 _KEPT = 1.25  # pixels to keep of an image, over those that are trained on (docs/data.md)
@@ -122,7 +123,7 @@ class Proposal:
             need = f"It would need {e.memory:.2f} GiB of memory beyond what the imports hold"
             said.append(f"{need}; there are {e.room:,.1f} GiB.")
             if e.memory > e.room:
-                said.append("That is more than there is: halve --batch_size, and add --accumulate 2.")
+                said.append(f"That is more than there is: {smaller_steps(s)}.")
         return said
 
 
@@ -142,7 +143,8 @@ def propose(
         try:
             made = _estimate(training, settings)
         except torch.OutOfMemoryError:
-            trouble = f"the device has too little memory for {settings.batch_size} images at once: halve --batch_size"
+            full = f"the device has too little memory for {settings.batch_size} images at once"
+            trouble = f"{full}: {smaller_steps(settings)}"
         except PatchloomError as problem:  # the images may well be read, and that shall not be lost
             trouble = str(problem)
     return Proposal(data, settings, reasons, made, trouble)

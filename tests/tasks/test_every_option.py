@@ -1,9 +1,25 @@
 """Every option of every task, away from its default, without code for any of them."""
 
-import pytest
-from options_swept import OPTION_SETS, left_out
+import inspect
 
-from patchloom.tasks import TASKS
+import pytest
+import torch
+from options_swept import OPTION_SETS, left_out
+from sweep import build, views_of
+
+from patchloom.errors import PatchloomError
+from patchloom.tasks import TASKS, task_class
+from patchloom.train.optim import build_optimizer
+
+CASES = [pytest.param(name, asked, id=f"{name} {asked}") for name, sets in OPTION_SETS.items() for asked in sets]
+# every set with each of its decoders without a block, with which a pixel decoder might learn alone
+SHALLOW = [
+    (name, {**asked, option: 0})
+    for name, sets in OPTION_SETS.items()
+    for asked in sets
+    for option in inspect.signature(task_class(name)).parameters
+    if option.endswith("depth")
+]
 
 
 def test_the_sets_are_of_all_tasks_and_only_of_them():
@@ -13,3 +29,40 @@ def test_the_sets_are_of_all_tasks_and_only_of_them():
 @pytest.mark.parametrize("name", TASKS)
 def test_every_option_is_swept(name):
     assert not left_out(name)
+
+
+def unmoved(name, asked):
+    """The trainable weights that one step does not move; frozen ones must not move."""
+    task = build(name, asked=asked).train()
+    optimizer = build_optimizer(task, 0.0, "cpu")  # weight decay would move what no gradient reaches
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-3
+    task(*views_of(task), progress=0.5, generator=torch.Generator().manual_seed(0)).loss.backward()
+    found = []
+    before = {key: weight.detach().clone() for key, weight in task.named_parameters()}
+    optimizer.step()
+    for key, weight in task.named_parameters():
+        assert weight.requires_grad or (weight.grad is None and torch.equal(weight, before[key])), key
+        if weight.requires_grad and (weight.grad is None or not weight.grad.any() or torch.equal(weight, before[key])):
+            found.append(key)
+    return found
+
+
+@pytest.mark.parametrize(("name", "asked"), CASES)
+def test_one_step_moves_every_weight(name, asked):
+    assert not unmoved(name, asked)
+
+
+def test_decoders_without_blocks_are_refused_or_the_encoder_learns_by_them():
+    """For every set of options in turn: where masked patches alone are asked, nothing would reach the encoder."""
+    refused, accepted = set(), set()
+    for name, asked in SHALLOW:
+        try:
+            assert not unmoved(name, asked), (name, asked)
+            accepted.add(name)
+        except PatchloomError as error:
+            if "changes nothing here" not in str(error):
+                assert "the encoder learns nothing by them: give --task." in str(error)
+                refused.add(name)
+    assert refused == {"mae", "droppos", "restore", "lut", "mixture"}
+    assert accepted == {"droppos", "restore", "mixture"}

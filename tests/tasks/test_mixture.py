@@ -14,7 +14,7 @@ from patchloom.options import parse_pretrain
 from patchloom.tasks import build_task, encoder_wishes
 from patchloom.tasks.droppos import DropPos
 from patchloom.tasks.mixture import Mixture
-from patchloom.views.tokens import patchify, put, take, unpatchify
+from patchloom.views.tokens import by_grid, patchify, put, take, unpatchify
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 LIKE = {
@@ -121,13 +121,12 @@ def test_like_simmim_asks_the_blank_patches_and_never_sees_them():
     which = blank.nonzero()[:, 1].view(4, -1)
     noise = unpatchify(put(torch.randn(4, 39, 48), which, patchify(images, 4)), 4, (8, 8))
     question = task.questions["pixels"]
-    other = task.see(noise, noise, generator())
-    assert torch.equal(question.answer(seen), question.answer(other))
+    asked, answer = question.answer(seen)
+    assert torch.equal(asked, which) and torch.equal(answer, question.answer(task.see(noise, noise, generator()))[1])
 
-    answer = question.answer(seen)
     truth = patchify(images * 0.25 + 0.4, 4).unflatten(-1, (3, 16))
     truth = ((truth - truth.mean(-1, keepdim=True)) / (truth.std(-1, keepdim=True) + 1e-6)).flatten(2)
-    errors = [(answer[i, j] - truth[i, j]).square().mean() for i in range(4) for j in which[i]]
+    errors = [(answer[i, j] - truth[i, which[i, j]]).square().mean() for i in range(4) for j in range(39)]
     close(task(images, generator=generator()).loss, torch.stack(errors).mean().detach())
 
 
@@ -183,25 +182,44 @@ def test_no_patch_is_both_blank_and_without_position(order, shares):
     assert all(len(set(row)) == kept for row in view.visible.tolist())
 
 
+ASKED = (
+    ({"mask": 0.5}, 32),
+    ({"blank": 0.25}, 16),
+    ({"mask": 0.5, "blank": 0.25}, 40),
+    ({"blur": 3, "mask": 0.5, "blank": 0.25}, 64),
+)
+
+
 def test_what_is_asked_of_a_degraded_picture():
     """Every patch of the clean picture, seen or not; without degradation only what was not seen."""
     (images,) = batch()
-    for withhold, asked in (({"mask": 0.5}, 32), ({"mask": 0.5, "blank": 0.25}, 40), ({"blur": 3, "mask": 0.5}, 64)):
+    for withhold, count in ASKED:
         task = make(withhold=withhold, ask={"pixels": 1.0})
         seen = task.see(images, images, generator())
-        assert task.questions["pixels"].asked(seen).sum(1).tolist() == [asked] * 4
+        asked, _ = task.questions["pixels"].answer(seen)
+        hidden = ~torch.zeros(4, 64, dtype=torch.bool).scatter(1, seen.view.visible, seen.shows())
+        assert torch.equal(asked.sort(dim=1).values, (hidden | ("blur" in withhold)).nonzero()[:, 1].view(4, count))
         perfect = patchify(images * 0.25 + 0.4, 4).unflatten(-1, (3, 16))
         perfect = (perfect - perfect.mean(-1, keepdim=True)) / (perfect.std(-1, keepdim=True) + 1e-6)
-        assert task.questions["pixels"].errors(perfect.flatten(2), seen).max() < 1e-9
+        assert task.questions["pixels"].errors(take(perfect.flatten(2), asked), asked, seen).max() < 1e-9
         assert torch.equal(seen.view.images, images) == ("blur" not in withhold)
 
 
-def test_answers_are_by_the_grid():
-    task = make(withhold={"mask": 0.5}, ask={"pixels": 1.0})
+@pytest.mark.parametrize(("withhold", "count"), ASKED, ids=["masked", "blank", "both", "all, since blurred"])
+def test_the_decoder_computes_only_what_is_asked_and_the_loss_is_that_of_answers_for_all(withhold, count):
+    task = make(withhold=withhold, ask={"pixels": 1.0})
     (images,) = batch()
-    seen, question = task.see(images, images, generator()), task.questions["pixels"]
-    raw, answer = question.decoder(seen.tokens, seen.view.visible, seen.masked), question.answer(seen)
-    torch.testing.assert_close(take(answer, torch.cat([seen.view.visible, seen.masked], dim=1)), raw)
+    question, computed = task.questions["pixels"], []
+    hook = question.decoder.blocks[-1].mlp.register_forward_hook(lambda _, given, made: computed.append(made.shape[1]))
+    outcome = task(images, generator=generator())
+    hook.remove()
+    assert computed == [count + (count == 64)]  # where all are asked, the class token costs less than cutting it off
+    seen = task.see(images, images, generator())
+    asked, _ = question.answer(seen)
+    question.decoder.visible_asked = seen.view.visible.shape[1]
+    answers = question.decoder(seen.tokens, seen.view.visible, seen.masked)
+    answers = take(by_grid(answers, seen.view.visible, seen.masked), asked)
+    torch.testing.assert_close(outcome.loss, question.errors(answers, asked, seen).mean(), rtol=1e-6, atol=0)
 
 
 def test_the_first_question_is_reported():
@@ -249,6 +267,13 @@ REFUSED = [
         "of 64 patches that enter, 39 would be blank and 32 without a position",
     ),
     ({"withhold": {"blank": 0.99}, "ask": {"pixels": 1.0}}, "every patch would be blank"),
+    ({"withhold": {"mask": 1e-9}, "ask": {"pixels": 1.0}}, "mask 1e-09 takes none of the patches: raise it"),
+    ({"withhold": {"blank": 1e-9}, "ask": {"pixels": 1.0}}, "blank 1e-09 takes none of the patches"),
+    (
+        {"withhold": {"drop_positions": 1e-9}, "ask": {"positions": 1.0}},
+        "drop_positions 1e-09 takes none of the patches",
+    ),
+    ({"decoder_depth": 0}, "the encoder learns nothing by them: give --task.decoder_depth 1 or more"),
     ({"withhold": {"blur": 4}, "ask": {"pixels": 1.0}}, "the kernel of blur must be odd sides"),
     ({"withhold": {"zoom_in": 2}, "ask": {"pixels": 1.0}}, "the scale of zoom_in must be"),
     (

@@ -10,6 +10,7 @@ from patchloom.tasks import build_task
 from patchloom.train.optim import parameter_groups
 from patchloom.train.schedule import learning_rate, points
 from patchloom.train.settings import Settings, resolve
+from patchloom.train.trouble import too_little_memory
 
 
 def test_learning_rate_rises_then_falls_as_a_cosine():
@@ -105,6 +106,16 @@ def test_seeded_steps_repeat():
     assert drawn[0][0] != drawn[2][0] and drawn[0][1] != drawn[2][1]
     assert drawn[0][0] == drawn[3][0]  # processes take their rows of one draw for all
     assert drawn[0][1] != drawn[3][1]  # and drop other paths
+
+
+@pytest.mark.parametrize(("task", "least"), [("mae", 1), ("lut", 2), ("extrema", 1)])
+def test_what_to_do_without_memory_is_never_refused(task, least, monkeypatch):
+    for processes in (1, 3):
+        monkeypatch.setattr("patchloom.train.trouble.world", lambda processes=processes: processes)
+        for batch in range(1, 9):
+            said = too_little_memory("need", Settings("x", {"name": task}, batch_size=batch))
+            assert ("halve --batch_size" in said) == (batch // 2 >= max(least, processes)), (batch, said)
+            assert ("use smaller images or a smaller --model" in said) != ("halve --batch_size" in said)
 
 
 def test_compiling_is_asked_for_only_where_there_is_a_compiler(monkeypatch):

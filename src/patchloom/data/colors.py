@@ -44,6 +44,13 @@ class ColorPlan(NamedTuple):
         rows, factors = (one.to(device, non_blocking=True) for one in (self.rows, self.factors))
         return ColorPlan(rows, factors, self.changes)
 
+    def first(self, images: int) -> ColorPlan:
+        """What happens to the first so many images."""
+        counts, kept = [count for _, count in self.changes], self.rows < images
+        left = (int(part.sum()) for part in kept.split(counts))
+        changes = tuple((name, count) for (name, _), count in zip(self.changes, left, strict=True))
+        return ColorPlan(self.rows[kept], self.factors[kept], changes)
+
 
 def plan_colors(draws: Tensor, channels: int) -> ColorPlan:
     """What draws [b `DRAW`] want to be done to images of so many channels.

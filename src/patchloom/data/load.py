@@ -51,13 +51,17 @@ def training_batches(
     rank: int = 0,
     world: int = 1,
     device: torch.device | str | None = None,
+    prepare: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
 ) -> Iterator[Batch]:
     """The batches of steps first_step ... steps - 1 of a run of `steps`.
 
     Every epoch is a new permutation; every image's augmentation is drawn from (seed, epoch, index). So a step's batch
     depends on neither `first_step` nor `workers`. Process `rank` of `world` takes its own slice of every global batch.
-    An image that cannot be read gives way to one from further along the permutation and is reported. With a `device`
-    they come as `Arriving`, else as the workers make them.
+    An image that cannot be read gives way to one from further along the permutation and is reported. Where there is
+    none that is not in the step already, the process's batch is smaller; the others' may not be.
+
+    `prepare` is what becomes of the batches before they are sent to the `device`, where they come as `Arriving`;
+    without one they stay as the workers make them.
 
     Raises: PatchloomError, at once if there are fewer images than processes, while iterating if more than 100 images in
     a row cannot be read, if nothing readable is left, or if an image has the wrong number of channels.
@@ -67,7 +71,7 @@ def training_batches(
             f"{source.name} holds {len(source)} images for {world} processes: use at most one per image"
         )
     batches = _TrainingBatches(source, augment, batch_size, seed, channels, rank, world)
-    return _arriving(in_workers(batches, range(first_step, steps), workers, _on_gpu(device)), device)
+    return _arriving(prepare(in_workers(batches, range(first_step, steps), workers, _on_gpu(device))), device)
 
 
 def plain_batches(
@@ -150,7 +154,12 @@ class _TrainingBatches(Dataset):
                 draws += [] if draw is None else [draw]
             indices.append(index)
         if not indices:
-            raise PatchloomError(f"nothing in {self.source.name} could be read, beginning with {unreadable[0]}")
+            shared = self.world > 1
+            by, fewer = (f" by process {self.rank}", ", or use fewer processes") if shared else ("", "")
+            raise PatchloomError(
+                f"nothing in {self.source.name} could be read{by}, beginning with {unreadable[0]}: mend what "
+                f"patchloom check names{fewer}"
+            )
         batch = _stack(views, indices, unreadable)
         if not draws:
             return batch

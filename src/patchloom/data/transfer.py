@@ -34,6 +34,15 @@ class Batch(NamedTuple):
             views = tuple(recolor(view, plan.to(device)) for view, plan in zip(views, self.colors, strict=True))
         return self._replace(views=views, colors=None)
 
+    def first(self, count: int) -> Batch:
+        """The first ``count`` images."""
+        if count == len(self.indices):
+            return self
+        colors = None if self.colors is None else tuple(plan.first(count) for plan in self.colors)
+        return self._replace(
+            views=tuple(view[:count] for view in self.views), indices=self.indices[:count], colors=colors
+        )
+
 
 class Arriving(Iterator[Batch]):
     """Batches on a device. To a GPU they travel on a stream of their own, while it works at what came before.

@@ -62,7 +62,8 @@ class RefillingDecoder(Decoder):
         in_width, answers, width, depth, heads, prefix: as in `Decoder`.
         positions: [n width] position embedding of every patch of the grid; fixed.
         refills: False where no patch is ever masked, and a mask token would never be used.
-        everything: answer for the patches that the encoder saw, too (where they were degraded).
+        visible_asked: of the patches that the encoder saw, the last so many are answered for, too (where the picture
+            was degraded, or they were blank).
     """
 
     def __init__(
@@ -74,15 +75,15 @@ class RefillingDecoder(Decoder):
         heads: int = 16,
         prefix: int = 1,
         refills: bool = True,
-        everything: bool = False,
+        visible_asked: int = 0,
     ):
         super().__init__(in_width, answers, positions.shape[1], depth, heads, prefix)
-        self.everything = everything
+        self.visible_asked = visible_asked
         self.register_buffer("positions", positions, persistent=False)
         self.mask_token = nn.Parameter(torch.empty(positions.shape[1]).normal_(std=0.02)) if refills else None
 
     def forward(self, tokens: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
-        """Answers for the patches that the encoder did not see, or for all.
+        """Answers for the patches that the encoder did not see, and for the last ``visible_asked`` that it saw.
 
         Args:
             tokens: [b prefix+k d] from the encoder.
@@ -90,7 +91,7 @@ class RefillingDecoder(Decoder):
             masked: [b m] the others that are answered for, disjoint from ``visible``.
 
         Returns:
-            [b m answers] in the order of ``masked``; with ``everything`` [b k+m answers], those of ``visible`` first.
+            [b visible_asked+m answers], in the order of ``visible`` and then of ``masked``.
         """
         known = self.entered(tokens)
         prefix, known = known[:, : self.prefix], known[:, self.prefix :] + self.positions[visible]
@@ -98,5 +99,4 @@ class RefillingDecoder(Decoder):
         if self.mask_token is not None:
             parts.append(self.mask_token + self.positions[masked])
         tokens = torch.cat(parts, dim=1)
-        first = self.prefix if self.everything else tokens.shape[1] - masked.shape[1]
-        return self.answer(self.norm(self.think(tokens, first)))
+        return self.answer(self.norm(self.think(tokens, tokens.shape[1] - masked.shape[1] - self.visible_asked)))

@@ -123,6 +123,33 @@ def encoder_wishes(task: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     return task_class(options.pop("name")).encoder_wishes(options)
 
 
+def images_needed(task: Mapping[str, Any]) -> tuple[int, str]:
+    """How many images a step of ``task`` (``name`` and options) needs, of all processes together, with the reason.
+
+    Raises:
+        PatchloomError: no such task or option.
+    """
+    options = with_defaults(task)
+    return task_class(options.pop("name")).images_needed(options)
+
+
+def check_images(task: Mapping[str, Any], batch: int, n: int) -> None:
+    """Refuse steps of ``batch`` images, or of all ``n`` where there are no more, of which ``task`` could not learn.
+
+    Raises:
+        PatchloomError: so it is.
+    """
+    least, why = images_needed(task)
+    needs = f"{task['name']} needs {least} or more images in a step, since {why}"
+    if n < least:
+        raise PatchloomError(
+            f"{needs}, and the images to train on that can be read are only {n}: add images, or mend what "
+            "patchloom check names"
+        )
+    if batch < least:
+        raise PatchloomError(f"{needs}: give --batch_size {least} or more")
+
+
 def build_task(task: Mapping[str, Any], encoder):
     """The pretext task with ``name`` and options as in ``task``, around ``encoder``.
 

@@ -111,6 +111,13 @@ class ExtreMA(Task):
             return {"class_token": (True, "--task.class_token vit asks for it")}
         return {"class_token": (False, f"--task.class_token {options['class_token']} needs none in the encoder")}
 
+    @classmethod
+    def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
+        """Two with InfoNCE, which asks one image's teacher among those of others: alone, its loss is 0."""
+        if options["loss"] == "infonce":
+            return 2, "infonce tells the images of a step from one another"
+        return super().images_needed(options)
+
     def beside(self) -> dict[str, nn.Module]:
         """The class attention, without which the encoder alone does not give the instance representation."""
         return {"instance_head": self.instance_head} if self.class_token == "cait" else {}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -112,6 +113,11 @@ class LUT(Task):
         elif pixel_weight:
             self.decoder = pixel_head(self)
         self.teacher = Teacher(encoder=encoder, head=self.head)
+
+    @classmethod
+    def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
+        """Two, of which batch norm can take a variance."""
+        return 2, "its batch norm compares the images of a step"
 
     def forward(self, one: Tensor, two: Tensor, *, progress: float = 0.0, generator=None, hands=None) -> Outcome:
         """The loss on a batch of two views; ``hands`` fixes the visible patches of each, [b k] twice."""

@@ -96,16 +96,28 @@ def pixel_decoder(
     heads: Size,
     depth_option: str = "decoder_depth",
     usual: tuple[int, int, int] = (512, 8, 16),
-    **what: bool,
+    refills: bool = True,
+    visible_asked: int = 0,
 ) -> RefillingDecoder:
     """A decoder that asks for the pixels of ``task``'s patches; ``usual`` are the paper's width, depth and heads.
 
-    ``what`` are further arguments of `RefillingDecoder`: by default those patches answer that the encoder did not see.
+    ``refills`` and ``visible_asked`` are as for `RefillingDecoder`: by default those patches answer that the encoder
+    did not see.
+
+    Raises:
+        PatchloomError: sizes that do not go together, or nothing that is asked would reach the encoder.
     """
     width, depth, heads = task.decoder_sizes(width, depth, heads, usual, depth_option)
+    if not depth and not visible_asked:
+        raise PatchloomError(
+            "without a block in the decoder, a masked patch's pixels are guessed from its place alone and the encoder "
+            f"learns nothing by them: give --task.{depth_option} 1 or more"
+        )
     positions = sincos_2d(width, task.grid)
     pixels = task.channels * task.p**2
-    return RefillingDecoder(task.encoder.embed_dim, pixels, positions, depth, heads, task.prefix, **what)
+    return RefillingDecoder(
+        task.encoder.embed_dim, pixels, positions, depth, heads, task.prefix, refills, visible_asked
+    )
 
 
 def check_masks_something(task: Task, visible: int, mask_ratio: float) -> None:

@@ -85,6 +85,11 @@ class Mixture(Task):
         self.second = self.choose("teacher", teacher, asked_of, "goes with what is asked")
         self._check()
         self.counts = self._count(self.withhold)
+        for name, count in self.counts.items():
+            if name != "limit_context" and count == (self.patches if name == "mask" else 0):
+                raise PatchloomError(
+                    f"{name} {self.withhold[name]} takes none of the patches: raise it in --task.withhold"
+                )
         degradations = [name for name in self.withhold if name in _STRENGTHS]
         kind: Degradation = degradations[0] if degradations else "none"
         strengths = {_STRENGTHS[kind]: float(self.withhold[kind])} if degradations else {}
@@ -107,7 +112,7 @@ class Mixture(Task):
             self.refuse_unused("positions are not asked", position_depth=position_depth)
         sizes = decoder_width, decoder_depth, decoder_heads
         builders = {
-            "pixels": lambda: Pixels(self, self.degrader, "mask" in self.withhold, sizes),
+            "pixels": lambda: Pixels(self, self.degrader, self.counts, sizes),
             "positions": lambda: Positions(self, sigma, (decoder_width, position_depth, decoder_heads)),
             "agreement": lambda: Agreement(self, head_width, head_out),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,7 +24,7 @@ from patchloom.tasks.positions_drawn import mark_wrong, position_measure
 from patchloom.tasks.siamese import ROWS, agreement_measure, head_sizes, hidden, neighbours_sheet
 from patchloom.tasks.task import WITHHELD, Sheet, Size, Task
 from patchloom.views.positions import Placed, smoothed_positions
-from patchloom.views.tokens import by_grid, patch_channel_statistics, patchify, take, unpatchify
+from patchloom.views.tokens import patch_channel_statistics, patchify, put, take, unpatchify
 from patchloom.views.view import View, whole
 
 
@@ -69,42 +70,54 @@ class Question(Protocol):
 
 
 class Pixels(nn.Module):
-    """The clean pixels of what was masked or blanked; of every patch where the picture was degraded."""
+    """The clean pixels of what was masked or blanked; of every patch where the picture was degraded.
 
-    def __init__(self, task: Task, degrader: Degrader, masks: bool, sizes: tuple[Size, Size, Size]):
+    Args:
+        task: of whose patches.
+        degrader: of the picture.
+        counts: `Mixture.counts`, patches that are visible (mask) or lose their content (blank).
+        sizes: width, depth and heads of the decoder.
+    """
+
+    def __init__(self, task: Task, degrader: Degrader, counts: Mapping[str, int], sizes: tuple[Size, Size, Size]):
         super().__init__()
         task.check_normalizable(each_channel=True)
-        self.p, self.grid, self.channels = task.p, task.grid, task.channels
+        self.p, self.grid, self.channels, self.prefix = task.p, task.grid, task.channels, task.prefix
         self.degrader = degrader
-        self.decoder = pixel_decoder(task, *sizes, refills=masks, everything=True)
+        self.blank = counts.get("blank", 0)
+        visible = counts.get("mask", task.patches)
+        asked = self.blank if degrader.kind in ("masked", "none") else visible
+        self.decoder = pixel_decoder(task, *sizes, refills="mask" in counts, visible_asked=asked)
 
-    def answer(self, seen: Seen) -> Tensor:
-        """Predicted pixels [b n f] by the grid, normalised in each channel of each patch."""
-        answers = self.decoder(seen.tokens, seen.view.visible, seen.masked).float()
-        return by_grid(answers, seen.view.visible, seen.masked)
+    def shown_first(self, seen: Seen) -> Tensor:
+        """[b k] places among the visible patches: those whose content was seen, then the blank ones."""
+        return seen.shows().byte().argsort(dim=1, descending=True, stable=True)
 
-    def asked(self, seen: Seen) -> Tensor:
-        """[b n] 1 where a patch is asked for."""
-        n = self.grid[0] * self.grid[1]
-        if self.degrader.kind not in ("masked", "none"):
-            return torch.ones(len(seen.images), n, device=seen.images.device)
-        shown = torch.zeros(len(seen.images), n, device=seen.images.device)
-        return 1 - shown.scatter(1, seen.view.visible, seen.shows().float())
+    def answer(self, seen: Seen) -> tuple[Tensor, Tensor]:
+        """Which patches are asked [b j], and their predicted pixels [b j f], normalised in each of their channels."""
+        tokens, visible, asked = seen.tokens, seen.view.visible, self.decoder.visible_asked
+        if 0 < asked < visible.shape[1]:
+            order = self.shown_first(seen)
+            visible = take(visible, order)
+            tokens = torch.cat([tokens[:, : self.prefix], take(tokens[:, self.prefix :], order)], dim=1)
+        answers = self.decoder(tokens, visible, seen.masked).float()
+        return torch.cat([visible[:, visible.shape[1] - asked :], seen.masked], dim=1), answers
 
-    def errors(self, answer: Tensor, seen: Seen) -> Tensor:
-        """Squared error [b n] of each patch of an answer."""
-        return (answer - restoration_targets(seen.plain(seen.images), self.p, None, True)).square().mean(-1)
+    def errors(self, answer: Tensor, asked: Tensor, seen: Seen) -> Tensor:
+        """Squared error [b j] of an answer [b j f] for each of the patches ``asked`` [b j]."""
+        return (answer - restoration_targets(seen.plain(seen.images), self.p, asked, True)).square().mean(-1)
 
     def loss(self, seen: Seen, progress: float) -> Tensor:
         """Mean squared error of the patches asked."""
-        return weighted_mean(self.errors(self.answer(seen), seen), self.asked(seen))
+        asked, answer = self.answer(seen)
+        return self.errors(answer, asked, seen).mean()
 
     def measure(self, seen: Seen) -> Measure:
         """The error beside those of patches of one colour and of what was given, holes blurred over."""
-        asked = self.asked(seen)
-        given = answer_of(self.given(seen), seen.plain(seen.images), self.p, True)
-        answers = {"": self.answer(seen), "flat patches": torch.zeros_like(given), "what was given": given}
-        found = {name: (self.errors(one, seen) * asked).sum(1) / asked.sum(1) for name, one in answers.items()}
+        asked, answer = self.answer(seen)
+        given = take(answer_of(self.given(seen), seen.plain(seen.images), self.p, True), asked)
+        answers = {"": answer, "flat patches": torch.zeros_like(given), "what was given": given}
+        found = {name: self.errors(one, asked, seen).mean(1) for name, one in answers.items()}
         return Measure("pixel error", found.pop(""), found, tuple(found), higher_is_better=False, form=".3f")
 
     def given(self, seen: Seen) -> Tensor:
@@ -116,9 +129,7 @@ class Pixels(nn.Module):
 
     def shown(self, seen: Seen) -> Tensor:
         """[b j] the patches whose content was seen; as many for every image."""
-        return take(seen.view.visible, seen.shows().byte().argsort(dim=1, descending=True, stable=True))[
-            :, : int(seen.shows()[0].sum())
-        ]
+        return take(seen.view.visible, self.shown_first(seen))[:, : seen.view.visible.shape[1] - self.blank]
 
     def draw(self, seen: Seen) -> list[Sheet]:
         """Original | given | recovered."""
@@ -127,10 +138,10 @@ class Pixels(nn.Module):
         columns["given"] = paint_patches(
             seen.view.images, p, hidden(self.shown(seen), self.grid[0] * self.grid[1]), WITHHELD
         )
-        asked, predicted = self.asked(seen)[..., None] > 0, self.answer(seen)
+        asked, predicted = self.answer(seen)
         for heading, source in {"recovered, own statistics": truth, "guessed statistics": self.given(seen)}.items():
-            own, deviation = patch_channel_statistics(patchify(source, p), self.channels)
-            answer = torch.where(asked, predicted * deviation + own, patchify(truth, p))
+            own, deviation = patch_channel_statistics(patchify(source, p, asked), self.channels)
+            answer = put(predicted * deviation + own, asked, patchify(truth, p))
             columns[heading] = (unpatchify(answer, p, self.grid) - seen.mean) / seen.std
         caption = (
             "Pixels are predicted normalised in each patch. Own statistics: each patch's mean and deviation come from "

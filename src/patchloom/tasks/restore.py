@@ -111,7 +111,8 @@ class Restore(Task):
         # where nothing but patches is missing, the visible ones have nothing to answer
         self.asks_all = not masks or degradation not in ("masked", "none")
         sizes = decoder_width, decoder_depth, decoder_heads
-        self.decoder = pixel_decoder(self, *sizes, usual=(384, 4, 6), refills=masks, everything=self.asks_all)
+        asked = visible if self.asks_all else 0
+        self.decoder = pixel_decoder(self, *sizes, usual=(384, 4, 6), refills=masks, visible_asked=asked)
 
     def forward(self, images: Tensor, *, progress: float = 0.0, generator=None, hands=None) -> Outcome:
         """The loss on a batch of canvases; ``hands`` fixes visible and masked patches ([b k], [b m])."""

@@ -82,6 +82,11 @@ class Task(nn.Module, ABC):
         """
         return {}
 
+    @classmethod
+    def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
+        """How many images a step needs, of all processes together, with the reason; ``options`` are all the task's."""
+        return 1, "a step without images has nothing to ask"
+
     def normalized_by(self, mean: Sequence[float], std: Sequence[float]) -> None:
         """Tell the task by which statistics per channel, in [0, 1] units, its images are normalised."""
         for name, values in (("mean", mean), ("std", std)):

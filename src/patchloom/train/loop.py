@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from patchloom.errors import PatchloomError
 from patchloom.processes import Shared, collected, total, world
 from patchloom.tasks.measure import Measure
 from patchloom.tasks.task import Task
+from patchloom.train.batches import evened
 from patchloom.train.checkpoint import finite, restore, tensors_of
 from patchloom.train.folder import RunFolder, metrics_row, write_metrics
 from patchloom.train.launch import gathered_weights
@@ -166,6 +168,7 @@ class Loop:
             self.fabric.global_rank,
             world(),
             self.fabric.device,
+            partial(evened, settings=self.settings, each=self.each),
         )
 
     def _scale(self) -> float:

@@ -28,7 +28,7 @@ from patchloom.memory import keep_freed_memory
 from patchloom.nets.encode import compile_blocks
 from patchloom.nets.native import missing
 from patchloom.processes import cores_here, rank, world
-from patchloom.tasks import with_defaults
+from patchloom.tasks import check_images, with_defaults
 from patchloom.train.closing import Closing
 from patchloom.train.folder import RunFolder, plain_name
 from patchloom.train.launch import device_of, first_decides, launch
@@ -222,6 +222,7 @@ class _Pretraining:
                 f"the images in {settings.data} have changed since {self.folder.path} was begun: choose a new "
                 f"folder with --out; --from {self.folder.path} starts there from its weights"
             )
+        check_images(settings.task, settings.batch_size, len(self.training))
         share_of_batch(settings.batch_size, len(self.training), world())
         settings = replace(settings, **{name: getattr(self.asked, name) for name in LAUNCH})
         number, why = workers(settings.device, self.here)
@@ -243,6 +244,7 @@ class _Pretraining:
                 )
             stats = stats._replace(mean=_IMAGENET[0], std=_IMAGENET[1])
         settings, reasons = resolve(asked, len(self.training), channels, stats, world(), self.here)
+        check_images(settings.task, settings.batch_size, len(self.training) - len(stats.unreadable))
         return _Settled(False, settings, as_there | reasons, stats, self.fingerprint)
 
     def _kept(self, loud: bool) -> Source:

@@ -10,7 +10,7 @@ from patchloom.data import Stats
 from patchloom.errors import PatchloomError
 from patchloom.machine import Cores, cores
 from patchloom.nets.build import PRESETS, EncoderSpec
-from patchloom.tasks import encoder_wishes
+from patchloom.tasks import check_images, encoder_wishes
 from patchloom.train import suits
 
 Auto = Literal["auto"]
@@ -206,6 +206,7 @@ def resolve(
         value, reasons["model.class_token"] = wishes["class_token"]
         chosen["model"] = {**chosen.get("model", settings.model), "class_token": value}
     batch = auto("batch_size", *_batch(device, n, world))
+    check_images(settings.task, batch, n)
     share_of_batch(batch, n, world)
     here = here or Cores(cores(), max(1, world // settings.nodes))
     if settings.devices == "auto":

@@ -9,6 +9,8 @@ from patchloom.data.load import lost_worker
 from patchloom.errors import PatchloomError
 from patchloom.files import mendable
 from patchloom.memory import lacking
+from patchloom.processes import world
+from patchloom.tasks import images_needed
 from patchloom.train.launch import LOST, died
 from patchloom.train.settings import Settings
 
@@ -31,9 +33,19 @@ def explained(settings: Settings) -> Iterator[None]:
 
 def too_little_memory(need: str, settings: Settings) -> str:
     """Which setting to lower; ``need`` says what was needed, and what there is."""
-    less = "halve --batch_size and double --accumulate, which keeps the size of an update"
-    if settings.batch_size == 1:
-        less = "use smaller images or a smaller --model"
+    less = smaller_steps(settings)
     if not settings.checkpointing:
         less += ", or try --checkpointing true"
     return f"steps of {settings.batch_size} images need more memory than there is ({need}): {less}, with another --out"
+
+
+def smaller_steps(settings: Settings) -> str:
+    """What to do where steps of resolved ``settings`` need too much memory; nothing that would be refused."""
+    if halvable(settings):
+        return "halve --batch_size and double --accumulate, which keeps the size of an update"
+    return "use smaller images or a smaller --model"
+
+
+def halvable(settings: Settings) -> bool:
+    """Whether half as many images a step, of resolved ``settings``, are enough for the task and for all processes."""
+    return settings.batch_size // 2 >= max(images_needed(settings.task)[0], world())
