@@ -102,3 +102,12 @@ def test_statistics_as_numbers_and_as_tensors_are_the_same():
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.001)
     tensors = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
     assert torch.equal(normalize(images, mean, std), normalize(images, *tensors))
+
+
+def test_the_first_images_of_a_batch_have_their_own_colours():
+    batch = next(training_batches(Shapes(20, size=16), TwoViews((16, 16), color="own"), 12, 0, 0, 1))
+    for count in (1, 5, 12):
+        some = batch.first(count)
+        assert torch.equal(some.indices, batch.indices[:count]) and some.unreadable == batch.unreadable
+        for one, two in zip(some.on("cpu").views, batch.on("cpu").views, strict=True):
+            torch.testing.assert_close(one, two[:count])

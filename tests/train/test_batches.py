@@ -68,17 +68,6 @@ def test_a_batch_that_is_too_small_for_the_task_is_refused():
     assert len(next(evened(iter([batch_of(1)]), Settings("x", {"name": "mae"}, batch_size=4), 4)).indices) == 1
 
 
-def test_the_first_images_of_a_batch_are_whole():
-    views = tuple(torch.arange(5.0)[:, None].expand(5, 7) + 10 * i for i in range(2))
-    batch = Batch(views, torch.arange(5), ["x"], tuple(view[:, :3] for view in views)).first(3)
-    assert batch.indices.tolist() == [0, 1, 2] and batch.unreadable == ["x"]
-    assert [view.shape for view in batch.views] == [(3, 7)] * 2 and [draw.shape for draw in batch.colors] == [
-        (3, 3)
-    ] * 2
-    assert batch.views[1][:, 0].tolist() == batch.colors[1][:, 0].tolist() == [10, 11, 12]
-    assert Batch(views, torch.arange(5), []).first(2).colors is None
-
-
 REFUSED = {
     "lut, one image a step": (["--task=lut", "--batch_size=1"], 20, 0, "give --batch_size 2 or more"),
     "infonce, one image a step": (
