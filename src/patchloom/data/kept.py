@@ -229,7 +229,7 @@ def _make(parts: _Parts, missing: list[int], workers: int, say: Callable[[str], 
         )
     say(f"Decoding {images:,} images, to be kept in {folder} (about {_size(need)}; {_size(free)} are free)")
     # Processes that work at the same folder begin at different parts, and so share the work.
-    turn = os.getpid() % len(missing)
+    turn = uuid.uuid4().int % len(missing)
     done, told = 0, time.monotonic()
     for count in in_workers(parts, missing[turn:] + missing[:turn], workers):
         done += count

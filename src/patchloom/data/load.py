@@ -16,6 +16,7 @@ from patchloom.data.colors import recolor
 from patchloom.data.read import Unreadable, to_channels
 from patchloom.data.source import Source
 from patchloom.errors import PatchloomError
+from patchloom.stopping import leave_signals, starting_workers, worker_context
 
 _MOST_TRIES = 100
 
@@ -218,9 +219,12 @@ def in_workers(made: Dataset, numbers: Sequence[int], workers: int) -> Iterator[
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=_begin_worker,
         generator=torch.Generator(),  # or it would draw a number from torch's global stream
+        multiprocessing_context=worker_context() if workers else None,
     )
     try:
-        for one in loader:
+        with starting_workers():
+            prepared = iter(loader)
+        for one in prepared:
             if isinstance(one, PatchloomError):
                 raise one
             yield one
@@ -247,6 +251,7 @@ def _unchanged(one: Any) -> Any:
 
 
 def _begin_worker(worker: int) -> None:
+    leave_signals()
     torch.set_num_threads(1)  # workers are the parallelism; more threads in each only get in one another's way
 
 

@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,13 +60,21 @@ def launch(asked: Settings, device: str) -> Fabric:
         else:
             strategy = ModelParallelStrategy(_shard, nodes * devices, 1) if sharded else DDPStrategy()
             fabric = Fabric(accelerator=device, devices=devices, num_nodes=nodes, strategy=strategy)
+            atexit.register(_leave, getattr(strategy.launcher, "procs", []))
         fabric.launch()
-        if fabric.world_size > 1:
-            atexit.register(time.sleep, _LEAVING)
     except (ValueError, RuntimeError) as problem:  # what the launcher refuses
         reason = " ".join(str(problem).split())
         raise PatchloomError(f"{devices} x {nodes} processes cannot be started here: {reason}") from problem
     return fabric
+
+
+def _leave(started: list[subprocess.Popen]) -> None:
+    """What the first process does last of all: the others, which it has started, end with it."""
+    others = started[:]
+    started.clear()  # Lightning watches this list, and would kill this process since others ended with an exit code
+    time.sleep(_LEAVING)
+    for other in others:
+        other.terminate()
 
 
 def _started(asked: Settings) -> tuple[int, int]:
