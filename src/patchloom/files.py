@@ -16,7 +16,7 @@ _MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM,
 _NAMED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 # ValueError: letters that no name can have; RecursionError: a name a thousand folders deep
 _REFUSALS = (OSError, ValueError, RecursionError)
-# what is written has such a name until it is whole; before December 2026 it ended with the number of a process
+# what is written has such a name until it is whole; until November 2026 it ended with the number of a process
 _BESIDE = re.compile(r"\..+\.([0-9a-f]{32}|[0-9]+)")
 
 
