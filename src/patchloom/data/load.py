@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -27,6 +29,8 @@ _LOST = (
     "a process that read images has died, perhaps since memory ran out (in a container: /dev/shm): run the same "
     "command again, which goes on from the last checkpoint, and if it dies again, free memory"
 )
+
+_under_way: WeakSet[Generator[Any, None, None]] = WeakSet()
 
 Augment = Callable[[Tensor, np.random.Generator], tuple[Tensor, ...]]
 
@@ -209,6 +213,19 @@ def in_workers(made: Dataset, numbers: Sequence[int], workers: int) -> Iterator[
 
     Raises: PatchloomError where one is returned.
     """
+    prepared = _in_workers(made, numbers, workers)
+    _under_way.add(prepared)
+    return prepared
+
+
+@atexit.register
+def _end_workers() -> None:
+    """As torch does it; at the program's end multiprocessing would kill them first, which torch takes for a fault."""
+    for prepared in list(_under_way):
+        prepared.close()
+
+
+def _in_workers(made: Dataset, numbers: Sequence[int], workers: int) -> Generator[Any, None, None]:
     # One pass of the loader is the whole run: workers live as long as it does, and no epoch begins with a pause.
     loader: DataLoader[Any] = DataLoader(
         made,
@@ -223,8 +240,8 @@ def in_workers(made: Dataset, numbers: Sequence[int], workers: int) -> Iterator[
     )
     try:
         with starting_workers():
-            prepared = iter(loader)
-        for one in prepared:
+            batches = iter(loader)
+        for one in batches:
             if isinstance(one, PatchloomError):
                 raise one
             yield one
