@@ -68,10 +68,10 @@ class Checkpoints:
                 path.touch()
                 mode = path.stat().st_mode
                 save_file(tensors, path, metadata)
+                self.check()  # again, since a large one takes a while
                 path.chmod(mode)  # safetensors' own is for nobody else to read
             except SafetensorError as problem:  # which hides the system's number, but not its words
                 raise OSError(0, str(problem)) from problem
-            self.check()  # again: a large one takes a while
 
         fresh = self.last.with_name("next.safetensors")
         write_whole(fresh, write)
