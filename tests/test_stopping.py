@@ -59,6 +59,20 @@ def test_at_once(number, clock):
     assert stop.asked
 
 
+class Finalised:
+    def __del__(self) -> None:
+        raised(TERM)
+
+
+def test_one_that_comes_where_nothing_can_be_raised_comes_again(capsys):
+    """In a finaliser, or amid a fork, Python prints what is raised, and goes on."""
+    with StopAtOnce() as stop, pytest.raises(KeyboardInterrupt):
+        Finalised()
+        assert stop.asked
+        time.sleep(60)
+    assert capsys.readouterr() == ("", "")
+
+
 def test_nohup_is_heeded():
     before = signal.signal(HUP, signal.SIG_IGN)
     try:

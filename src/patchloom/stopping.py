@@ -21,6 +21,7 @@ from types import FrameType
 # Ctrl-C; what `timeout`, systemd, SLURM and `docker stop` send; and what a terminal that is closed sends (no Windows)
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 _SAME = 1.0  # seconds: `timeout` sends its signal to a process, and once more to its group
+_LATER = 0.05  # seconds
 
 
 class Stop:
@@ -57,12 +58,29 @@ class Stop:
 class StopAtOnce(Stop):
     """While entered, each of these signals raises KeyboardInterrupt, and sets ``asked``."""
 
+    def __enter__(self) -> StopAtOnce:
+        self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
+        return super().__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        sys.unraisablehook = self._hook
+
     def _ask(self, number: int, frame: FrameType | None) -> None:
         again, self.asked = self.asked, True
         if again and time.monotonic() - self._first < _SAME:
             return
         self._first = time.monotonic()
         raise KeyboardInterrupt
+
+    def _unraisable(self, lost: sys.UnraisableHookArgs) -> None:
+        """Where it came amid a fork or a finaliser, from which nothing is raised, it comes again a little later."""
+        if not (self._before and issubclass(lost.exc_type, KeyboardInterrupt)):
+            self._hook(lost)
+            return
+        self._first -= _SAME
+        main = threading.main_thread().ident
+        threading.Timer(_LATER, lambda: self._before and signal.pthread_kill(main, signal.SIGINT)).start()
 
 
 class _Worker(multiprocessing.Process):
