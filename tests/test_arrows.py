@@ -7,7 +7,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "patchloom"
 
-# what each package may import besides itself; errors, files, hints, machine, memory and processes are for all
+# what each package may import besides itself; errors, files, hints, machine, memory, processes and stopping are for all
 MAY = {
     "views": set(),
     "data": set(),
@@ -31,6 +31,7 @@ MAY = {
     "files": set(),
     "machine": set(),
     "memory": set(),
+    "stopping": set(),
 }
 # timm's insides; a decoder has blocks of its own
 KNOWING = [
@@ -50,7 +51,7 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         found |= {name.split(".")[1] for name in names if name.startswith("patchloom.")}
-    return found - {"errors", "files", "hints", "processes", "machine", "memory", "__version__"}
+    return found - {"errors", "files", "hints", "processes", "machine", "memory", "stopping", "__version__"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from difflib import get_close_matches
 
 from patchloom.errors import PatchloomError, Stopped, Told
 from patchloom.files import mendable
+from patchloom.stopping import StopAtOnce, nobody_reads
 
 # Verbs are imported when they are called: --help must not wait for torch.
 VERBS: dict[str, str] = {
@@ -20,45 +22,60 @@ VERBS: dict[str, str] = {
     "bench": "time each task on this machine, and tell what limits a run",
     "tasks": "list the pretext tasks",
 }
+# of several processes that train together, the first speaks
+_RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code: 0 done, 2 the user can mend it, 1 patchloom is at fault, 130 Ctrl-C."""
+    """Run one command.
+
+    Returns:
+        The exit code: 0 done, 2 the user can mend it, 1 patchloom is at fault, 130 stopped, by whichever signal.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
-    try:
-        if not words or words[0] in ("-h", "--help"):
-            print(_help())
-            return 0
-        if words[0] == "--version":
-            from patchloom import __version__
+    with StopAtOnce() as stop:
+        try:
+            return _run([word for word in words if word != "--debug"])
+        except BaseException as error:
+            # what a library makes of Ctrl-C, or of another process's end by the same signal, is no error of its own
+            if isinstance(error, KeyboardInterrupt) or (stop.asked and not isinstance(error, Stopped)):
+                return _stopped()
+            if not isinstance(error, Exception) or (debug and not isinstance(error, BrokenPipeError)):
+                raise
+            return _failed(error)
 
-            print(__version__)
-            return 0
+
+def _run(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        print(_help())
+    elif words[0] == "--version":
+        from patchloom import __version__
+
+        print(__version__)
+    else:
         _verb(words[0])(words[1:])
-        return 0
-    except PatchloomError as error:
-        if debug:
-            raise
-        if not isinstance(error, Told):
-            _say(str(error))
-        return 130 if isinstance(error, Stopped) else 2
-    except KeyboardInterrupt:
+    return 0
+
+
+def _stopped() -> int:
+    if all(os.environ.get(name, "0") == "0" for name in _RANKS):
         _say("stopped.")
-        return 130
-    except BrokenPipeError:  # the reader of our output went away, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 130
+
+
+def _failed(error: Exception) -> int:
+    """Say in a sentence what was wrong."""
+    if isinstance(error, BrokenPipeError):  # the reader of our output went away, as `| head` does
+        nobody_reads()
         return 0
-    except Exception as error:  # whatever it is, a user gets a sentence and not a traceback
-        if debug:
-            raise
-        told = mendable(error) or _too_little_memory(error)
-        if told is not None:
-            _say(str(told))
-            return 2
+    told = error if isinstance(error, PatchloomError) else mendable(error) or _too_little_memory(error)
+    if told is None:
         _say(f"unexpected {type(error).__name__}: {error}. Run again with --debug and report what it shows.")
         return 1
+    if not isinstance(told, Told):
+        _say(str(told))
+    return 130 if isinstance(told, Stopped) else 2
 
 
 def _too_little_memory(error: Exception) -> PatchloomError | None:
@@ -72,7 +89,8 @@ def _too_little_memory(error: Exception) -> PatchloomError | None:
 
 def _say(sentence: str) -> None:
     # names and values that a user gave may hold line breaks
-    print(f"patchloom: {' '.join(sentence.splitlines())}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # a terminal that was closed
+        print(f"patchloom: {' '.join(sentence.splitlines())}", file=sys.stderr)
 
 
 def _help() -> str:

@@ -3,6 +3,8 @@
 import contextlib
 import errno
 import os
+import re
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,8 @@ _MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM,
 _NAMED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 # ValueError: letters that no name can have; RecursionError: a name a thousand folders deep
 _REFUSALS = (OSError, ValueError, RecursionError)
+# what is written has such a name until it is whole; until November 2026 it ended with the number of a process
+_BESIDE = re.compile(r"\..+\.([0-9a-f]{32}|[0-9]+)")
 
 
 def cache_root() -> Path:
@@ -25,6 +29,8 @@ def cache_root() -> Path:
 def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> None:
     """Write ``content`` beside ``path``, flush it to the disc, and rename it into place.
 
+    Any number of processes may do so at once, of several machines and containers, too: the last one to end wins.
+
     Args:
         path: its folder is made if it is not there.
         content: what the file shall hold; or a function that writes it to the path that it is given.
@@ -32,9 +38,9 @@ def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> 
     Raises:
         PatchloomError: the folder cannot be written, or the disc is full.
     """
-    beside = None
+    # not the number of this process: containers that share a disc have the same numbers
+    beside = path.parent / f".{path.name[:50]}.{uuid.uuid4().hex}"
     try:
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
         path.parent.mkdir(parents=True, exist_ok=True)
         if callable(content):
             content(beside)
@@ -43,11 +49,12 @@ def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> 
         _flush(beside)
         os.replace(beside, path)
         _flush(path.parent)  # else a power cut could undo the renaming
-    except _REFUSALS as problem:
-        if beside is not None:
-            with contextlib.suppress(OSError, ValueError):
-                beside.unlink()
-        raise unwritable(path, problem) from problem
+    except BaseException as problem:  # Ctrl-C among them
+        with contextlib.suppress(*_REFUSALS):
+            beside.unlink()
+        if isinstance(problem, _REFUSALS):
+            raise unwritable(path, problem) from problem
+        raise
 
 
 def append(path: Path, text: str) -> None:
@@ -94,7 +101,7 @@ def mendable(problem: Exception) -> PatchloomError | None:
 def remove_leftovers(folder: Path) -> None:
     """Remove what `write_whole` had begun in ``folder`` when its process was killed; no other may be writing there."""
     for path in folder.glob(".*"):
-        if path.suffix[1:].isdigit():
+        if _BESIDE.fullmatch(path.name):
             with contextlib.suppress(OSError):
                 path.unlink()
 

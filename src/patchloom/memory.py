@@ -17,6 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from patchloom.errors import PatchloomError
+from patchloom.stopping import end_with_parent, leave_signals, starting_workers
 
 # glibc's numbers for mallopt: trim, top pad, and the number of allocations that may be mapped
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
@@ -64,12 +65,16 @@ def peak_apart(work: Callable[..., None], device: str, *arguments: Any) -> float
     context = multiprocessing.get_context("spawn")
     ear, mouth = context.Pipe(duplex=False)
     process = context.Process(target=_tell_peak, args=(mouth, work, device, *arguments))
-    process.start()
+    with starting_workers():
+        process.start()
     mouth.close()  # else the end of the process would not be heard
     try:
         told = ear.recv()
     except EOFError:
         told = None
+    except BaseException:  # Ctrl-C, which that process leaves to this one
+        process.kill()
+        raise
     process.join()
     if process.exitcode:
         raise PatchloomError(
@@ -82,6 +87,8 @@ def peak_apart(work: Callable[..., None], device: str, *arguments: Any) -> float
 
 
 def _tell_peak(mouth: Connection, work: Callable[..., None], device: str, *arguments: Any) -> None:
+    leave_signals()
+    end_with_parent()
     try:
         mouth.send(peak_memory(work, device, *arguments))
     except Exception as problem:  # it is for the process that asked

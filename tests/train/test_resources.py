@@ -21,7 +21,7 @@ from killing import draw_images, left_behind, typed
 from PIL import Image
 
 from patchloom.cli import main
-from patchloom.data.load import in_workers
+from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError
 from patchloom.train import loop
 
@@ -263,7 +263,7 @@ def test_a_reading_process_that_dies_with_a_tensor_under_way(monkeypatch):
     def lost(self):
         raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
 
-    monkeypatch.setattr("patchloom.data.load.DataLoader.__iter__", lost)
+    monkeypatch.setattr("patchloom.data.workers.DataLoader.__iter__", lost)
     with pytest.raises(PatchloomError, match="a process that read images has died"):
         next(in_workers([1, 2], range(2), 1))
     with pytest.raises(ConnectionResetError):

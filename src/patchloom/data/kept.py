@@ -25,10 +25,10 @@ from torch.utils.data import Dataset
 
 from patchloom.data.augment import resize_part
 from patchloom.data.builtin import in_memory
-from patchloom.data.load import in_workers
 from patchloom.data.read import Unreadable
 from patchloom.data.source import Source, digest
 from patchloom.data.stats import sampled
+from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError
 from patchloom.files import cache_root, write_whole
 
@@ -229,7 +229,7 @@ def _make(parts: _Parts, missing: list[int], workers: int, say: Callable[[str], 
         )
     say(f"Decoding {images:,} images, to be kept in {folder} (about {_size(need)}; {_size(free)} are free)")
     # Processes that work at the same folder begin at different parts, and so share the work.
-    turn = os.getpid() % len(missing)
+    turn = uuid.uuid4().int % len(missing)
     done, told = 0, time.monotonic()
     for count in in_workers(parts, missing[turn:] + missing[:turn], workers):
         done += count

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from patchloom.data.augment import CentreCrop
 from patchloom.data.colors import plan_colors
 from patchloom.data.read import Unreadable, to_channels
 from patchloom.data.source import Source
 from patchloom.data.transfer import Arriving, Batch
+from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError
 
 _MOST_TRIES = 100
-
-# torch's words for a worker that was killed, or met the end of shared memory
-_LOST_WORKER = re.compile(r"DataLoader worker \(pid|bus error|shared memory|received 0 items of ancdata")
-
-_LOST = (
-    "a process that read images has died, perhaps since memory ran out (in a container: /dev/shm): run the same "
-    "command again, which goes on from the last checkpoint, and if it dies again, free memory"
-)
 
 Augment = Callable[[Tensor, np.random.Generator], tuple[Tensor, ...]]
 
@@ -212,55 +203,6 @@ def _stack_view(images: Sequence[Tensor]) -> Tensor:
     if all(image.stride(0) == 1 for image in images):  # channels-last, as resized: the device is better at reordering
         return torch.stack([image.permute(1, 2, 0) for image in images]).permute(0, 3, 1, 2)
     return torch.stack(tuple(images))
-
-
-def in_workers(made: Dataset, numbers: Sequence[int], workers: int, pinned: bool = False) -> Iterator[Any]:
-    """``made[number]`` of each number in turn, prepared by `workers` processes; 0: in this one.
-
-    pinned: tensors come in memory that a GPU copies from by itself.
-
-    Raises: PatchloomError where one is returned.
-    """
-    # One pass of the loader is the whole run: workers live as long as it does, and no epoch begins with a pause.
-    loader: DataLoader[Any] = DataLoader(
-        made,
-        batch_size=None,
-        sampler=numbers,
-        num_workers=workers,
-        collate_fn=_unchanged,
-        pin_memory=pinned,
-        worker_init_fn=_begin_worker,
-        generator=torch.Generator(),  # or it would draw a number from torch's global stream
-    )
-    try:
-        for one in loader:
-            if isinstance(one, PatchloomError):
-                raise one
-            yield one
-    except RuntimeError as problem:
-        raise lost_worker(problem) or problem from problem
-    except (ConnectionError, EOFError, FileNotFoundError) as problem:  # a tensor whose sender is gone
-        if not workers:
-            raise
-        raise PatchloomError(_LOST) from problem
-
-
-def lost_worker(problem: BaseException) -> PatchloomError | None:
-    """The sentence about a process that read images and died, if ``problem`` is torch's word for that.
-
-    torch raises it wherever the program happens to be.
-    """
-    if not isinstance(problem, RuntimeError) or not _LOST_WORKER.search(str(problem)):
-        return None
-    return PatchloomError(_LOST)
-
-
-def _unchanged(one: Any) -> Any:
-    return one
-
-
-def _begin_worker(worker: int) -> None:
-    torch.set_num_threads(1)  # workers are the parallelism; more threads in each only get in one another's way
 
 
 def _without_empty(batches: Iterator[Batch], source: Source) -> Iterator[Batch]:

@@ -23,10 +23,10 @@ from torch.utils.data import Dataset
 
 from patchloom.data.builtin import in_memory
 from patchloom.data.files import Files
-from patchloom.data.load import in_workers
 from patchloom.data.read import Unreadable, silent
 from patchloom.data.source import Source
 from patchloom.data.stats import Moments, Stats, drawn
+from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError
 from patchloom.machine import cores
 

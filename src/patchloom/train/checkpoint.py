@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,11 @@ class Checkpoints:
 
     Args:
         folder: holds ``last.safetensors`` and ``before.safetensors``.
+        check: is called before anything gets its name there, and may raise.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, check: Callable[[], None] = lambda: None):
+        self.check = check
         self.last, self.before = folder / "last.safetensors", folder / "before.safetensors"
         self._sound = True  # whether `last` may take the place of `before`
 
@@ -55,8 +57,9 @@ class Checkpoints:
             about: plain values, as JSON has them.
 
         Raises:
-            PatchloomError: it cannot be written; what is on the disc stays.
+            PatchloomError: it cannot be written, or what ``check`` raises; what is on the disc stays.
         """
+        self.check()
         text = json.dumps(about)
         metadata = {"about": text, "sha256": checksum(tensors, text)}
 
@@ -65,6 +68,7 @@ class Checkpoints:
                 path.touch()
                 mode = path.stat().st_mode
                 save_file(tensors, path, metadata)
+                self.check()  # again, since a large one takes a while
                 path.chmod(mode)  # safetensors' own is for nobody else to read
             except SafetensorError as problem:  # which hides the system's number, but not its words
                 raise OSError(0, str(problem)) from problem

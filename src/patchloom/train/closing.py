@@ -49,10 +49,12 @@ class Closing(NamedTuple):
         """
         watch, folder, task = self.watch, self.folder, self.watch.task
         beside = task.beside()
+        folder.check_lock()
         for name, module in beside.items():
             save_head(module, folder.encoder.with_name(f"{name}.safetensors"))
         save_encoder(task.encoder, self.card, folder.encoder)
         measure = measure or watch.look(device, context)[0]
+        folder.check_lock()
         draw_curves(folder.metrics, folder.pictures / "curves.png", measure.name)
         draw_task(task, watch.held_out, self.card, folder.pictures, device)
         if count := len(folder.unreadable_names()):
@@ -63,6 +65,7 @@ class Closing(NamedTuple):
         self.reporter.say(summary)
         told = "".join(f", and {name}.safetensors beside it" for name in beside)
         self.reporter.say(f"Pictures: {folder.pictures}. Encoder: {folder.encoder}{told}.")
+        folder.check_lock()
         write_whole(folder.summary, summary + "\n")
         return summary
 
@@ -84,6 +87,7 @@ class Closing(NamedTuple):
         head = task.beside().get("instance_head")
         knn, linear = compare(("knn", "linear"), task.encoder, self.card, parts, how, head)
         for report in (knn, linear):
+            self.folder.check_lock()
             append_rows(self.folder.path / "results.csv", report, once=True)
             self.reporter.say(report.headline)
         return knn

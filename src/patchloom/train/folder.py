@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import io
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -39,13 +41,14 @@ class RunFolder:
         self.requested = self.path / "requested.yaml"
         self.config = self.path / "config.yaml"
         self.metrics = self.path / "metrics.csv"
-        self.checkpoints = Checkpoints(self.path / "checkpoints")
+        self.checkpoints = Checkpoints(self.path / "checkpoints", self.check_lock)
         self.encoder = self.path / "encoder.safetensors"
         self.pictures = self.path / "pictures"
         self.log = self.path / "log.txt"
         self.unreadable = self.path / "unreadable.txt"
         self.skipped = self.path / "skipped.txt"
         self.summary = self.path / "summary.txt"  # written last: the run is finished
+        self._held: IO | None = None
 
     def holds(self, settings: Settings) -> bool:
         """Whether a run with the same ``settings`` is there already and may be resumed.
@@ -82,10 +85,10 @@ class RunFolder:
         Raises:
             PatchloomError: another one is training there.
         """
-        if fcntl is None:
-            return
         with suppress(OSError):  # read-only, or a file system without locks: what is written next will tell
             self._held = open(self.path / ".lock", "w")
+            if fcntl is None:
+                return
             try:
                 # such a lock is not inherited by processes that read images, and ends with this process
                 fcntl.lockf(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -93,6 +96,27 @@ class RunFolder:
                 raise PatchloomError(
                     f"another process is training in {self.path}: wait for its end, or choose another folder with --out"
                 ) from None
+        self.check_lock()
+
+    def check_lock(self) -> None:
+        """Before something is written: make sure that this is still the folder that was locked, if one was.
+
+        Raises:
+            PatchloomError: it, or the lock in it, was removed, moved or replaced.
+        """
+        if self._held is None:
+            return
+        try:
+            # not by opening it: the system would release the lock when it is closed
+            same = os.path.samestat(os.fstat(self._held.fileno()), os.stat(self.path / ".lock"))
+        except OSError as problem:
+            same = problem.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+        if not same:
+            raise PatchloomError(
+                f"{self.path} was removed, moved or replaced while a run trained in it (its .lock is another one): "
+                "the run has stopped and writes nothing more, so move the folder back and run the same command again, "
+                "or begin again with another --out"
+            )
 
     def tidy(self) -> None:
         """Remove what a killed process left half-written. The folder must be locked."""
@@ -112,6 +136,11 @@ class RunFolder:
         found |= {"sampled": stats.sampled, "fingerprint": fingerprint}
         make_folder(self.path)
         self.lock()
+        if self.config.exists() or self.checkpoints.there():  # since we looked, and its process has ended already
+            raise PatchloomError(
+                f"another process has begun a run in {self.path} meanwhile: run the same command again, or choose "
+                "another folder with --out"
+            )
         write_whole(self.requested, _sealed(_yaml(asked.plain())))  # first: it marks the folder as ours
         write_whole(self.path / "data.yaml", _sealed(_yaml(found)))
         write_whole(self.config, _sealed(f"# What auto became, and why:\n{notes}\n{_yaml(settings.plain())}"))
@@ -160,12 +189,14 @@ class RunFolder:
 
     def note_skipped(self, line: str) -> None:
         """Add to the list of updates that were skipped, unless it is there: the run was killed, and does them again."""
+        self.check_lock()
         there = self.skipped.read_text("utf-8", "surrogateescape").split("\n") if self.skipped.exists() else []
         if line not in there:
             append(self.skipped, line + "\n")
 
     def note_unreadable(self, names: list[str]) -> None:
         """Add files that could not be read to the run's list, each once."""
+        self.check_lock()
         there = {*self.unreadable_names()}
         if not there.issuperset(names):
             write_whole(self.unreadable, "".join(f"{name}\n" for name in sorted({*there, *names})))

@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,19 +54,36 @@ def launch(asked: Settings, device: str) -> Fabric:
         raise PatchloomError("give --precision to patchloom, not to fabric run")
     sharded = "fsdp" in (asked.strategy, told.get("LT_STRATEGY"))
     nodes, devices = _started(asked)
+    others: list[subprocess.Popen] = []
     try:
         if nodes * devices == 1:
             fabric = Fabric(accelerator=device, devices=1)
         else:
             strategy = ModelParallelStrategy(_shard, nodes * devices, 1) if sharded else DDPStrategy()
             fabric = Fabric(accelerator=device, devices=devices, num_nodes=nodes, strategy=strategy)
+            others = getattr(strategy.launcher, "procs", others)
+            atexit.register(_leave, others)
         fabric.launch()
-        if fabric.world_size > 1:
-            atexit.register(time.sleep, _LEAVING)
+    except KeyboardInterrupt:
+        _kill(others)  # now: they wait for this process, and would tell at length that it is gone
+        raise
     except (ValueError, RuntimeError) as problem:  # what the launcher refuses
         reason = " ".join(str(problem).split())
         raise PatchloomError(f"{devices} x {nodes} processes cannot be started here: {reason}") from problem
     return fabric
+
+
+def _leave(started: list[subprocess.Popen]) -> None:
+    """What the first process does last of all: the others, which it has started, end with it."""
+    others = started[:]
+    started.clear()  # Lightning watches this list, and would kill this process since others ended with an exit code
+    time.sleep(_LEAVING)
+    _kill(others)  # whatever they may wait for will not come
+
+
+def _kill(processes: list[subprocess.Popen]) -> None:
+    for process in processes:
+        process.kill()
 
 
 def _started(asked: Settings) -> tuple[int, int]:

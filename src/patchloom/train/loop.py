@@ -12,6 +12,7 @@ from lightning_fabric import Fabric
 from patchloom.data import Arriving, Source, steps_per_epoch, training_batches
 from patchloom.errors import PatchloomError
 from patchloom.processes import Shared, collected, total, world
+from patchloom.stopping import Stop
 from patchloom.tasks.measure import Measure
 from patchloom.tasks.task import Task
 from patchloom.train.batches import evened
@@ -23,7 +24,6 @@ from patchloom.train.schedule import learning_rate, points
 from patchloom.train.settings import Settings, share_of_batch
 from patchloom.train.state import State
 from patchloom.train.step import Forward, Moved, Stepper, seed_step
-from patchloom.train.stop import Stop
 from patchloom.train.watch import Watch
 
 _LOGGED = 200  # rows of metrics.csv in a run
@@ -97,7 +97,7 @@ class Loop:
         return True
 
     def run(self) -> bool:
-        """Train to the end, or until somebody stops it (Ctrl-C, SIGTERM), which writes a checkpoint.
+        """Train to the end, or until somebody stops it (see `Stop`), which writes a checkpoint.
 
         Returns:
             Whether the end was reached.
@@ -105,15 +105,16 @@ class Loop:
         Raises:
             PatchloomError: training diverged again and again, or the data cannot be read.
         """
+        if self.restored:
+            self._write_metrics()  # the run may have been killed between its checkpoint and this
+        else:
+            self._look({"step": 0, "epoch": 0.0, "images": 0}, Pace(self.steps, 0, self.global_batch))
+            self._save()
         with Stop() as stop:
-            if self.restored:
-                self._write_metrics()  # the run may have been killed between its checkpoint and this
-            else:
-                self._look({"step": 0, "epoch": 0.0, "images": 0}, Pace(self.steps, 0, self.global_batch))
-                self._save()
             while True:
                 try:
-                    return self._train(stop)
+                    # asked while the end was being saved: the first process alone has more to do
+                    return self._train(stop) and not (stop.asked and self.fabric.is_global_zero)
                 except _Diverged:
                     self._go_back()
 
@@ -151,7 +152,8 @@ class Loop:
             if stopping or done == self.steps or (due and not self.state.in_a_row):
                 self._save()
                 saved = time.perf_counter()
-                if stopping and done < self.steps:
+                if stopping:
+                    self.fabric.barrier()  # whoever started these processes may end all of them when one has ended
                     return False
         return True
 
@@ -279,4 +281,5 @@ class Loop:
 
     def _write_metrics(self) -> None:
         if self.fabric.is_global_zero:
+            self.folder.check_lock()
             write_metrics(self.folder.metrics, self.state.rows)

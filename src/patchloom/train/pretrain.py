@@ -179,7 +179,7 @@ class _Pretraining:
         source = self._kept(fabric.is_global_zero)  # before the folder is begun: there may be no room for it
         if not settled.resumed:
             first_decides(fabric, lambda: self._begin(reasons))
-        self.reporter = Reporter(self.folder.log, fabric.is_global_zero)
+        self.reporter = Reporter(self.folder, fabric.is_global_zero)
         self._announce(reasons, told)
         self.card = run_card(settings, self.stats.mean, self.stats.std, self.folder.path.name)
         watch = Watch(self.task, self.card, self.held_out, self.training, settings)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from rich.console import Console
 
 from patchloom.files import append
+from patchloom.stopping import nobody_reads
 from patchloom.tasks.measure import Measure
+from patchloom.train.folder import RunFolder
 
 
 class Reporter:
     """Prints to the terminal and to the run's ``log.txt``. Silent where ``loud`` is false (other processes)."""
 
-    def __init__(self, log: Path, loud: bool = True):
-        self.log, self.loud = log, loud
+    def __init__(self, folder: RunFolder, loud: bool = True):
+        self.folder, self.loud = folder, loud
         self.console = Console(highlight=False, soft_wrap=True)
         self._live = False
 
@@ -25,22 +26,26 @@ class Reporter:
         """Print a line that stays."""
         if not self.loud:
             return
-        self._wipe()
-        self.console.print(text, markup=False)
-        self.console.file.flush()  # a pipe or a job's log file shall show lines as they come
-        append(self.log, text + "\n")
+        self.folder.check_lock()
+        append(self.folder.log, text + "\n")
+        self._print(text, "\n")
 
     def flash(self, text: str) -> None:
         """Show a line that the next one replaces; only on a terminal."""
         if self.loud and self.console.is_terminal:
-            self._wipe()
-            self.console.print(text[: self.console.width - 1], markup=False, end="")
+            self._print(text[: self.console.width - 1], "")
             self._live = True
 
-    def _wipe(self) -> None:
-        if self._live:
-            self.console.file.write("\r\x1b[2K")
-            self._live = False
+    def _print(self, text: str, end: str) -> None:
+        """Print, or be silent from now on: a terminal that was closed, or a reader that went away, ends no training."""
+        try:
+            if self._live:
+                self.console.file.write("\r\x1b[2K")
+                self._live = False
+            self.console.print(text, markup=False, end=end)
+            self.console.file.flush()  # a pipe or a job's log file shall show lines as they come
+        except (OSError, SystemExit):  # the latter is rich's word for the former
+            nobody_reads()
 
 
 class Pace:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from patchloom.data.load import lost_worker
+from patchloom.data.workers import lost_worker
 from patchloom.errors import PatchloomError
 from patchloom.files import mendable
 from patchloom.memory import lacking

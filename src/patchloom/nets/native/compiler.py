@@ -1,10 +1,16 @@
-"""The compiled kernels: made once by the system's C++ compiler, kept, and loaded."""
+"""The compiled kernels: made once by the system's C++ compiler, kept with a checksum, and loaded.
+
+Behind the library, in the same file, stands its checksum: half of a library would be loaded all the same, and end the
+process with a bus error.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -21,6 +27,8 @@ from patchloom.machine import processor
 _SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 _HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 _EXTENSIONS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma")
+_FORMAT = "library, checksum"  # of the file
+_CHECKSUM = hashlib.sha256().digest_size  # bytes
 _FLAGS = ("-std=c++17", "-O3", "-funroll-loops", "-fopenmp", "-fPIC", "-w")
 
 
@@ -40,7 +48,7 @@ def lacking() -> str | None:
         return "they are for Linux"
     if not set(_EXTENSIONS) <= set(processor("flags").split()):
         return "the processor has no AVX512-BF16"
-    if compiler() is None:
+    if compiler() is None and not _whole(_place()):
         return "g++ was not found"
     return None
 
@@ -56,32 +64,52 @@ def missing() -> str | None:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The kernels, loaded; compiled first where that was not done with this source, compiler and torch.
+    """The kernels, loaded; compiled first where that was not done with this source and torch, or is damaged.
 
     Raises:
         PatchloomError: they cannot be had here, or the compiler fails.
     """
     if reason := lacking():
         raise PatchloomError(f"native kernels cannot be had here, since {reason}: use --kernels torch")
-    command = [*compiler(), *_FLAGS, *(f"-m{name.replace('_', '')}" for name in _EXTENSIONS), "-shared"]
-    content = b"".join(path.read_bytes() for path in (*_SOURCES, *_HEADERS))
-    known = hashlib.sha256(content + repr((command, _openmp(), torch.__version__)).encode()).hexdigest()[:16]
-    path = cache_root() / "native" / f"{known}.so"
-    if not path.exists():
-        write_whole(path, lambda beside: _compile(command, beside))
+    path, command = _place(), compiler()
+    if _whole(path):
+        with contextlib.suppress(OSError):  # of another system that shares this folder, for instance
+            return ctypes.CDLL(str(path))
+    if command is None:
+        raise PatchloomError(f"{path} cannot be loaded, and g++ was not found: use --kernels torch")
+    write_whole(path, lambda beside: _compile(command, beside))
     try:
         return ctypes.CDLL(str(path))
     except OSError as problem:
-        raise PatchloomError(f"{path} cannot be loaded ({problem}): delete it, or use --kernels torch") from problem
+        raise PatchloomError(f"{path} cannot be loaded ({problem}): use --kernels torch") from problem
+
+
+def _place() -> Path:
+    """Where they are kept: named after all that they follow from but the compiler, which need not be here any more."""
+    content = b"".join(path.read_bytes() for path in (*_SOURCES, *_HEADERS))
+    about = _FORMAT, _FLAGS, _EXTENSIONS, _openmp(), torch.__version__, platform.libc_ver()
+    return cache_root() / "native" / f"{hashlib.sha256(content + repr(about).encode()).hexdigest()[:16]}.so"
+
+
+def _whole(path: Path) -> bool:
+    """Whether ``path`` is as `_compile` wrote it."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-_CHECKSUM]).digest() == content[-_CHECKSUM:]
 
 
 def _compile(command: list[str], to: Path) -> None:
+    command = [*command, *_FLAGS, *(f"-m{name.replace('_', '')}" for name in _EXTENSIONS), "-shared"]
     # torch's own OpenMP comes first, so that its threads do the work: two sets of threads would fight for the cores
     words = [*command, *map(str, _SOURCES), "-o", str(to), "-Wl,--as-needed", *_openmp()]
     done = subprocess.run(words, capture_output=True, text=True, errors="replace")
     if done.returncode:
         said = next((line for line in done.stderr.splitlines() if "error" in line), f"exit status {done.returncode}")
         raise PatchloomError(f"{command[0]} cannot compile the native kernels ({said}): use --kernels torch")
+    with to.open("ab") as file:
+        file.write(hashlib.sha256(to.read_bytes()).digest())
 
 
 def _openmp() -> list[str]:

@@ -1,0 +1,91 @@
+"""Processes that read images, and what becomes of them when they or the program end."""
+
+from __future__ import annotations
+
+import atexit
+import re
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from patchloom.errors import PatchloomError
+from patchloom.stopping import leave_signals, starting_workers, worker_context
+
+# torch's words for a worker that was killed, or met the end of shared memory
+_LOST_WORKER = re.compile(r"DataLoader worker \(pid|bus error|shared memory|received 0 items of ancdata")
+
+_LOST = (
+    "a process that read images has died, perhaps since memory ran out (in a container: /dev/shm): run the same "
+    "command again, which goes on from the last checkpoint, and if it dies again, free memory"
+)
+
+_under_way: WeakSet[Generator[Any, None, None]] = WeakSet()
+
+
+def in_workers(made: Dataset, numbers: Sequence[int], workers: int, pinned: bool = False) -> Iterator[Any]:
+    """``made[number]`` of each number in turn, prepared by `workers` processes; 0: in this one.
+
+    pinned: tensors come in memory that a GPU copies from by itself.
+
+    Raises: PatchloomError where one is returned.
+    """
+    prepared = _in_workers(made, numbers, workers, pinned)
+    _under_way.add(prepared)
+    return prepared
+
+
+@atexit.register
+def _end_workers() -> None:
+    """As torch does it; at the program's end multiprocessing would kill them first, which torch takes for a fault."""
+    for prepared in list(_under_way):
+        prepared.close()
+
+
+def _in_workers(made: Dataset, numbers: Sequence[int], workers: int, pinned: bool) -> Generator[Any, None, None]:
+    # One pass of the loader is the whole run: workers live as long as it does, and no epoch begins with a pause.
+    loader: DataLoader[Any] = DataLoader(
+        made,
+        batch_size=None,
+        sampler=numbers,
+        num_workers=workers,
+        collate_fn=_unchanged,
+        pin_memory=pinned,
+        worker_init_fn=_begin_worker,
+        generator=torch.Generator(),  # or it would draw a number from torch's global stream
+        multiprocessing_context=worker_context() if workers else None,
+    )
+    try:
+        with starting_workers():
+            batches = iter(loader)
+        for one in batches:
+            if isinstance(one, PatchloomError):
+                raise one
+            yield one
+    except RuntimeError as problem:
+        raise lost_worker(problem) or problem from problem
+    except (ConnectionError, EOFError, FileNotFoundError) as problem:  # a tensor whose sender is gone
+        if not workers:
+            raise
+        raise PatchloomError(_LOST) from problem
+
+
+def lost_worker(problem: BaseException) -> PatchloomError | None:
+    """The sentence about a process that read images and died, if ``problem`` is torch's word for that.
+
+    torch raises it wherever the program happens to be.
+    """
+    if not isinstance(problem, RuntimeError) or not _LOST_WORKER.search(str(problem)):
+        return None
+    return PatchloomError(_LOST)
+
+
+def _unchanged(one: Any) -> Any:
+    return one
+
+
+def _begin_worker(worker: int) -> None:
+    leave_signals()
+    torch.set_num_threads(1)  # workers are the parallelism; more threads in each only get in one another's way

@@ -1,0 +1,100 @@
+"""The compiled kernels are kept whole or made again, and need no compiler once they are there."""
+
+import hashlib
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from patchloom.errors import PatchloomError
+from patchloom.nets import native
+from patchloom.nets.native import compiler as made
+
+pytestmark = pytest.mark.skipif(native.lacking() is not None, reason=f"no native kernels: {native.lacking()}")
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """A source that compiles in no time; and where the library is kept."""
+    source = tmp_path / "small.cpp"
+    # longer than a page: what is cut off is then not mapped
+    source.write_text('static char filler[99999] = {1};\nextern "C" int answer() { return 41 + filler[0]; }\n')
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(made, "_SOURCES", [source])
+    monkeypatch.setattr(made, "library", made.library.__wrapped__)
+    return tmp_path / "cache" / "patchloom" / "native"
+
+
+def kept(folder: Path) -> Path:
+    (path,) = folder.iterdir()
+    return path
+
+
+def compile_elsewhere(folder: Path) -> None:
+    """In a process of its own, so that this one has not loaded it."""
+    process = FORK.Process(target=made.library)
+    process.start()
+    process.join()
+    assert process.exitcode == 0 and kept(folder).suffix == ".so"
+
+
+def without_compiler(monkeypatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+
+
+def test_a_kept_library_needs_no_compiler(small, monkeypatch):
+    compile_elsewhere(small)
+    without_compiler(monkeypatch)
+    assert made.compiler() is None and made.lacking() is None and made.missing() is None
+    assert made.library().answer() == 42
+
+
+def test_nor_the_same_compiler(small, monkeypatch):
+    compile_elsewhere(small)
+    written = kept(small).stat()
+    monkeypatch.setattr(made, "compiler", lambda: ["/another/g++-99"])
+    assert made.library().answer() == 42 and kept(small).stat() == written
+
+
+@pytest.mark.parametrize("length", [0, 10, 0.5, -40, -1])
+def test_one_that_was_cut_is_compiled_again(small, length):
+    compile_elsewhere(small)
+    content = kept(small).read_bytes()
+    kept(small).write_bytes(content[: int(len(content) * length) if 0 < length < 1 else length])
+    assert made.library().answer() == 42 and made._whole(kept(small))
+
+
+def test_one_that_was_changed_is_refused_without_a_compiler(small, monkeypatch):
+    compile_elsewhere(small)
+    content = bytearray(kept(small).read_bytes())
+    content[len(content) // 2] ^= 1
+    kept(small).write_bytes(content)
+    without_compiler(monkeypatch)
+    assert made.lacking() == "g++ was not found" == made.missing().rpartition("since ")[2]
+    with pytest.raises(PatchloomError, match="cannot be had here, since g.. was not found: use --kernels torch"):
+        made.library()
+
+
+def test_one_of_another_system_is_compiled_again(small, monkeypatch):
+    """Whole, but not to be loaded here, as where machines share the folder."""
+    foreign = b"\x7fELF" + bytes(100)
+    small.mkdir(parents=True)
+    made._place().write_bytes(foreign + hashlib.sha256(foreign).digest())
+    assert made._whole(made._place())
+    with monkeypatch.context() as patch:
+        without_compiler(patch)
+        with pytest.raises(PatchloomError, match=r"\.so cannot be loaded, and g.. was not found: use --kernels torch"):
+            made.library()
+    assert made.library().answer() == 42
+
+
+def test_several_processes_compile_at_once(small):
+    processes = [FORK.Process(target=made.library) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert made._whole(kept(small)) and made.library().answer() == 42
