@@ -67,6 +67,10 @@ class Arriving(Iterator[Batch]):
             with torch.cuda.stream(self.stream):  # of no stream it is nothing
                 self.coming = batch.on(self.device)
 
+    def close(self) -> None:
+        """Let go of the batches, and so of the processes that read."""
+        self.batches, self.coming = iter(()), None
+
     def __next__(self) -> Batch:
         self.send()
         if self.coming is None:

@@ -70,6 +70,8 @@ def _in_workers(made: Dataset, numbers: Sequence[int], workers: int, pinned: boo
         if not workers:
             raise
         raise PatchloomError(_LOST) from problem
+    finally:
+        batches = None  # a traceback that somebody keeps would keep the processes, too
 
 
 def lost_worker(problem: BaseException) -> PatchloomError | None:

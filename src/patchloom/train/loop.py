@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -120,11 +121,15 @@ class Loop:
 
     def _train(self, stop: Stop) -> bool:
         """From the state's step to the end."""
+        with closing(self._batches()) as batches:  # else the processes that read would live until memory is tidied
+            return self._steps(batches, stop)
+
+    def _steps(self, batches: Arriving, stop: Stop) -> bool:
         generator = Shared(self.fabric.device)
         self.task.train()
         pace = Pace(self.steps, self.state.step, self.global_batch, self.state.seconds)
         looked, logged = points(self.steps, _MEASURED), points(self.steps, 1 / _LOGGED)
-        saved, waiting, batches = time.perf_counter(), [], self._batches()
+        saved, waiting = time.perf_counter(), []
         for step in range(self.state.step, self.steps):
             with pace.waits():
                 batch = next(batches)
