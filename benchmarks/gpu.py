@@ -68,14 +68,14 @@ def plan(device: str, tiny: bool, work: str, cifar: str) -> list[Row]:
         rows.append(Row("peers", size, "gpu_steps.peers", on | {"known": {}, "model": model}, 240))
     for task in ("mae", "lut") if tiny else TASKS:
         rows.append(Row("training", task, "gpu_runs.training", at | {"task": task}, 120))
-    for task, strategy in (("lut", "ddp"),) if tiny else (("droppos", "ddp"), ("lut", "ddp"), ("lut", "fsdp")):
+    for task, strategy in (("lut", "ddp"),) if tiny else (("extrema", "ddp"), ("lut", "ddp"), ("lut", "fsdp")):
         form = {"task": task, "strategy": strategy}
         rows.append(Row("group", f"{task}, {strategy}", "gpu_runs.group", at | form, 120))
     for name, cached in (("256-px cache", True), ("JPEG files", False)):
         rows.append(Row("loading", name, "gpu_runs.loading", at | {"known": {}, "cached": cached}, 120))
     rows.append(Row("loading", "pretrain droppos from the cache", "gpu_runs.run", at, 180))
     for task in ("droppos",) if tiny else ("droppos", "mae"):
-        form = {"task": task, "data": cifar, "training_seconds": 1.0 if tiny else _TRAINED}
+        form = {"task": task, "data": cifar, "trained": 1.0 if tiny else _TRAINED}
         rows.append(Row("cifar", task, "gpu_runs.cifar", at | form, 900))
     return rows
 
@@ -197,7 +197,7 @@ def commit() -> str:
 
 def run(args: argparse.Namespace) -> None:
     device = "cpu" if args.tiny else "cuda"
-    work, cifar = args.out.with_suffix(""), "digits" if args.tiny else args.cifar or "shapes:20000"
+    work, cifar = args.out.with_suffix(""), args.cifar or "shapes:20000"
     book = Book(args.out)
     budget = Budget(args.minutes * 60)
     machine, made = identified(device, work / "logs")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +25,7 @@ from gpu_steps import TINY, Result, precision_of, waits
 from pretext import last_results, measure_of
 
 from patchloom.data import RandomCrop, hold_out, keep, open_data, training_batches
+from patchloom.errors import Stopped
 from patchloom.files import write_whole
 from patchloom.machine import wait_for
 from patchloom.train import suits
@@ -93,12 +96,13 @@ def fresh(work: str, *names: str) -> Path:
 
 
 def steady(run: Path) -> float | None:
-    """Images a second in the second half of a run, those of the first have starts in them."""
+    """Images a second in the second half of a run: the first has its starts in it. None: it was too short to tell."""
     with open(run / "metrics.csv", newline="") as file:
         rows = [(int(row["images"]), float(row["seconds"])) for row in csv.DictReader(file) if row["seconds"]]
     rows = rows[len(rows) // 2 :]
-    (first, begin), (last, end) = rows[0], rows[-1]
-    return (last - first) / (end - begin) if end > begin else None
+    if len(rows) < 2 or rows[-1][1] <= rows[0][1]:
+        return None
+    return (rows[-1][0] - rows[0][0]) / (rows[-1][1] - rows[0][1])
 
 
 def waiting(run: Path) -> str:
@@ -184,29 +188,58 @@ def run(device: str, tiny: bool, work: str, seconds: float) -> Result:
     return {"images/s": steady(folder), "waiting for data": waiting(folder), "epochs": epochs}
 
 
-def cifar(device: str, tiny: bool, work: str, seconds: float, task: str, data: str, training_seconds: float) -> Result:
-    """A run of so many seconds on CIFAR-10, or on what there is, and what its encoder learnt."""
+def two_classes(work: str) -> str:
+    """Some photographs with labels, for a trial in miniature."""
+    folder = Path(work, "classes")
+    for i, path in enumerate(sorted(photographs(work, True).iterdir())):
+        place = folder / ("train" if i < 16 else "test") / "ab"[i % 2] / path.name  # two photographs, in turns
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, place)
+    return str(folder)
+
+
+def pace(data: str, task: str, out: Path, seconds: float, sizes: dict[str, Any]) -> float | None:
+    """Images a second of a run that is stopped some seconds after its first update."""
+    plain, ends = Stepper.update, []
+
+    def update(*arguments: Any, **named: Any) -> Any:
+        if not ends:
+            ends.append(time.monotonic() + seconds)
+        elif ends[-1] < time.monotonic():
+            ends.append(float("inf"))  # only once
+            os.kill(os.getpid(), signal.SIGTERM)
+        return plain(*arguments, **named)
+
+    Stepper.update = update
+    try:
+        with contextlib.suppress(Stopped):
+            pretrain(data, task, out=out, epochs=20, **sizes)
+    finally:
+        Stepper.update = plain
+    return steady(out)
+
+
+def cifar(device: str, tiny: bool, work: str, seconds: float, task: str, data: str, trained: float) -> Result:
+    """A run of about so many seconds on CIFAR-10, or on what there is, and what its encoder learnt."""
     sizes: dict[str, Any] = {"model": "mini", "batch_size": 256, "blr": 2e-3}
     if tiny:
-        sizes = TINY | {"img_size": 8, "patch_size": 2, "batch_size": 64}
+        data, sizes = two_classes(work), TINY | {"batch_size": 4}
     elif not data.startswith("shapes"):
         sizes |= {"img_size": 32, "patch_size": 4, "cache": "whole"}
     sizes |= {"device": device, "precision": precision_of(device)}
-    begun = Path(work, "cifar", f"{task}.json")  # the same length in every attempt, so that a run goes on
-    if not begun.exists():
-        trial = fresh(work, "cifar", f"{task}-pace")
+    begun, out = Path(work, "cifar", f"{task}.json"), Path(work, "cifar", task)
+    if not begun.exists():  # the same length in every attempt, so that a run goes on
         fresh(work, "cifar", task)
         images = len(hold_out(open_data(data).train, 0.05, seed=0)[0])
-        pretrain(data, task, out=trial, epochs=1 if tiny else max(2, round(50_000 / images)), **sizes)
-        epochs = max(1, round((steady(trial) or 0.0) * training_seconds / images))
-        write_whole(begun, json.dumps({"epochs": epochs, "images": images, "pace": steady(trial)}))
+        rate = pace(data, task, fresh(work, "cifar", f"{task}-pace"), trained / 12, sizes)
+        epochs = max(1, round((rate or 0.0) * trained / images))
+        write_whole(begun, json.dumps({"epochs": epochs, "images": images, "pace": rate}))
     found = json.loads(begun.read_text("utf-8"))
-    out = Path(work, "cifar", task)
     done = pretrain(data, task, out=out, epochs=found["epochs"], **sizes)
-    measure, yardsticks, trained = measure_of(out)
+    measure, yardsticks, spent = measure_of(out)
     learnt: dict[str, dict[str, float]] = {}
     for (protocol, encoder), value in last_results(out).items():
         learnt.setdefault(protocol, {})[encoder] = value
     told = {"samples": found["images"] * found["epochs"], "images/s": steady(out), "waiting for data": waiting(out)}
-    told |= {"data": data, "model": sizes["model"], "trained seconds": trained, "learnt": learnt}
+    told |= {"data": Path(data).name, "model": sizes["model"], "trained seconds": spent, "learnt": learnt}
     return found | told | {"measure": measure, "yardsticks": yardsticks, "summary": done.summary}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peers import PEERS, Peer, installed, operations_of
+from peers import DEPTH, PEERS, Peer, installed, operations_of
 from step_time import settings_for
 
 from patchloom.bench import Step, operations
@@ -247,8 +247,9 @@ def peers(device: str, tiny: bool, known: Result, seconds: float, model: str) ->
 
 
 def _side_by_side(device: str, tiny: bool, known: Result, model: str, batch: int) -> Result:
-    precision = precision_of(device)
-    ours = settings_for("mae", device, batch, precision, model=model, **({"attention": "fused"} if tiny else {}))
+    precision, depth = precision_of(device), 1 if tiny else DEPTH
+    task, sizes = {"name": "mae", "decoder_depth": depth}, {"attention": "fused"} if tiny else {}
+    ours = settings_for(task, device, batch, precision, model=model, **sizes)
     ways: dict[str, Any] = {}
     memories: dict[str, float | None] = {}
 
@@ -267,11 +268,11 @@ def _side_by_side(device: str, tiny: bool, known: Result, model: str, batch: int
     begin("patchloom mae", lambda: _ours(ours, batch, device))
     for kind in PEERS:
         if installed(kind):
-            begin(kind, lambda kind=kind: Peer(kind, precision, device, batch, model))
+            begin(kind, lambda kind=kind: Peer(kind, precision, device, batch, model, depth))
     times = timed(ways, device, tiny, 2 * _TIMED)
     rows = {}
     for name, values in times.items():
-        flops = operations(ours) if name == "patchloom mae" else operations_of(name, model)
+        flops = operations(ours) if name == "patchloom mae" else operations_of(name, model, depth)
         form = ours.attention if name == "patchloom mae" else PEERS[name][1]
         rows[name] = rates(values, batch, flops, precision, known) | {"memory": memories[name], "attention": form}
     return {"rows": rows, "absent": [f"{kind}: {PEERS[kind][0]}" for kind in PEERS if not installed(kind)]}

@@ -19,6 +19,7 @@ PEERS = {
     "lightly mae": ("lightly", "timm's, fused"),
 }
 SIDE, PATCHES = 224, 196
+SMALL, DEPTH = "vit_small_patch16_224", 8
 
 Parts = tuple[nn.Module, Callable[[], Tensor]]
 
@@ -37,14 +38,15 @@ class Peer:
         device: where.
         batch: images of a step.
         model: timm's name of the encoder with that shape.
+        depth: blocks of an MAE's decoder.
     """
 
-    def __init__(self, kind: str, dtype: str, device: str, batch: int, model: str = "vit_small_patch16_224"):
+    def __init__(self, kind: str, dtype: str, device: str, batch: int, model: str = SMALL, depth: int = DEPTH):
         torch.manual_seed(0)
         self.dtype, self.device = dtype, device
         images = torch.randn(batch, 3, SIDE, SIDE, device=device)
         make = {"plain vit": plain_vit, "lightly mae": lightly_mae}.get(kind, hugging_face)
-        self.net, self.loss = make(images, kind, timm.create_model(model, num_classes=0))
+        self.net, self.loss = make(images, kind, timm.create_model(model, num_classes=0), depth)
         if kind == "plain vit":
             fuse_attention(self.net, fused=not (device == "cpu" and dtype == "bfloat16"))
         self.net.to(device).train()
@@ -59,14 +61,14 @@ class Peer:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def plain_vit(images: Tensor, kind: str, vit: nn.Module) -> Parts:
+def plain_vit(images: Tensor, kind: str, vit: nn.Module, depth: int) -> Parts:
     """A classifier over all patches."""
     net = nn.Sequential(vit, nn.Linear(vit.embed_dim, 1000))
     target = torch.arange(len(images), device=images.device)
     return net, lambda: nn.functional.cross_entropy(net(images), target)
 
 
-def hugging_face(images: Tensor, kind: str, vit: nn.Module) -> Parts:
+def hugging_face(images: Tensor, kind: str, vit: nn.Module, depth: int) -> Parts:
     """``ViTMAEForPreTraining`` in one of its attention forms, named in brackets."""
     from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
@@ -74,18 +76,19 @@ def hugging_face(images: Tensor, kind: str, vit: nn.Module) -> Parts:
     block = vit.blocks[0]
     sizes = {"hidden_size": vit.embed_dim, "num_hidden_layers": len(vit.blocks)}
     sizes |= {"num_attention_heads": block.attn.num_heads, "intermediate_size": block.mlp.fc1.out_features}
+    sizes |= {"decoder_num_hidden_layers": depth}
     net = ViTMAEForPreTraining(ViTMAEConfig(norm_pix_loss=True, attn_implementation=form, **sizes))
     return net, lambda: net(images).loss
 
 
-def lightly_mae(images: Tensor, kind: str, vit: nn.Module) -> Parts:
+def lightly_mae(images: Tensor, kind: str, vit: nn.Module, depth: int) -> Parts:
     """lightly's modules put together as its documentation does for MAE, with normalised pixels."""
     from lightly.models import utils
     from lightly.models.modules import MAEDecoderTIMM, MaskedVisionTransformerTIMM
 
     net = nn.ModuleDict()
     net["encoder"] = MaskedVisionTransformerTIMM(vit=vit)
-    net["decoder"] = MAEDecoderTIMM(num_patches=PATCHES, patch_size=16, embed_dim=vit.embed_dim)
+    net["decoder"] = MAEDecoderTIMM(PATCHES, 16, embed_dim=vit.embed_dim, decoder_depth=depth)
 
     def loss() -> Tensor:
         encoder, decoder = net["encoder"], net["decoder"]
@@ -101,11 +104,11 @@ def lightly_mae(images: Tensor, kind: str, vit: nn.Module) -> Parts:
     return net, loss
 
 
-def operations_of(kind: str, model: str = "vit_small_patch16_224") -> float:
+def operations_of(kind: str, model: str = SMALL, depth: int = DEPTH) -> float:
     """Floating-point operations an image of a peer's matrix products, there and back."""
     if kind == "hf mae (sdpa)":
         kind = "hf mae (eager)"  # torch counts no fused attention on CPUs
-    step = Peer(kind, "float32", "cpu", 2, model)
+    step = Peer(kind, "float32", "cpu", 2, model, depth)
     fuse_attention(step.net, False)
     with FlopCounterMode(display=False) as counter:
         step()
