@@ -38,8 +38,8 @@ _ENDED = re.compile(r"^(\S+::\S.*?) (PASSED|FAILED|ERROR|SKIPPED)", re.MULTILINE
 _ENDING = 10.0  # seconds that a command gets to end
 
 
-def command(words: list[str], seconds: float) -> tuple[int, str]:
-    """Exit code and output of a command, which is told to end after some seconds."""
+def command(words: list[str], seconds: float) -> tuple[int | None, str]:
+    """Exit code and output of a command, which is told to end when the seconds are nearly over; None: it was."""
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     try:
         out, _ = process.communicate(timeout=max(1.0, seconds - 1.5 * _ENDING))
@@ -50,7 +50,8 @@ def command(words: list[str], seconds: float) -> tuple[int, str]:
         except subprocess.TimeoutExpired:
             process.kill()
             out, _ = process.communicate()
-        out += f"\nstopped after {seconds:.0f} s"
+        print(out, flush=True)
+        return None, out
     print(out, flush=True)
     return process.returncode, out
 
@@ -65,6 +66,8 @@ def tests(tiny: bool, seconds: float) -> Result:
     words += ["-o", "addopts=--import-mode=importlib", "--rootdir", str(ROOT), "--continue-on-collection-errors"]
     code, out = command([*words, str(folder)], seconds)
     ended = dict(_ENDED.findall(out))
+    if code is None:
+        raise TimeoutError(f"stopped after {len(ended)} tests: {dict(Counter(ended.values()))}")
     failed = [name for name, how in ended.items() if how in ("FAILED", "ERROR")]
     alone = {}
     for name in failed[:8]:

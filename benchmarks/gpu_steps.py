@@ -29,8 +29,8 @@ from patchloom.train.settings import Settings
 # TFLOP/s of dense products by the makers' data sheets, in bfloat16 with sums in float32 (float16 where there is no
 # bfloat16); the first name that the GPU's contains
 DATA_SHEETS = {
-    "H100 PCIe": 756, "H100": 989, "H200": 989, "A100": 312, "L40S": 362, "L4": 121, "A10": 125, "RTX 4090": 165,
-    "RTX 3090": 71, "T4": 65, "V100": 125,
+    "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "H200 NVL": 835, "H200": 989, "A100": 312, "L40S": 362, "L4": 121,
+    "A10": 125, "RTX 4090": 165, "T4": 65, "V100": 125,
 }  # fmt: skip
 _FULL = 0.92  # share of the memory that a batch may take
 _TIMED = 4.0  # seconds of timing
@@ -53,8 +53,10 @@ def identity(device: str, seconds: float) -> Result:
 
 
 def data_sheet(name: str) -> float | None:
-    """Operations a second that a GPU's data sheet promises."""
+    """Operations a second that a GPU's data sheet promises; None: it is in none that we have read."""
     words = f" {name.replace('-', ' ')} "
+    if "Laptop" in words:  # slower parts under the same numbers
+        return None
     return next((1e12 * rate for known, rate in DATA_SHEETS.items() if f" {known} " in words), None)
 
 
@@ -188,42 +190,46 @@ def sized(task: str, device: str, batch: int, precision: str, model: str, tiny: 
 def step(
     device: str, tiny: bool, known: Result, seconds: float, model: str, task: str, compiled: bool, eager: str = ""
 ) -> Result:
-    """One task's step, with the largest batch that fits; ``eager`` names the row of the same step, not compiled."""
-    precision, there = precision_of(device), known.get("steps", {}).get(eager, {})
+    """One task's step, with the largest batch that fits.
+
+    With compiled blocks it takes the batch of the row ``eager``, which is the same without: each other one would have
+    to be compiled, too.
+    """
+    precision, there = precision_of(device), known.get("steps", {}).get(eager)
+    if compiled and not there:
+        raise RuntimeError(f"the row {eager}, whose batch this one takes, has no result yet")
     settings = sized(task, device, 2 if tiny else 32, precision, model, tiny)
-    one = Step(settings, compiled)
+    one, tried = Step(settings, compiled), {}
     start = time.perf_counter()
-    one()
-    first = time.perf_counter() - start
-    most = 4 if tiny else there.get("batch", 4096)
-    if "batch" in there:
-        batch, tried = _as_large(one, most, device)
+    if there:
+        batch = as_large(one, there["batch"], device)
     else:
-        batch, tried = largest(one, most, device)
+        batch, tried = largest(one, 4 if tiny else 4096, device)
+    before = time.perf_counter() - start
     needed = peak_memory(one, device)
     found = timed({"": one}, device, tiny)[""]
     with waits(device) as places:
         one()
-    flops = there.get("operations an image") or operations(settings)
-    result = rates(found, batch, flops, precision, known) | {"memory": needed, "tried": tried}
-    result |= {"waits": sum(places.values()) if device == "cuda" else None, "where": places}
-    result |= {"attention": settings.attention, "first step": first, "compiled": compiled}
-    return result | ({"over eager": result["images/s"] / there["images/s"]} if there else {})
+    flops = there["operations an image"] if there else operations(settings)
+    result = rates(found, batch, flops, precision, known) | {"memory": needed, "tried": tried, "where": places}
+    result |= {"waits": sum(places.values()) if device == "cuda" else None, "attention": settings.attention}
+    gain = {"over eager": result["images/s"] / there["images/s"]} if there else {}
+    return result | gain | {"compiled": compiled, "seconds before": before}
 
 
-def _as_large(one: Step, batch: int, device: str) -> tuple[int, Result]:
-    """The batch of another row, or half of it where that is too much."""
-    first, tried = one.batch, {}
+def as_large(one: Step, batch: int, device: str) -> int:
+    """Do a step of so many images, or of half of them as often as that is too much; how many they were."""
+    first, done = one.batch, False
     while True:
         try:
             one.batch = repeated(first, max(1, batch // len(first.indices)), device)
             one()
+            done = True
         except torch.OutOfMemoryError:
-            tried[batch] = {"state": "out of memory"}
             if batch <= len(first.indices):
                 raise
-        if batch not in tried:
-            return len(one.batch.indices), tried
+        if done:  # here, since the exception held the step's tensors
+            return len(one.batch.indices)
         one.batch = None
         one.optimizer.zero_grad(set_to_none=True)
         forget()
