@@ -95,9 +95,7 @@ def test_compiled_blocks_train_as_they_do_without(images, tmp_path):
     assert found[1] == pytest.approx(found[0], rel=0.01)
 
 
-def test_the_encoder_gives_on_the_cpu_what_it_gives_on_the_gpu(trained, monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def test_the_encoder_gives_on_the_cpu_what_it_gives_on_the_gpu(trained, exact):
     encoder, _ = load_encoder(trained)
     assert {weight.device.type for weight in encoder.parameters()} == {"cpu"}
     batch = torch.randn(4, 3, 32, 32)
