@@ -164,8 +164,8 @@ def one_row(row: Row, book: Book, left: float, made: Any, logs: Path) -> dict[st
     """Try one row in the time that is left."""
     arguments = row.arguments | ({"known": book.known()} if "known" in row.arguments else {})
     seconds, begin = min(row.limit, left), time.monotonic()
-    log = logs / "".join(letter if letter.isalnum() else "-" for letter in f"{row.section} {row.name}.log")
-    told = gpu_attempt.attempt(made, row.call, arguments, seconds, log.with_suffix(".log"))
+    name = "".join(letter if letter.isalnum() else "-" for letter in f"{row.section} {row.name}")
+    told = gpu_attempt.attempt(made, row.call, arguments, seconds, logs / f"{name}.log")
     if told["state"] == "late" and seconds == row.limit:
         told["state"] = "failed"  # it had all the time that it may have
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")

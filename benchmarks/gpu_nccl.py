@@ -82,6 +82,20 @@ def largest_difference(one: Path, two: Path) -> float:
     return found
 
 
+def check(device: str) -> None:
+    """What processes tell each other, in a group of one.
+
+    Raises:
+        ValueError: it is not what was told.
+    """
+    values = torch.randn(4, 3, device=device)
+    for tell in (processes.total, processes.gathered, processes.averaged):
+        if not torch.equal(tell(values), values):
+            raise ValueError(f"{tell.__name__} of one process is not what that has given")
+    if processes.collected([1, "two"]) != [1, "two"]:
+        raise ValueError("collected of one process is not what that has given")
+
+
 def main(images: str, folder: str, device: str, task: str, strategy: str) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # to end with torchrun, which is in another process group
     options = SMALL | {"task": task, "device": device, "strategy": strategy}
@@ -90,6 +104,7 @@ def main(images: str, folder: str, device: str, task: str, strategy: str) -> Non
     group = processes.dist = Group()
     pretraining.launch = launch
     pretraining.pretrain(images, out=together, **options)
+    check(device)
     told = {"backend": dist.get_backend(), "collectives": group.made, "strategy": strategy, "task": task}
     told |= {"nccl": ".".join(map(str, torch.cuda.nccl.version())) if device == "cuda" else None}
     print("\n" + json.dumps(told | {"difference": largest_difference(plain, together)}), flush=True)
