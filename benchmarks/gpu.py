@@ -99,11 +99,12 @@ class Book:
             PatchloomError: what is there was measured on something else.
         """
         there = self.kept["about"]
-        for name in ("machine", "tiny", "device"):
-            if there and there[name] != about[name]:
-                raise PatchloomError(
-                    f"{self.path} has figures of {there[name]}, not of {about[name]}: give another --out"
-                )
+        found, here = ([one["machine"][name] for name in ("name", "torch")] for one in (there or about, about))
+        if found != here or (there and there["tiny"] != about["tiny"]):
+            before = ", torch ".join(found)
+            raise PatchloomError(
+                f"{self.path} has other figures ({before}{', tiny' * there['tiny']}): give another --out"
+            )
         self.kept["about"] = about | {"begun": there.get("begun", about["date"])}
         self.write()
 

@@ -1,50 +1,23 @@
 """The script for the first GPU, in miniature on a CPU: it must be sound before there is one."""
 
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
 import time
-import warnings
-from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
+import gpu
+import gpu_attempt
+import gpu_nccl
 import pytest
 import torch
+from gpu_tables import markdown
 
-from patchloom.data import Batch
 from patchloom.errors import PatchloomError
 from patchloom.tasks import TASKS
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
-sys.path.insert(0, str(SCRIPT.parent))
-
-import gpu  # noqa: E402, found by the path above
-import gpu_attempt  # noqa: E402
-import gpu_nccl  # noqa: E402
-import gpu_steps  # noqa: E402
-from gpu_tables import markdown  # noqa: E402
-
-ROWS = """
-import os, subprocess, sys, time
-
-def good(seconds, known=None):
-    return {"known": known, "seconds": seconds}
-
-def bad(seconds):
-    raise ValueError("the row is wrong")
-
-def dies(seconds):
-    print("last words", flush=True)
-    os.abort()
-
-def endless(seconds, file):
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    open(file, "w").write(str(child.pid))
-    time.sleep(60)
-"""
 
 
 def call(out, *words):
@@ -143,68 +116,6 @@ def test_figures_of_two_machines_do_not_meet(tmp_path):
         gpu.Book(tmp_path / "b.json")
 
 
-@pytest.fixture
-def made(tmp_path, monkeypatch):
-    """How processes begin, with a module of rows that they find."""
-    (tmp_path / "rows_that_fail.py").write_text(ROWS)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(gpu_attempt, "GRACE", 0.5)
-    return multiprocessing.get_context("forkserver")
-
-
-def attempt(made, folder, name, seconds=60.0, **arguments):
-    return gpu_attempt.attempt(made, f"rows_that_fail.{name}", arguments, seconds, folder / "logs" / "row.log")
-
-
-def test_a_row_that_raises_or_dies_leaves_its_last_lines(made, tmp_path):
-    assert attempt(made, tmp_path, "good", known=3) == {"state": "done", "result": {"known": 3, "seconds": 60.0}}
-    bad = attempt(made, tmp_path, "bad")
-    assert bad["state"] == "failed" and bad["error"][-1] == "ValueError: the row is wrong"
-    dead = attempt(made, tmp_path, "dies")
-    assert dead["state"] == "failed" and "-6" in dead["error"][0] and "last words" in dead["error"]
-
-
-def test_a_row_that_takes_too_long_is_ended_with_all_that_it_started(made, tmp_path):
-    late = attempt(made, tmp_path, "endless", seconds=3.0, file=str(tmp_path / "child"))
-    assert late["state"] == "late" and "stopped after 3 s" in late["error"][0]
-    assert gone(tmp_path / "child")
-
-
-def test_a_row_ends_with_who_asked_for_it(made, tmp_path):
-    words = f"import gpu_attempt, multiprocessing as m, pathlib, sys; sys.path.insert(0, {str(tmp_path)!r}); "
-    words += "gpu_attempt.attempt(m.get_context('forkserver'), 'rows_that_fail.endless', "
-    words += f"{{'file': {str(tmp_path / 'child')!r}}}, 60.0, pathlib.Path({str(tmp_path / 'row.log')!r}))"
-    found = os.environ | {"PYTHONPATH": os.pathsep.join([str(SCRIPT.parent), *sys.path])}
-    asking = subprocess.Popen([sys.executable, "-c", words], env=found)
-    try:
-        assert within(30, lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text())
-    finally:
-        asking.kill()
-        asking.wait()
-    assert gone(tmp_path / "child")
-
-
-def within(seconds, true):
-    """Whether something becomes true."""
-    end = time.monotonic() + seconds
-    while not true() and time.monotonic() < end:
-        time.sleep(0.05)
-    return bool(true())
-
-
-def gone(file):
-    """Whether the process whose number a file holds ends soon."""
-    stat = Path("/proc", file.read_text(), "stat")
-
-    def ended():
-        try:
-            return stat.read_text().rpartition(")")[2].split()[0] == "Z"
-        except OSError:
-            return True
-
-    return within(5, ended)
-
-
 def test_rows_share_the_time_and_go_on_after_failures(made, tmp_path):
     book = gpu.Book(tmp_path / "figures.json")
     book.kept["about"] = {}
@@ -229,64 +140,6 @@ def test_time_that_is_left_goes_to_the_sections_after():
     assert first - time.monotonic() == pytest.approx(
         100 * gpu.SECTIONS["machine"] / sum(gpu.SECTIONS.values()), abs=0.1
     )
-
-
-class Growing:
-    """A step whose memory ends beyond 8 images."""
-
-    def __init__(self):
-        self.batch = Batch((torch.zeros(2, 3, 4, 4, dtype=torch.uint8),), torch.arange(2), [])
-        self.optimizer = SimpleNamespace(zero_grad=lambda set_to_none: None)
-
-    def __call__(self):
-        if len(self.batch.indices) > 8:
-            raise torch.OutOfMemoryError("no more")
-
-
-def test_batches_double_until_memory_ends(monkeypatch):
-    step = Growing()
-    found, tried = gpu_steps.largest(step, 64, "cpu")
-    assert found == 8 == len(step.batch.views[0]) and tried[16] == {"state": "out of memory"}
-    assert gpu_steps.largest(Growing(), 4, "cpu")[0] == 4
-    assert gpu_steps.as_large(Growing(), 64, "cpu") == 8
-    # a step of n images needs 1 + n GiB: 16 of them fit into 19, but 32 would not, which is known before
-    monkeypatch.setattr(gpu_steps, "memory", lambda device: (0.0, 19.0))
-    step = Growing()
-    monkeypatch.setattr(gpu_steps, "peak_memory", lambda work, device: 1.0 + len(work.batch.indices))
-    monkeypatch.setattr(Growing, "__call__", lambda self: None)
-    found, tried = gpu_steps.largest(step, 4096, "cpu")
-    assert found == 16 and list(tried) == [2, 4, 8, 16]
-
-
-def test_waits_are_counted_by_the_line_that_is_to_blame():
-    places = Counter()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(2):
-            warnings.warn("called a synchronizing CUDA operation (Triggered internally)", stacklevel=1)
-        warnings.warn("something else", stacklevel=1)
-    gpu_steps.count_waits(caught, places)
-    ((place, count),) = places.items()
-    assert place.startswith("benchmarks/test_gpu.py:") and count == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "rate"),
-    [
-        ("NVIDIA H200", 989),
-        ("NVIDIA H100 80GB HBM3", 989),
-        ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA A100-SXM4-80GB", 312),
-        ("NVIDIA L40S", 362),
-        ("NVIDIA L4", 121),
-        ("Tesla T4", 65),
-        ("NVIDIA GeForce RTX 4090", 165),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA A10G", None),
-    ],
-)
-def test_data_sheets_are_found_by_the_whole_name(name, rate):
-    assert gpu_steps.data_sheet(name) == (rate and rate * 1e12)
 
 
 def test_one_process_that_does_not_count_as_alone():
