@@ -26,16 +26,13 @@ import statistics
 from dataclasses import replace
 from functools import partial
 
-import timm
 import torch
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from peers import PEERS, Peer, operations_of
 
 from patchloom.bench import Step, memory_of, operations
 from patchloom.data import Stats
 from patchloom.machine import product, seconds_of
 from patchloom.memory import keep_freed_memory, peak_memory
-from patchloom.nets.encode import fuse_attention
 from patchloom.tasks import TASKS
 from patchloom.train.pretrain import request
 from patchloom.train.settings import Settings, resolve
@@ -46,19 +43,18 @@ TABLES = ("peers", "tasks", "mp3", "growth", "memory", "kernels")
 RATIOS = (0.0, 0.3, 0.5, 0.75, 0.9)
 
 
-def settings_for(args: argparse.Namespace, dtype: str, task: dict | str, **changes) -> Settings:
+def settings_for(task: dict | str, device: str, batch: int, dtype: str, **changes) -> Settings:
     """Resolved settings of a task at the sizes of this benchmark."""
-    given = {"model": "vit_small_patch16_224", "img_size": 224, "patch_size": 16, "batch_size": args.batch}
-    given |= {"precision": dtype, "device": args.device, "clip": 0.0, "compile": False, **changes}
+    given = {"model": "vit_small_patch16_224", "img_size": 224, "patch_size": 16, "batch_size": batch}
+    given |= {"precision": dtype, "device": device, "clip": 0.0, "compile": False, **changes}
     return resolve(request("shapes", task, given), 100_000, 3, STATS)[0]
 
 
 def rows(args: argparse.Namespace, dtype: str) -> dict[str, Settings | str]:
     """By the row's name, the settings of a task, or the name of a model that is not ours."""
-    task = partial(settings_for, args, dtype)
+    task = partial(settings_for, device=args.device, dtype=dtype, batch=args.batch)
     if args.table == "peers":
-        peers = ("hf mae (sdpa)", "hf mae (eager)", "lightly mae")
-        return {**{name: name for name in peers}, "patchloom mae": task("mae"), "patchloom droppos": task("droppos")}
+        return {**{name: name for name in PEERS}, "patchloom mae": task("mae"), "patchloom droppos": task("droppos")}
     if args.table == "tasks":
         return {name: task(name) for name in ("mae", *(name for name in TASKS if name != "mae"))}
     if args.table == "mp3":
@@ -72,73 +68,10 @@ def rows(args: argparse.Namespace, dtype: str) -> dict[str, Settings | str]:
     sizes = {f"{side} px, batch {batch}": (side, batch) for side, batch in ((64, 64), (128, 16), (224, 8), (512, 2))}
     models = {f"{size}, batch 8": f"vit_{size}_patch16_224" for size in ("tiny", "small", "base", "large")}
     return {
-        **{f"batch {batch}": task("droppos", batch_size=batch) for batch in (8, 16, 32, 64)},
-        **{name: task("droppos", img_size=side, batch_size=batch) for name, (side, batch) in sizes.items()},
-        **{name: task("droppos", model=model, batch_size=8) for name, model in models.items()},
+        **{f"batch {batch}": task("droppos", batch=batch) for batch in (8, 16, 32, 64)},
+        **{name: task("droppos", img_size=side, batch=batch) for name, (side, batch) in sizes.items()},
+        **{name: task("droppos", model=model, batch=8) for name, model in models.items()},
     }
-
-
-class Peer:
-    """A step of a model that is not ours."""
-
-    def __init__(self, kind: str, dtype: str, device: str, batch: int):
-        torch.manual_seed(0)
-        self.dtype, self.device = dtype, device
-        images = torch.randn(batch, 3, 224, 224, device=device)
-        self.net, self.loss = {"plain vit": plain_vit, "lightly mae": lightly_mae}.get(kind, hugging_face)(images, kind)
-        if kind == "plain vit":
-            fuse_attention(self.net, fused=not (device == "cpu" and dtype == "bfloat16"))
-        self.net.to(device).train()
-        weights = [weight for weight in self.net.parameters() if weight.requires_grad]
-        self.optimizer = torch.optim.AdamW(weights, lr=1e-5, fused=True)
-
-    def __call__(self) -> None:
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.dtype == "bfloat16"):
-            loss = self.loss()
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-
-def plain_vit(images, kind):
-    """A classifier over all patches."""
-    net = nn.Sequential(timm.create_model("vit_small_patch16_224", num_classes=0), nn.Linear(384, 1000))
-    target = torch.arange(len(images), device=images.device)
-    return net, lambda: nn.functional.cross_entropy(net(images), target)
-
-
-def hugging_face(images, kind):
-    """``ViTMAEForPreTraining`` in one of its attention forms, named in brackets."""
-    from transformers import ViTMAEConfig, ViTMAEForPreTraining
-
-    form = kind.partition("(")[2].rstrip(")")
-    sizes = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
-    net = ViTMAEForPreTraining(ViTMAEConfig(norm_pix_loss=True, attn_implementation=form, **sizes))
-    return net, lambda: net(images).loss
-
-
-def lightly_mae(images, kind):
-    """lightly's modules put together as its documentation does for MAE, with normalised pixels."""
-    from lightly.models import utils
-    from lightly.models.modules import MAEDecoderTIMM, MaskedVisionTransformerTIMM
-
-    net = nn.ModuleDict()
-    vit = timm.create_model("vit_small_patch16_224", num_classes=0)
-    net["encoder"] = MaskedVisionTransformerTIMM(vit=vit)
-    net["decoder"] = MAEDecoderTIMM(num_patches=196, patch_size=16, embed_dim=384)
-
-    def loss():
-        encoder, decoder = net["encoder"], net["decoder"]
-        keep, mask = utils.random_token_mask(size=(len(images), 197), mask_ratio=0.75, device=images.device)
-        tokens = decoder.embed(encoder.encode(images=images, idx_keep=keep))
-        full = utils.repeat_token(decoder.mask_token, (len(images), 197))
-        full = utils.set_at_index(full, keep, tokens.type_as(full))
-        answers = decoder.predict(utils.get_at_index(decoder.decode(full), mask))
-        target = utils.get_at_index(utils.patchify(images, 16), mask - 1)
-        target = utils.normalize_mean_var(target, dim=-1)
-        return nn.functional.mse_loss(answers, target)
-
-    return net, loss
 
 
 def step_of(row: Settings | str, args: argparse.Namespace, dtype: str):
@@ -168,13 +101,7 @@ def count(row: Settings | str) -> float:
     """Operations an image."""
     if isinstance(row, Settings):
         return operations(replace(row, batch_size=2))
-    if row == "hf mae (sdpa)":
-        row = "hf mae (eager)"  # torch counts no fused attention on CPUs
-    step = Peer(row, "float32", "cpu", 2)
-    fuse_attention(step.net, False)
-    with FlopCounterMode(display=False) as counter:
-        step()
-    return counter.get_total_flops() / 2
+    return operations_of(row)
 
 
 def main() -> None:

@@ -3,6 +3,15 @@ from collections.abc import Iterator
 
 import matplotlib
 import pytest
+import torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is marked ``gpu`` is skipped where there is none; ``pytest -m gpu`` runs it alone."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
 @pytest.fixture(autouse=True, scope="session")

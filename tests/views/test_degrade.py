@@ -342,7 +342,7 @@ def test_no_shape_or_branch_depends_on_values(degrade):
         assert degrade(images).shape == images.shape
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @each
 def test_a_gpu_does_the_same_and_never_waits(degrade):
     images = torch.rand(4, 3, 21, 30)

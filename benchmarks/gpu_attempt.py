@@ -1,0 +1,104 @@
+"""One row of `gpu.py` in a process of its own, so that neither its faults nor its time are another row's."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any
+
+from patchloom.files import write_whole
+
+GRACE = 20.0  # seconds in which a row that was told to end may write a checkpoint
+_LINES = 12  # of a traceback, or of what was printed last, that are kept
+
+
+def context(method: str = "forkserver") -> BaseContext:
+    """How processes begin: forked from a server that has imported patchloom already, and has never touched a GPU.
+
+    Args:
+        method: forkserver, or spawn where the driver minds being forked.
+    """
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # else an import that asks for GPUs would begin to use them
+    made = multiprocessing.get_context(method)
+    if method == "forkserver":
+        made.set_forkserver_preload(["patchloom.bench", "patchloom.train.pretrain"])
+    return made
+
+
+def attempt(made: BaseContext, call: str, arguments: dict[str, Any], seconds: float, log: Path) -> dict[str, Any]:
+    """Call a function of a module ("module.function") with ``arguments`` and ``seconds``, in a process of its own.
+
+    Args:
+        made: by `context`.
+        call: it must return what JSON can hold.
+        arguments: of the function, plain values.
+        seconds: after which it is told to end (SIGTERM), and is killed a little later.
+        log: file for what it prints.
+
+    Returns:
+        ``state`` done with its ``result``; or failed or late, with the last lines of its ``error``.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    answer = log.with_suffix(".json")
+    answer.unlink(missing_ok=True)
+    process = made.Process(target=_work, args=(call, arguments, seconds, str(log), str(answer)))
+    process.start()
+    late = False
+    try:
+        process.join(seconds)
+        if process.is_alive():
+            late = True
+            process.terminate()
+            process.join(GRACE)
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # with the processes that it has started
+        process.kill()
+        process.join()
+    if answer.exists():
+        told = json.loads(answer.read_text("utf-8"))
+        return told if told["state"] == "done" or not late else told | {"state": "late"}
+    if late:
+        return {"state": "late", "error": [f"stopped after {seconds:.0f} s", *_last(log)]}
+    return {"state": "failed", "error": [f"the process ended with {process.exitcode}", *_last(log)]}
+
+
+def _work(call: str, arguments: dict[str, Any], seconds: float, log: str, answer: str) -> None:
+    os.setpgid(0, 0)  # to be ended together with the processes that it starts
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    multiprocessing.set_start_method(None, force=True)  # what starts from here starts as it does for users
+    module, _, name = call.rpartition(".")
+    try:
+        result = getattr(importlib.import_module(module), name)(seconds=seconds, **arguments)
+        told = {"state": "done", "result": result}
+    except BaseException as problem:  # whatever it is, the other rows go on
+        lines = "".join(traceback.format_exception(problem)).splitlines()
+        print(*lines, sep="\n", flush=True)
+        told = {"state": "failed", "error": [line[:300] for line in lines[-_LINES:]]}
+    write_whole(Path(answer), json.dumps(told))
+
+
+def _end_with_parent() -> None:
+    """A row shall not go on alone, and hold the GPU, when who asked for it was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os.killpg(0, signal.SIGKILL)
+
+
+def _last(log: Path) -> list[str]:
+    """The last lines that were printed."""
+    lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
+    return [line[:300] for line in lines[-_LINES:]]
