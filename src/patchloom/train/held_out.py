@@ -95,10 +95,10 @@ def stored_held_out(folder: RunFolder, settings: Settings, source: Source) -> He
 
 
 def own_held_out(folder: RunFolder, settings: Settings, source: Source) -> HeldOut:
-    """What a run held out of ``source``; if the images have changed since, images that it did not train on."""
-    record = read_record(folder.trained_on)
-    if record is None or source.fingerprint() == folder.read_data()["fingerprint"]:
+    """What a run held out of ``source``; if the images have changed since, some that it did not train on, if it can."""
+    if source.fingerprint() == folder.read_data()["fingerprint"]:
         return stored_held_out(folder, settings, source)
+    record = read_record(folder.trained_on) or no_record()
     return HeldOut(*choose(source, _count(settings, source), settings.seed, record.contents))
 
 
