@@ -93,7 +93,7 @@ def test_noise_that_was_known_by_heart_is_not_held_out(tmp_path, parts, capsys):
     assert "known by heart" not in capsys.readouterr().out
 
 
-def test_a_chain_of_runs_never_holds_out_what_one_of_them_trained_on(images, tmp_path, parts):
+def test_a_chain_of_runs_never_holds_out_what_one_of_them_trained_on(images, tmp_path, parts, capsys):
     grown = tmp_path / "grown"
     pretrain(images, out=tmp_path / "again", **QUICK)
     shutil.copytree(images, grown)
@@ -105,8 +105,11 @@ def test_a_chain_of_runs_never_holds_out_what_one_of_them_trained_on(images, tmp
     assert len(held2) == 16 and not held1 >= held2 and held3 <= held1
     record = read_record(RunFolder(tmp_path / "third").trained_on)
     assert len(record.contents) == len(train1 | train2 | train3) and record.unknown == ()
+    capsys.readouterr()
     pretrain(images, from_run=str(tmp_path / "third"), seed=5, out=tmp_path / "fourth", **QUICK)
     assert parts[3] == parts[2], "no others are left"
+    new = f"not 12 are held out, since no others are new to the weights of {tmp_path / 'third'}"
+    assert len(held3) < 12 and new in capsys.readouterr().out
 
 
 def test_if_all_images_were_trained_on_every_line_says_so(images, first, tmp_path, capsys):

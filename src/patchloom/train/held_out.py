@@ -71,7 +71,7 @@ def choose_held_out(asked: Settings, source: Source) -> tuple[HeldOut, Record]:
     before, start = _record_before(asked), asked.from_run or asked.init or ""
     contents = source.contents()
     told = not before.unknown and contents is not None and comparable(contents, before.contents)
-    indices, copies = choose(source, _count(asked, source), asked.seed, before.contents)
+    indices, copies = choose(source, wanted(asked, source), asked.seed, before.contents)
     found = HeldOut(indices, copies, "", start)
     if contents is not None and np.isin(contents[indices], before.contents).any():
         found = found._replace(doubt="trained")
@@ -90,7 +90,7 @@ def stored_held_out(folder: RunFolder, settings: Settings, source: Source) -> He
     if "held_out" in found:
         indices, copies = (np.array(found[name], np.int64) for name in ("held_out", "held_out_copies"))
         return HeldOut(indices, copies, found["held_out_doubt"], start)
-    drawn = choose(source, _count(settings, source), settings.seed, exact=False)
+    drawn = choose(source, wanted(settings, source), settings.seed, exact=False)
     return HeldOut(*drawn, "unknown" if start else "", start)
 
 
@@ -99,7 +99,7 @@ def own_held_out(folder: RunFolder, settings: Settings, source: Source) -> HeldO
     if source.fingerprint() == folder.read_data()["fingerprint"]:
         return stored_held_out(folder, settings, source)
     record = read_record(folder.trained_on) or no_record()
-    return HeldOut(*choose(source, _count(settings, source), settings.seed, record.contents))
+    return HeldOut(*choose(source, wanted(settings, source), settings.seed, record.contents))
 
 
 def story_of_test(folder: RunFolder, settings: Settings, test: Source) -> str:
@@ -113,7 +113,8 @@ def story_of_test(folder: RunFolder, settings: Settings, test: Source) -> str:
     return "".join(story)
 
 
-def _count(settings: Settings, source: Source) -> int:
+def wanted(settings: Settings, source: Source) -> int:
+    """How many images of ``source`` are to be held out."""
     return min(round(settings.held_out * len(source)), MOST_HELD_OUT)
 
 

@@ -30,7 +30,7 @@ from patchloom.processes import rank, world
 from patchloom.tasks import with_defaults
 from patchloom.train.closing import Closing
 from patchloom.train.folder import RunFolder, plain_name
-from patchloom.train.held_out import HeldOut, choose_held_out, stored_held_out
+from patchloom.train.held_out import HeldOut, choose_held_out, stored_held_out, wanted
 from patchloom.train.launch import device_of, first_decides, launch
 from patchloom.train.loop import Loop
 from patchloom.train.pictures import load_task, prepare_task, run_card
@@ -261,6 +261,8 @@ class _Pretraining:
         say(f"{s.task['name']} on {self.data.train.name}: {counts}")
         if self.apart.doubt:
             say(f"  {self.apart.sentence('the images of the measures')}")
+        elif self.apart.start and (more := wanted(self.asked, self.data.train)) > len(self.held_out):
+            say(f"  not {more:,} are held out, since no others are new to the weights of {self.apart.start}")
         for name, why in reasons.items():
             owner, _, option = name.rpartition(".")
             value = getattr(s, owner)[option] if owner else getattr(s, name)
