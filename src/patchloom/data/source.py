@@ -183,7 +183,9 @@ def choose(
         return pick(labels, min(max(count, 1), n - 1), seed), np.empty(0, np.int64)
     _, first, which = np.unique(contents, return_index=True, return_inverse=True)
     if len(first) < 2:
-        raise PatchloomError(f"the {n} images of {source.name} are copies of one, which cannot be split: add others")
+        raise PatchloomError(
+            f"the {n} files of {source.name} are copies of one image, or none could be read: add others"
+        )
     candidates = np.sort(first)  # one of each content: all images, where there are no copies
     if known is not None:
         new = candidates[~np.isin(contents[candidates], known)]
