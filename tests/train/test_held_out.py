@@ -123,12 +123,13 @@ def test_if_all_images_were_trained_on_every_line_says_so(images, first, tmp_pat
     doubt = f"the weights of {first}, with which it began, were trained on them"
     assert f"the images of the measures were held out of this run, but {doubt}" in told
     assert f"on 10 images that the weights of {first} were trained on, against" in run.summary
+    assert f"The test images were held out of this run, but {doubt}" in told
     assert NEW not in told and "held-out images" not in told + run.summary
     pretrain(some, from_run=str(run.folder), out=tmp_path / "next", **QUICK)
     assert f"the weights of {run.folder}, with which it began, were trained on them" in capsys.readouterr().out
 
 
-def test_every_protocol_of_the_end_says_it(images, first, tmp_path, monkeypatch):
+def test_every_protocol_of_the_end_says_it(images, first, tmp_path, monkeypatch, capsys):
     stories = []
     compare = closing.compare
 
@@ -148,6 +149,7 @@ def test_every_protocol_of_the_end_says_it(images, first, tmp_path, monkeypatch)
     more(own / "test" / "a", range(60, 64))
     pretrain(own, out=tmp_path / "tested", **QUICK)
     assert "48 of 64 test images are exact copies of training images" in stories[2]
+    assert "  48 of 64 test images are exact copies" in capsys.readouterr().out
     more(tmp_path / "others" / "train" / "a", range(70, 80))
     more(tmp_path / "others" / "train" / "b", range(80, 90))
     shutil.copytree(images, tmp_path / "others" / "test")

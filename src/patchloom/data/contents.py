@@ -117,7 +117,7 @@ def _digested(
 def _content(source: Source, pieces_of: Callable[[int], Iterable[bytes]], i: int) -> np.ndarray:
     try:
         return contents_of(FILES, [pieces_of(i)])
-    except (OSError, Unreadable):
+    except (OSError, ValueError, Unreadable):  # ValueError: a name that no file can have
         name = f"{i} {source.describe(i)} cannot be read"
         return contents_of(FILES, [[name.encode("utf-8", "surrogateescape")]])
 

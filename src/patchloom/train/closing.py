@@ -19,7 +19,7 @@ from patchloom.look import draw_curves
 from patchloom.nets.weights import EncoderCard, save_encoder, save_head
 from patchloom.tasks.measure import Measure
 from patchloom.train.folder import RunFolder
-from patchloom.train.held_out import HeldOut, story_of_test
+from patchloom.train.held_out import HeldOut, doubt_of_test
 from patchloom.train.pictures import draw_task
 from patchloom.train.progress import Reporter
 from patchloom.train.record import digest_of_record
@@ -75,9 +75,11 @@ class Closing(NamedTuple):
         """kNN (which is returned) and linear probe beside their controls, on images that are not trained on here."""
         if has_labels(self.data.test):
             test = labelled(self.data.test)
-            story = story_of_test(self.folder, self.settings, test)
+            doubt = doubt_of_test(self.folder, self.settings, test)
+            story = f"The data brings its own test images.{doubt}"
         else:
             test, story = labelled(self.watch.held_out), self.held_out.sentence("The test images")
+            doubt = story if self.held_out.doubt else ""
         train = self.training
         if len(train) > _MOST_EVALUATED:
             some = np.random.default_rng(self.settings.seed).permutation(len(train))[:_MOST_EVALUATED]
@@ -92,4 +94,6 @@ class Closing(NamedTuple):
         for report in (knn, linear):
             append_rows(self.folder.path / "results.csv", report, once=True)
             self.reporter.say(report.headline)
+        if doubt:
+            self.reporter.say(f"  {doubt.strip()}")
         return knn

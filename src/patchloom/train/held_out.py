@@ -102,15 +102,13 @@ def own_held_out(folder: RunFolder, settings: Settings, source: Source) -> HeldO
     return HeldOut(*choose(source, wanted(settings, source), settings.seed, record.contents))
 
 
-def story_of_test(folder: RunFolder, settings: Settings, test: Source) -> str:
-    """What is to be said of the test images that data brings, when a run is measured on them."""
+def doubt_of_test(folder: RunFolder, settings: Settings, test: Source) -> str:
+    """What keeps test images that data brings from being new to a run: sentences after a space; "" if nothing does."""
     record, start = read_record(folder.trained_on), settings.from_run or settings.init
-    story = ["The data brings its own test images."]
-    if record is not None:
-        story.append(copies_told(test, record.contents))
+    told = "" if record is None else copies_told(test, record.contents)
     if start and (record is None or record.unknown or copies_among(test, record.contents) is None):
-        story.append(f" The weights of {start}, with which the run began, may have been trained on them.")
-    return "".join(story)
+        told += f" The weights of {start}, with which the run began, may have been trained on the test images."
+    return told
 
 
 def wanted(settings: Settings, source: Source) -> int:

@@ -23,7 +23,7 @@ from patchloom.evaluate.positions import (
 from patchloom.evaluate.report import Drawing, lost_images
 from patchloom.look import Map
 from patchloom.train.folder import plain_name
-from patchloom.train.held_out import stored_held_out, story_of_test
+from patchloom.train.held_out import doubt_of_test, stored_held_out
 from patchloom.train.pictures import Loaded, load_task
 
 _SYMBOLS = {"mask_ratio": "γ", "position_mask_ratio": "γ_pos", "context_mask_ratio": "η"}
@@ -105,7 +105,8 @@ def _test_images(loaded: Loaded, data: str | Path) -> tuple[Source, str]:
     """The images to measure on, and in words whether they were trained on."""
     opened = open_data(data)
     if opened.test is not None:
-        return opened.test, story_of_test(loaded.folder, loaded.settings, opened.test)
+        doubt = doubt_of_test(loaded.folder, loaded.settings, opened.test)
+        return opened.test, f"The data brings its own test images.{doubt}"
     if opened.train.fingerprint() == loaded.folder.read_data()["fingerprint"]:
         held_out = stored_held_out(loaded.folder, loaded.settings, opened.train)
         return held_out.parts(opened.train)[1], held_out.sentence("The test images")
