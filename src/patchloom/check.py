@@ -85,8 +85,8 @@ class Checked:
             )
         if found.repeated > _MANY * read:
             said.append(
-                f"{found.repeated / read:.0%} are copies of others: keep one of each, since a copy of a held-out image "
-                "that is trained on makes the measures of a run look better than they are."
+                f"{found.repeated / read:.0%} are copies of others: keep one of each. A run leaves out those copies of "
+                "held-out images whose files are equal, but others make its measures look better than they are."
             )
         depths = np.unique(found.rows["deep"])
         if len(depths) > 1:
@@ -142,7 +142,8 @@ def check(
     given = {"model": model, "img_size": img_size, "patch_size": patch_size, "epochs": epochs}
     asked = request(data, task, given | {"batch_size": batch_size, "workers": workers, "device": device})
     opened = open_data(data)
-    training = hold_out(opened.train, asked.held_out, seed=asked.seed)[0]
+    # copies are found below; of all images, even if they are copies of one
+    training = hold_out(opened.train, asked.held_out, seed=asked.seed, exact=False)[0]
     sources = [source for source in (opened.train, opened.test) if source is not None]
     found = [survey(source, images, None if workers == "auto" else workers) for source in sources]
     if out is not None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import uuid
@@ -14,6 +15,7 @@ from patchloom.errors import PatchloomError
 _MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG, errno.ESTALE)
 # a name that no file can have, or that is of another kind than was meant
 _NAMED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
+_SEAL = hashlib.sha256().digest_size
 # ValueError: letters that no name can have; RecursionError: a name a thousand folders deep
 _REFUSALS = (OSError, ValueError, RecursionError)
 # what is written has such a name until it is whole; until November 2026 it ended with the number of a process
@@ -55,6 +57,17 @@ def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> 
         if isinstance(problem, _REFUSALS):
             raise unwritable(path, problem) from problem
         raise
+
+
+def sealed(content: bytes) -> bytes:
+    """``content`` behind its checksum, for `unsealed`."""
+    return hashlib.sha256(content).digest() + content
+
+
+def unsealed(content: bytes) -> bytes | None:
+    """What `sealed` was given; None if a single bit is another one."""
+    seal, content = content[:_SEAL], content[_SEAL:]
+    return content if hashlib.sha256(content).digest() == seal else None
 
 
 def append(path: Path, text: str) -> None:

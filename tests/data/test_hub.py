@@ -36,8 +36,10 @@ def png(i: int) -> bytes:
 
 
 def made(numbers, labels=None, names=("cat", "dog"), **columns):
-    """Images PIXELS[numbers], or the bytes that stand there; labels alternate."""
-    images = [{"bytes": one if isinstance(one, bytes) else png(one), "path": None} for one in numbers]
+    """Images PIXELS[numbers], or the bytes or None that stand there; labels alternate."""
+    images = [
+        None if one is None else {"bytes": one if isinstance(one, bytes) else png(one), "path": None} for one in numbers
+    ]
     features = {"picture": datasets.Image(), "kind": datasets.ClassLabel(names=list(names))}
     values = {"picture": images, "kind": [i % 2 for i in range(len(images))] if labels is None else labels}
     for name, (feature, value) in columns.items():
@@ -133,6 +135,16 @@ def test_batches_depend_on_neither_workers_nor_the_first_step(tmp_path, store):
     assert len(tail) == 5
     for ours, theirs in zip(tail, full[2:], strict=True):
         assert torch.equal(ours.indices, theirs.indices) and torch.equal(ours.views[0], theirs.views[0])
+
+
+@pytest.mark.parametrize("store", [parquet, saved])
+def test_contents_are_those_of_the_same_files(tmp_path, store):
+    source = open_data(store(tmp_path / "set", train=made([0, 1, 2, 1, None, None]))).train
+    (tmp_path / "files").mkdir()
+    for i in range(3):
+        (tmp_path / "files" / f"{i}.png").write_bytes(png(i))
+    found, files = source.contents(), open_data(tmp_path / "files").train.contents()
+    assert (found[:4] == files[[0, 1, 2, 1]]).all() and len(np.unique(found)) == 5, "no image is no copy of another"
 
 
 def test_broken_images_are_named_and_give_way(tmp_path):

@@ -1,101 +1,67 @@
-"""How many processes read images for an evaluation, and that nothing else depends on it."""
+"""On which images is measured: none that was trained on, and it is said where that cannot be."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from patchloom.cli import main
-from patchloom.data import open_data
-from patchloom.errors import PatchloomError
-from patchloom.evaluate import How, evaluate, how
-from patchloom.machine import cores
+from patchloom.evaluate import evaluate, parts_of
+from patchloom.evaluate.how import How
 
 
-class On(How):
-    """On a device that is not there."""
-
-    @property
-    def at(self) -> torch.device:
-        return torch.device(self.device)
+def draw(folder: Path, numbers: range) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for i in numbers:
+        pixels = np.random.default_rng(i).integers(0, 256, (8, 8), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+    return folder
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(0)
-    for i in range(60):
-        path = tmp_path / "photos" / "ab"[i % 2] / f"{i}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 128 + 64 * (i % 2), (8, 8), dtype=np.uint8)).save(path)
-    return tmp_path / "photos"
+def labelled(tmp_path: Path) -> Path:
+    """Two classes of 20 images each, 5 of which lie there twice, one by a link and one in the other class."""
+    root = tmp_path / "images"
+    for label, first in (("a", 0), ("b", 20)):
+        draw(root / label, range(first, first + 20))
+    for i in range(3):
+        shutil.copy(root / "a" / f"{i}.png", root / "a" / f"copy of {i}.png")
+    (root / "b" / "link.png").symlink_to("25.png")
+    shutil.copy(root / "a" / "9.png", root / "b" / "9.png")
+    return root
 
 
-@pytest.fixture
-def many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(how, "cores", lambda: 64)
+@pytest.mark.parametrize("labels", [True, False])
+def test_copies_are_on_one_side_of_a_split(labelled: Path, labels: bool) -> None:
+    left = set()
+    for seed in range(12):
+        parts = parts_of(labelled, How(seed), labels=labels)
+        assert not np.isin(parts.train.contents(), parts.test.contents()).any()
+        count = 45 - len(parts.train) - len(parts.test)
+        assert (f"Nothing was trained on {count} exact copies of test images." in parts.story) == (count > 0)
+        left.add(count)
+    assert max(left) > 0
 
 
-def test_auto_goes_by_the_device(photos: Path, many: None) -> None:
-    source = open_data(str(photos)).train
-    for device, most in (("cuda", 16), ("cpu", 16)):
-        assert On(device=device).workers_for(source, 1000) == On(device=device).workers_for(source, 1000, True) == most
-    assert On(device="cuda").readers == (16, "one for each of 64 cores but one")
-    assert On(device="cpu").readers == (16, "most of 64 cores are for computing")
-
-
-def test_few_cores_of_a_cpu_are_for_computing(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = open_data(str(photos)).train
-    for number, on_a_cpu, on_a_gpu in ((1, 0, 1), (2, 0, 1), (4, 1, 3), (16, 4, 15)):
-        monkeypatch.setattr(how, "cores", lambda number=number: number)
-        assert On(device="cpu").workers_for(source, 1000) == on_a_cpu
-        assert On(device="cuda").workers_for(source, 1000) == on_a_gpu
-
-
-def test_none_is_started_where_it_does_not_pay(photos: Path, many: None) -> None:
-    source, digits = open_data(str(photos)).train, open_data("digits").train
-    assert [On(device="cuda").workers_for(source, batches) for batches in (1, 2, 5)] == [0, 1, 4]
-    assert [On(device="cpu").workers_for(source, batches) for batches in (1, 7, 8)] == [0, 0, 7]
-    for device in ("cpu", "cuda"):
-        assert On(device=device).workers_for(digits, 1000) == 0
-        assert On(device=device).workers_for(digits.subset(range(99)).subset(range(50)), 1000) == 0
-        assert On(device=device).workers_for(digits, 1000, trained=True) == 16  # crops are made of them
-    assert On(device="cuda", batch_size=20).reading(source) == {"batch_size": 20, "workers": 2}
-
-
-def test_what_is_asked_for_is_kept(photos: Path, many: None) -> None:
-    source = open_data(str(photos)).train
-    for number in (0, 3):
-        assert On(device="cpu", workers=number).workers_for(source, 1) == number
-    with pytest.raises(PatchloomError, match="--workers must be 0 or more, not -1"):
-        How(workers=-1).check()
-    with pytest.raises(PatchloomError, match="--workers cannot be many: it takes a whole number or auto"):
-        How(workers="many").check()
-
-
-@pytest.mark.parametrize(
-    ("protocol", "options"),
-    [("knn", {"ks": (1,)}), ("finetune", {"epochs": 6, "batch": 8, "blr": 0.01, "control": False})],
-)
-def test_no_result_depends_on_it(tiny_encoder: Path, photos: Path, monkeypatch, protocol: str, options: dict) -> None:
-    monkeypatch.setattr(how, "cores", lambda: 8)
-    monkeypatch.setattr(how, "_FEW_BATCHES", 2)
-    started, real = [], How.workers_for
-    monkeypatch.setattr(How, "workers_for", lambda *rest, **more: started.append(real(*rest, **more)) or started[-1])
-    found = []
-    for workers in (0, 1, "auto"):
-        started.clear()
-        asked = {"device": "cpu", "workers": workers, "batch_size": 10, "cache": False}
-        report = evaluate(protocol, tiny_encoder, photos, **asked, **options)
-        assert max(started) == (2 if workers == "auto" else workers)
-        found.append([(row.value, row.low, row.high) for row in report.rows])
-        told = "--workers auto is at most 2 here (most of 8 cores are for computing)." in report.protocol
-        assert told == (workers == "auto")
-    assert found[0] == found[1] == found[2]
-
-
-def test_the_command_line_tells_what_auto_became(tiny_encoder: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main(["evaluate", "knn", str(tiny_encoder), "digits", "--device", "cpu", "--most", "50"]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert f"--workers auto is at most {cores() // 4} here (most of {cores()} cores are for computing)." in told
+def test_test_images_of_the_datas_own_that_are_trained_on_are_counted(
+    tmp_path: Path, tiny_encoder: Path, labelled: Path
+) -> None:
+    root = tmp_path / "split"
+    shutil.copytree(labelled, root / "train")
+    for label, first in (("a", 40), ("b", 60)):
+        draw(root / "test" / label, range(first, first + 6))
+    assert "copies" not in parts_of(root, How()).story
+    shutil.copy(root / "train" / "a" / "3.png", root / "test" / "a" / "3.png")
+    (root / "test" / "b" / "30.png").symlink_to(root / "train" / "b" / "30.png")
+    said = "2 of 14 test images are exact copies of training images and could be known by heart"
+    assert said in parts_of(root, How()).story and said in parts_of(root, How(), labels=False).story
+    assert said in evaluate("knn", tiny_encoder, root, device="cpu").protocol
+    # of the images that are used: with these seeds, both, one and none of the two that were copied
+    counts = set()
+    for seed in range(8):
+        parts = parts_of(root, How(seed, most=20))
+        count = int(np.isin(parts.test.contents(), parts.train.contents()).sum())
+        assert (f" {count} of 14 test images are exact copies" in parts.story) == (count > 0)
+        counts.add(count)
+    assert {0, 1} <= counts

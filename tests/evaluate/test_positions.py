@@ -222,7 +222,7 @@ def test_from_the_command_line(run: Path, photos: Path, capsys: pytest.CaptureFi
     capsys.readouterr()
     assert main(["evaluate", "positions", str(run), str(photos)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "The run held these images out of its training." in printed and "on 8 test images" in printed
+    assert "held-out ones, which were never trained on." in printed and "on 8 test images" in printed
     assert (run / "pictures" / "position_map-photos.png").stat().st_size > 5000
     cells = 16 if run.name == "droppos" else 5
     rows = rows_in(run)

@@ -99,6 +99,13 @@ def test_a_row_cut_short_is_read_as_empty_cells(tmp_path):
     assert np.isnan(columns["held_out"][1])
 
 
+def test_the_curve_says_on_which_images(tmp_path):
+    path = table(tmp_path / "m.csv", run(100))
+    plain = draw_curves(path, tmp_path / "plain.png").read_bytes()
+    known = draw_curves(path, tmp_path / "known.png", images="images that may be known by heart").read_bytes()
+    assert plain == draw_curves(path, tmp_path / "m.png", images="held-out images").read_bytes() != known
+
+
 def test_lines_are_named_with_their_last_values(tmp_path):
     columns = read_metrics(table(tmp_path / "m.csv", run(100)))
     axes = Figure().subplots()

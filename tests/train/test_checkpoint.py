@@ -13,6 +13,7 @@ from patchloom.tasks import build_task
 from patchloom.train.checkpoint import Checkpoints, restore, tensors_of
 from patchloom.train.folder import RunFolder, metrics_row, write_metrics
 from patchloom.train.optim import build_optimizer
+from patchloom.train.record import no_record
 from patchloom.train.settings import Settings
 
 SIZES = {"embed_dim": 32, "depth": 1, "num_heads": 2}
@@ -88,7 +89,7 @@ STATS = Stats((0.5, 0.4, 0.3), (0.2, 0.2, 0.2), 32, 64, 10, [])
 def test_a_run_is_known_again_and_gives_back_its_settings(tmp_path):
     folder = RunFolder(tmp_path / "run")
     assert not folder.holds(ASKED)
-    folder.begin(ASKED, RESOLVED, {"img_size": "as the images"}, STATS, "abc")
+    folder.begin(ASKED, RESOLVED, {"img_size": "as the images"}, STATS, "abc", {}, no_record())
     assert folder.holds(ASKED)
     assert folder.read_config() == RESOLVED
     assert folder.read_data()["mean"] == [0.5, 0.4, 0.3] and folder.read_data()["fingerprint"] == "abc"
@@ -97,7 +98,7 @@ def test_a_run_is_known_again_and_gives_back_its_settings(tmp_path):
 
 def test_other_settings_are_refused_with_the_difference(tmp_path):
     folder = RunFolder(tmp_path / "run")
-    folder.begin(ASKED, RESOLVED, {}, STATS, "abc")
+    folder.begin(ASKED, RESOLVED, {}, STATS, "abc", {}, no_record())
     other = Settings("photos/", {"name": "mae", "mask_ratio": 0.5}, {"name": "auto"}, epochs=9)
     with pytest.raises(PatchloomError, match="epochs: was auto, now 9; task.mask_ratio: was 0.75, now 0.5"):
         folder.holds(other)
@@ -105,7 +106,7 @@ def test_other_settings_are_refused_with_the_difference(tmp_path):
 
 def test_a_run_of_an_older_version_is_known_again(tmp_path):
     folder = RunFolder(tmp_path / "run")
-    folder.begin(ASKED, RESOLVED, {}, STATS, "abc")
+    folder.begin(ASKED, RESOLVED, {}, STATS, "abc", {}, no_record())
     for file in (folder.requested, folder.config):
         kept = [line for line in file.read_text().splitlines() if not line.startswith(("compile", "threads", "# if"))]
         file.write_text("\n".join(kept) + "\n")

@@ -11,6 +11,7 @@ import torch
 import torchvision
 from torch import Tensor
 
+from patchloom.data.contents import PIXELS, contents_of, contents_on_disc, pieces_of_file
 from patchloom.data.read import Unreadable, from_pil
 from patchloom.data.shapes import Shapes
 from patchloom.data.source import Data, Source, Subset, digest, pick, stamp_of_files
@@ -63,6 +64,9 @@ class Digits(Source):
     def read(self, i: int) -> Tensor:
         return self.images[i]
 
+    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
+        return contents_of(PIXELS, ([image.numpy()] for image in self.images[... if chosen is None else chosen]))
+
     def fingerprint(self) -> str:
         return digest(["digits", str(len(self))])
 
@@ -86,6 +90,22 @@ class Torchvision(Source):
         except Exception as error:  # what a decoder raises on broken bytes is anyone's guess
             raise Unreadable(f"{self.describe(i)} cannot be read as an image: {error}") from error
 
+    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
+        """Of the pixels that are in memory, else of the files, where torchvision names them."""
+        if (pixels := self._pixels()) is not None:
+            return contents_of(PIXELS, ([one] for one in pixels[... if chosen is None else chosen]))
+        files = self._files()
+        return None if files is None else contents_on_disc(self, lambda i: pieces_of_file(files[i]), chosen)
+
+    def _pixels(self) -> np.ndarray | None:
+        pixels = getattr(self.dataset, "data", None)
+        return np.ascontiguousarray(pixels) if isinstance(pixels, np.ndarray | Tensor) else None
+
+    def _files(self) -> list[str | Path] | None:
+        found = (getattr(self.dataset, attribute, None) for attribute in ("_image_files", "_images", "samples"))
+        files = next((files for files in found if files is not None), None)
+        return None if files is None else [file[0] if isinstance(file, tuple) else file for file in files]
+
     def describe(self, i: int) -> str:
         return f"{self.name} {self.split} #{i}"
 
@@ -93,14 +113,10 @@ class Torchvision(Source):
         return digest([type(self.dataset).__name__, self.split, str(len(self))])
 
     def stamp(self) -> str | None:
-        pixels = getattr(self.dataset, "data", None)
-        if isinstance(pixels, np.ndarray | Tensor):
-            return hashlib.sha256(np.ascontiguousarray(pixels)).hexdigest()[:16]
-        found = (getattr(self.dataset, attribute, None) for attribute in ("_image_files", "_images", "samples"))
-        files = next((files for files in found if files is not None), None)
-        if files is None:
-            return None
-        return stamp_of_files(file[0] if isinstance(file, tuple) else file for file in files)
+        if (pixels := self._pixels()) is not None:
+            return hashlib.sha256(pixels).hexdigest()[:16]
+        files = self._files()
+        return None if files is None else stamp_of_files(files)
 
 
 def in_memory(source: Source) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from patchloom.data.contents import contents_on_disc, pieces_of_file
 from patchloom.data.listing import Names, images_in
 from patchloom.data.read import read_image
 from patchloom.data.source import Data, Source, digest, stamp_of_files
@@ -37,6 +38,9 @@ class Files(Source):
 
     def read(self, i: int) -> Tensor:
         return read_image(self.root / self.paths[i])
+
+    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
+        return contents_on_disc(self, lambda i: pieces_of_file(self._place(self.paths[i])), chosen)
 
     def describe(self, i: int) -> str:
         return str(self.root / self.paths[i])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from patchloom.data.addresses import in_words
+from patchloom.data.contents import contents_on_disc, pieces_of_file
 from patchloom.data.files import TEST_FOLDERS, Files
 from patchloom.data.read import Unreadable, decode_image, read_image
 from patchloom.data.source import Data, Source, digest, stamp_of_files
@@ -47,13 +49,25 @@ class Hub(Source):
         return len(self.images)
 
     def read(self, i: int) -> Tensor:
+        path, content = self._stored(i)
+        return read_image(path) if content is None else decode_image(content, self.describe(i))
+
+    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
+        return contents_on_disc(self, self._pieces, chosen)
+
+    def _pieces(self, i: int) -> Iterable[bytes]:
+        path, content = self._stored(i)
+        return pieces_of_file(path) if content is None else [content]
+
+    def _stored(self, i: int) -> tuple[str | None, bytes | None]:
+        """The file of image i, or its bytes. Raises: Unreadable."""
         try:
             image = self.images[i][self.column]
         except Exception as error:  # pyarrow's own, on files that are damaged
             raise Unreadable(f"{self.describe(i)} cannot be read: {in_words(error)}") from error
         if image is None or image["bytes"] is None and image["path"] is None:
             raise Unreadable(f"{self.describe(i)} has no image")
-        return read_image(image["path"]) if image["bytes"] is None else decode_image(image["bytes"], self.describe(i))
+        return image["path"], image["bytes"]
 
     def describe(self, i: int) -> str:
         return f"{self.name} {self.split} #{i}"

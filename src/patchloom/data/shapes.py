@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from patchloom.data.contents import DRAWN, contents_of
 from patchloom.data.source import Source, digest
 from patchloom.errors import PatchloomError
 
@@ -72,6 +73,12 @@ class Shapes(Source):
 
     def fingerprint(self) -> str:
         return digest(["shapes 2", *map(str, (self.count, self.seed, self.size, self.first))])
+
+    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
+        """Of what the images follow from: nothing is drawn for it."""
+        numbers = range(self.count) if chosen is None else chosen.tolist()
+        about = f"shapes 2 {self.seed} {self.size}"
+        return contents_of(DRAWN, ([f"{about} {self.first + i}".encode()] for i in numbers))
 
     def _scene(self, i: int) -> _Scene:
         return _imagine(_rng(self.seed, 0, self.first + i), int(self.labels[i]), self.size)

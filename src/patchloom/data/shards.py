@@ -23,6 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from patchloom.data.addresses import Shard, addresses_of, in_threads, in_words, is_address, states_of
+from patchloom.data.contents import contents_on_disc
 from patchloom.data.fetch import check_room, open_shard, part_of
 from patchloom.data.files import TEST_FOLDERS, Files
 from patchloom.data.listing import Names
@@ -89,6 +90,14 @@ class Shards(Source):
         count = len(self.shards)
         turn = rng.permutation(count)[shard] + min(WINDOW, count) * rng.random(len(shard))
         return np.argsort(turn % count, kind="stable")
+
+    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
+        """Of the images' files in the shards; None if shards would have to be fetched for it."""
+        return contents_on_disc(self, self._pieces, chosen) if all(shard.local for shard in self.shards) else None
+
+    def _pieces(self, i: int) -> list[bytes]:
+        number, start, size = self.at[i].tolist()
+        return [part_of(self.shards[number], start, size)]
 
     def describe(self, i: int) -> str:
         return f"{self.shards[self.at[i, 0]].address}:{self.names[i]}"

@@ -9,7 +9,7 @@ from typing import Literal, get_type_hints
 import numpy as np
 import torch
 
-from patchloom.data import Source, open_data, split_for_test
+from patchloom.data import Source, copies_among, open_data, split_for_test
 from patchloom.data.builtin import in_memory
 from patchloom.data.source import pick
 from patchloom.errors import PatchloomError
@@ -104,6 +104,9 @@ class Parts:
 def parts_of(data: str | Path, how: How, labels: bool = True) -> Parts:
     """The training and test images of ``data``; a stratified fifth is split off where there is no test.
 
+    Exact copies of test images that are split off are in neither part. Where the data's own test images are copies of
+    training images, the story says how many.
+
     Args:
         data: as `patchloom.data.open_data` takes it.
         how: the seed, and how many training images to use.
@@ -113,30 +116,39 @@ def parts_of(data: str | Path, how: How, labels: bool = True) -> Parts:
         PatchloomError: no such data, or no labels where they are needed.
     """
     opened = open_data(data)
-    if not labels:
-        own = opened.test is not None
-        train, test = (opened.train, opened.test) if own else split_for_test(opened.train, seed=how.seed)
-        story = (
-            "The data brings its own test images."
-            if own
-            else "The data brings no test images, so a fifth was split off for the test "
-            f"(seed {how.seed}): pre-training may have seen those images."
-        )
-    elif has_labels(opened.test):
-        train, test = labelled(opened.train), labelled(opened.test)
+    own = has_labels(opened.test) if labels else opened.test is not None
+    whole = labelled(opened.train) if labels else opened.train
+    if own:
+        train, test = whole, labelled(opened.test) if labels else opened.test
         story = "The data brings its own test images."
     else:
-        train, test = split_for_test(labelled(opened.train), seed=how.seed)
+        train, test = split_for_test(whole, seed=how.seed)
+        lacks, fifth, unseen = ("labelled ", "stratified ", ", without their labels") if labels else ("", "", "")
         story = (
-            "The data brings no labelled test images, so a stratified fifth was split off for the test "
-            f"(seed {how.seed}): pre-training may have seen those images, without their labels."
+            f"The data brings no {lacks}test images, so a {fifth}fifth was split off for the test "
+            f"(seed {how.seed}): pre-training may have seen those images{unseen}."
         )
+        if copies := len(whole) - len(train) - len(test):
+            story += f" Nothing was trained on {copies:,} exact copies of test images."
     n = len(train)
     if how.most is not None and how.most < n:
         train = stratified(train, how.most, how.seed)
         used = f"a stratified {how.most:,} of {n:,} training images were used (seed {how.seed})"
         story += f" For a quick look, only {used}."
+    if own and (contents := train.contents()) is not None:
+        story += copies_told(test, contents)
     return Parts(train, test, story)
+
+
+def copies_told(test: Source, contents: np.ndarray) -> str:
+    """The sentence on test images whose contents are among those of training images, after a space; "" without any."""
+    copies = copies_among(test, contents)
+    if not copies:
+        return ""
+    return (
+        f" {copies:,} of {len(test):,} test images are exact copies of training images and could be known by heart: "
+        "scores say less about new images until they are taken out."
+    )
 
 
 def stratified(source: Source, count: int, seed: int) -> Source:

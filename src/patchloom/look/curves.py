@@ -57,7 +57,13 @@ class Panel(NamedTuple):
     smooth: float
 
 
-def draw_curves(metrics_csv: Path, out: Path, measure: str = "held-out measure", smooth: float = 0.02) -> Path:
+def draw_curves(
+    metrics_csv: Path,
+    out: Path,
+    measure: str = "held-out measure",
+    smooth: float = 0.02,
+    images: str = "held-out images",
+) -> Path:
     """Draw a run's ``metrics.csv`` as a PNG file: the loss, the held-out measure, and kNN accuracy, over epochs.
 
     Panels without data are left out. Yardsticks are dashed lines at the last value of their columns.
@@ -68,6 +74,7 @@ def draw_curves(metrics_csv: Path, out: Path, measure: str = "held-out measure",
         out: the picture; its folder is made if it is missing.
         measure: what ``held_out`` measures, in words; written as percentages if it is an accuracy.
         smooth: width of the loss's smoothing (standard deviation of a Gaussian), as a share of the curve.
+        images: what it is measured on, in words.
 
     Returns:
         ``out``.
@@ -78,7 +85,7 @@ def draw_curves(metrics_csv: Path, out: Path, measure: str = "held-out measure",
     columns = read_metrics(metrics_csv)
     panels = [
         panel_of(columns, "loss", None, "training loss", "as logged", False, smooth),
-        panel_of(columns, "held_out", "yardstick:", measure, "on held-out images", "accuracy" in measure, 0),
+        panel_of(columns, "held_out", "yardstick:", measure, f"on {images}", "accuracy" in measure, 0),
         panel_of(columns, "knn", "knn:", "kNN accuracy", "nearest neighbours among the encoder's features", True, 0),
     ]
     panels = [p for p in panels if len(p.values)]

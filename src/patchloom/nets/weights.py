@@ -40,6 +40,7 @@ class EncoderCard:
         mean, std: per channel, in [0, 1] units; images are normalised with them.
         task: pretext task by which it was trained; "untrained" or a timm name otherwise.
         name: what it is called in reports.
+        trained_on: checksum of the list of what it was trained on, which lies beside it; "" without one.
     """
 
     spec: EncoderSpec | None
@@ -47,6 +48,7 @@ class EncoderCard:
     std: tuple[float, ...]
     task: str
     name: str
+    trained_on: str = ""
 
 
 def save_encoder(vit: VisionTransformer, card: EncoderCard, path: Path) -> None:
@@ -96,7 +98,9 @@ def card_from(about: dict[str, Any]) -> EncoderCard:
     spec = about["spec"]
     if spec is not None:
         spec = EncoderSpec(**spec | {"img_size": tuple(spec["img_size"])})
-    return EncoderCard(spec, tuple(about["mean"]), tuple(about["std"]), about["task"], about["name"])
+    return EncoderCard(
+        spec, tuple(about["mean"]), tuple(about["std"]), about["task"], about["name"], about.get("trained_on", "")
+    )
 
 
 def read_about(path: Path, key: str, what: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ All of it can be done again: a run that is killed here does so when it is resume
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +19,10 @@ from patchloom.look import draw_curves
 from patchloom.nets.weights import EncoderCard, save_encoder, save_head
 from patchloom.tasks.measure import Measure
 from patchloom.train.folder import RunFolder
+from patchloom.train.held_out import HeldOut, doubt_of_test
 from patchloom.train.pictures import draw_task
 from patchloom.train.progress import Reporter
+from patchloom.train.record import digest_of_record
 from patchloom.train.settings import Settings
 from patchloom.train.watch import Watch, verdict
 
@@ -35,6 +38,7 @@ class Closing(NamedTuple):
     reporter: Reporter
     data: Data
     training: Source
+    held_out: HeldOut
     settings: Settings
 
     def run(self, measure: Measure | None, device: torch.device, context: Callable) -> str:
@@ -52,16 +56,17 @@ class Closing(NamedTuple):
         folder.check_lock()
         for name, module in beside.items():
             save_head(module, folder.encoder.with_name(f"{name}.safetensors"))
-        save_encoder(task.encoder, self.card, folder.encoder)
+        save_encoder(task.encoder, replace(self.card, trained_on=digest_of_record(folder.trained_on)), folder.encoder)
         measure = measure or watch.look(device, context)[0]
         folder.check_lock()
-        draw_curves(folder.metrics, folder.pictures / "curves.png", measure.name)
+        shown = "images that may be known by heart" if self.held_out.doubt else "held-out images"
+        draw_curves(folder.metrics, folder.pictures / "curves.png", measure.name, images=shown)
         draw_task(task, watch.held_out, self.card, folder.pictures, device)
         if count := len(folder.unreadable_names()):
             files = "file" if count == 1 else "files"
             self.reporter.say(f"{count} {files} could not be read: see {folder.unreadable}.")
         knn = self._evaluate() if watch.gallery is not None else None
-        summary = verdict(measure, knn)
+        summary = verdict(measure, knn, self.held_out)
         self.reporter.say(summary)
         told = "".join(f", and {name}.safetensors beside it" for name in beside)
         self.reporter.say(f"Pictures: {folder.pictures}. Encoder: {folder.encoder}{told}.")
@@ -70,16 +75,19 @@ class Closing(NamedTuple):
         return summary
 
     def _evaluate(self) -> Report:
-        """kNN (which is returned) and linear probe beside their controls, on images that were never trained on."""
+        """kNN (which is returned) and linear probe beside their controls, on images that are not trained on here."""
         if has_labels(self.data.test):
-            test, story = self.data.test, "The data brings its own test images."
+            test = labelled(self.data.test)
+            doubt = doubt_of_test(self.folder, self.settings, test)
+            story = f"The data brings its own test images.{doubt}"
         else:
-            test, story = self.watch.held_out, "The test images are the held-out ones, which were never trained on."
+            test, story = labelled(self.watch.held_out), self.held_out.sentence("The test images")
+            doubt = story if self.held_out.doubt else ""
         train = self.training
         if len(train) > _MOST_EVALUATED:
             some = np.random.default_rng(self.settings.seed).permutation(len(train))[:_MOST_EVALUATED]
             train, story = train.subset(np.sort(some)), f"{story} The training images are a random subset."
-        parts = Parts(labelled(train), labelled(test), story)
+        parts = Parts(labelled(train), test, story)
         seed, task, watch = self.settings.seed, self.watch.task, self.watch
         device = str(next(task.parameters()).device)
         # these weights and this split are measured once: nothing to keep
@@ -90,4 +98,6 @@ class Closing(NamedTuple):
             self.folder.check_lock()
             append_rows(self.folder.path / "results.csv", report, once=True)
             self.reporter.say(report.headline)
+        if doubt:
+            self.reporter.say(f"  {doubt.strip()}")
         return knn

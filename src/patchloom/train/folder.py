@@ -18,6 +18,7 @@ from patchloom.data import Stats
 from patchloom.errors import PatchloomError
 from patchloom.files import append, make_folder, remove_leftovers, write_whole
 from patchloom.train.checkpoint import Checkpoints
+from patchloom.train.record import Record, write_record
 from patchloom.train.settings import LAUNCH, Settings
 
 try:
@@ -43,6 +44,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.csv"
         self.checkpoints = Checkpoints(self.path / "checkpoints", self.check_lock)
         self.encoder = self.path / "encoder.safetensors"
+        self.trained_on = self.path / "trained_on.bin"
         self.pictures = self.path / "pictures"
         self.log = self.path / "log.txt"
         self.unreadable = self.path / "unreadable.txt"
@@ -124,16 +126,25 @@ class RunFolder:
         self.checkpoints.clean()
 
     def begin(
-        self, asked: Settings, settings: Settings, reasons: dict[str, str], stats: Stats, fingerprint: str
+        self,
+        asked: Settings,
+        settings: Settings,
+        reasons: dict[str, str],
+        stats: Stats,
+        fingerprint: str,
+        held_out: dict[str, Any],
+        record: Record,
     ) -> None:
         """Store what was asked for, what it was resolved to and why, and what was measured of the data.
+
+        Also which images are held out, and the record of those that are not.
 
         Raises:
             PatchloomError: the folder cannot be written, or another process has begun a run there.
         """
         notes = "".join(f"# {name}: {why}\n" for name, why in reasons.items())
         found = {"mean": list(stats.mean), "std": list(stats.std), "height": stats.height, "width": stats.width}
-        found |= {"sampled": stats.sampled, "fingerprint": fingerprint}
+        found |= {"sampled": stats.sampled, "fingerprint": fingerprint, **held_out}
         make_folder(self.path)
         self.lock()
         if self.config.exists() or self.checkpoints.there():  # since we looked, and its process has ended already
@@ -143,6 +154,7 @@ class RunFolder:
             )
         write_whole(self.requested, _sealed(_yaml(asked.plain())))  # first: it marks the folder as ours
         write_whole(self.path / "data.yaml", _sealed(_yaml(found)))
+        write_record(record, self.trained_on)
         write_whole(self.config, _sealed(f"# What auto became, and why:\n{notes}\n{_yaml(settings.plain())}"))
 
     def read_config(self) -> Settings:

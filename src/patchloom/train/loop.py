@@ -257,7 +257,8 @@ class Loop:
         if done == 0:
             raw = self.watch.raw_pixel_knn()
             if raw is not None:
-                columns |= {"knn:untrained": columns["knn"], "knn:raw pixels": raw}
+                untrained = self.watch.untrained_knn(self.fabric.device, columns["knn"])
+                columns |= {"knn:untrained": untrained, "knn:raw pixels": raw}
         self.state.rows.append(metrics_row(row | columns))
         pace.aside += time.perf_counter() - start
         if done:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from patchloom.data import Source, hold_out, normalize, open_data, plain_batches
+from patchloom.data import Source, normalize, open_data, plain_batches
 from patchloom.errors import PatchloomError
 from patchloom.look import draw_sheet
 from patchloom.memory import Affordable
@@ -24,6 +24,7 @@ from patchloom.tasks import build_task
 from patchloom.tasks.task import Task
 from patchloom.train.checkpoint import restore
 from patchloom.train.folder import RunFolder, plain_name
+from patchloom.train.held_out import own_held_out
 from patchloom.train.settings import Settings
 
 
@@ -84,11 +85,6 @@ def load_task(run: str | Path) -> Loaded:
         raise PatchloomError(f"{folder.path} has no checkpoint yet: let the run train first")
     restore(folder.checkpoints.weights(), task)
     return Loaded(task.eval(), run_card(settings, found["mean"], found["std"], folder.path.name), settings, folder)
-
-
-def own_held_out(settings: Settings, train: Source) -> Source:
-    """The images that a run held out of its data's ``train``, and never trained on."""
-    return hold_out(train, settings.held_out, seed=settings.seed)[1]
 
 
 def draw_task(
@@ -158,7 +154,8 @@ def look(
                 f"{folder.path} trained on what a command gives, which is only run for who types it: "
                 f"patchloom look {folder.path} {settings.data!r}"
             )
-        source = own_held_out(settings, open_data(settings.data).train)
+        train = open_data(settings.data).train
+        source = own_held_out(folder, settings, train).parts(train)[1]
         target = folder.pictures
     else:
         opened = open_data(data)

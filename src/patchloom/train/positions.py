@@ -23,7 +23,8 @@ from patchloom.evaluate.positions import (
 from patchloom.evaluate.report import Drawing, lost_images
 from patchloom.look import Map
 from patchloom.train.folder import plain_name
-from patchloom.train.pictures import Loaded, load_task, own_held_out
+from patchloom.train.held_out import doubt_of_test, stored_held_out
+from patchloom.train.pictures import Loaded, load_task
 
 _SYMBOLS = {"mask_ratio": "γ", "position_mask_ratio": "γ_pos", "context_mask_ratio": "η"}
 _WITHHELD = {
@@ -104,9 +105,11 @@ def _test_images(loaded: Loaded, data: str | Path) -> tuple[Source, str]:
     """The images to measure on, and in words whether they were trained on."""
     opened = open_data(data)
     if opened.test is not None:
-        return opened.test, "The data brings its own test images."
+        doubt = doubt_of_test(loaded.folder, loaded.settings, opened.test)
+        return opened.test, f"The data brings its own test images.{doubt}"
     if opened.train.fingerprint() == loaded.folder.read_data()["fingerprint"]:
-        return own_held_out(loaded.settings, opened.train), "The run held these images out of its training."
+        held_out = stored_held_out(loaded.folder, loaded.settings, opened.train)
+        return held_out.parts(opened.train)[1], held_out.sentence("The test images")
     return opened.train, "The data brings no test images, so all were taken: pre-training may have seen them."
 
 

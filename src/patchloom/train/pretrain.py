@@ -16,7 +16,6 @@ from patchloom.data import (
     Source,
     Stats,
     channels_of,
-    hold_out,
     keep,
     lasting,
     measure,
@@ -31,10 +30,12 @@ from patchloom.processes import cores_here, rank, world
 from patchloom.tasks import check_images, with_defaults
 from patchloom.train.closing import Closing
 from patchloom.train.folder import RunFolder, plain_name
+from patchloom.train.held_out import HeldOut, choose_held_out, stored_held_out, wanted
 from patchloom.train.launch import device_of, first_decides, launch
 from patchloom.train.loop import Loop
 from patchloom.train.pictures import load_task, prepare_task, run_card
 from patchloom.train.progress import Reporter
+from patchloom.train.record import no_record
 from patchloom.train.settings import DEFAULT_TASK, LAUNCH, Settings, resolve, share_of_batch
 from patchloom.train.start import Start
 from patchloom.train.suits import workers
@@ -129,6 +130,7 @@ class _Settled(NamedTuple):
     reasons: dict[str, str]
     stats: Stats
     fingerprint: str
+    held_out: HeldOut
 
 
 class _Pretraining:
@@ -136,7 +138,7 @@ class _Pretraining:
 
     def __init__(self, asked: Settings, data: Data, folder: RunFolder):
         self.asked, self.data, self.folder = asked, data, folder
-        self.training, self.held_out = hold_out(data.train, asked.held_out, seed=asked.seed)
+        self.record = no_record()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -157,7 +159,8 @@ class _Pretraining:
             raise PatchloomError(
                 f"process {rank()} finds other images in {self.asked.data} than the first: give all machines the same"
             )
-        self.settings, self.stats = settled.settings, settled.stats
+        self.settings, self.stats, self.apart = settled.settings, settled.stats, settled.held_out
+        self.training, self.held_out = self.apart.parts(self.data.train)
         with explained(self.settings):
             return self._train(fabric, settled)
 
@@ -198,7 +201,7 @@ class _Pretraining:
             raise Stopped("stopped, and a checkpoint was written: the same command goes on from there")
         if isinstance(self.task, FSDPModule):  # of which this process has a part; the last checkpoint has the whole
             watch.task = load_task(self.folder.path).task.to(fabric.device)
-        closing = Closing(watch, self.card, self.folder, self.reporter, self.data, self.training, settings)
+        closing = Closing(watch, self.card, self.folder, self.reporter, self.data, self.training, self.apart, settings)
         return Run(self.folder.path, closing.run(loop.measure, fabric.device, loop.stepper.autocast))
 
     def _device(self) -> str:
@@ -206,7 +209,8 @@ class _Pretraining:
         return self.folder.read_config().device if self.folder.config.exists() else device_of(self.asked)
 
     def _begin(self, reasons: dict[str, str]) -> None:
-        self.folder.begin(self.asked, self.settings, reasons, self.stats, self.fingerprint)
+        held_out = self.apart.plain()
+        self.folder.begin(self.asked, self.settings, reasons, self.stats, self.fingerprint, held_out, self.record)
         self.folder.note_unreadable(self.stats.unreadable)
 
     def _settle(self) -> _Settled:
@@ -222,30 +226,34 @@ class _Pretraining:
                 f"the images in {settings.data} have changed since {self.folder.path} was begun: choose a new "
                 f"folder with --out; --from {self.folder.path} starts there from its weights"
             )
-        check_images(settings.task, settings.batch_size, len(self.training))
-        share_of_batch(settings.batch_size, len(self.training), world())
+        held_out = stored_held_out(self.folder, settings, self.data.train)
+        training = held_out.parts(self.data.train)[0]
+        check_images(settings.task, settings.batch_size, len(training))
+        share_of_batch(settings.batch_size, len(training), world())
         settings = replace(settings, **{name: getattr(self.asked, name) for name in LAUNCH})
         number, why = workers(settings.device, self.here)
         reasons = {}
         if self.asked.workers == "auto" and settings.workers != number:  # nothing but the pace depends on it
             settings, reasons = replace(settings, workers=number), {"workers": why}
         stats = Stats(*(found[name] for name in ("mean", "std", "height", "width", "sampled")), [])
-        return _Settled(True, settings, reasons, stats, self.fingerprint)
+        return _Settled(True, settings, reasons, stats, self.fingerprint, held_out)
 
     def _resolved(self) -> _Settled:
         asked, as_there = Start(self.asked).shaped()
-        found = channels_of(self.training)
+        held_out, self.record = choose_held_out(self.asked, self.data.train)
+        training = held_out.parts(self.data.train)[0]
+        found = channels_of(training)
         channels = found if asked.channels == "auto" else asked.channels
-        stats = measure(self.training, channels)
+        stats = measure(training, channels)
         if asked.normalization == "imagenet":
             if channels != 3:
                 raise PatchloomError(
                     f"ImageNet's statistics are for 3 channels, not {channels}: use --normalization data"
                 )
             stats = stats._replace(mean=_IMAGENET[0], std=_IMAGENET[1])
-        settings, reasons = resolve(asked, len(self.training), channels, stats, world(), self.here)
-        check_images(settings.task, settings.batch_size, len(self.training) - len(stats.unreadable))
-        return _Settled(False, settings, as_there | reasons, stats, self.fingerprint)
+        settings, reasons = resolve(asked, len(training), channels, stats, world(), self.here)
+        check_images(settings.task, settings.batch_size, len(training) - len(stats.unreadable))
+        return _Settled(False, settings, as_there | reasons, stats, self.fingerprint, held_out)
 
     def _kept(self, loud: bool) -> Source:
         """The training images as the steps read them; all other uses read the files themselves."""
@@ -253,14 +261,19 @@ class _Pretraining:
             return self.training
         # with those that are held out, so that other seeds find the same images there
         say = partial(print, flush=True) if loud else lambda line: None
-        kept = keep(self.data.train, self.settings.cache, self.settings.workers, say)
-        return hold_out(kept, self.asked.held_out, seed=self.asked.seed)[0]
+        return self.apart.parts(keep(self.data.train, self.settings.cache, self.settings.workers, say))[0]
 
     def _announce(self, reasons: dict[str, str], told: list[str]) -> None:
         """Say what will be done, what every auto became, and with which weights it begins."""
         s, say = self.settings, self.reporter.say
         counts = f"{len(self.training):,} images to train on, {len(self.held_out):,} held out"
+        if copies := len(self.apart.copies):
+            counts += f", {copies:,} left out as exact copies of those"
         say(f"{s.task['name']} on {self.data.train.name}: {counts}")
+        if self.apart.doubt:
+            say(f"  {self.apart.sentence('the images of the measures')}")
+        elif self.apart.start and (more := wanted(self.asked, self.data.train)) > len(self.held_out):
+            say(f"  not {more:,} are held out, since no others are new to the weights of {self.apart.start}")
         for name, why in reasons.items():
             owner, _, option = name.rpartition(".")
             value = getattr(s, owner)[option] if owner else getattr(s, name)

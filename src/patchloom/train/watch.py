@@ -9,9 +9,10 @@ import torch
 
 from patchloom.data import Source, normalize, plain_batches
 from patchloom.evaluate import Features, Report, classes_of, extract, has_labels, knn_accuracies, pixel_features
-from patchloom.nets.weights import EncoderCard
+from patchloom.nets.weights import EncoderCard, untrained_twin
 from patchloom.tasks.measure import Measure
 from patchloom.tasks.task import Task
+from patchloom.train.held_out import HeldOut
 from patchloom.train.settings import Settings
 
 _K = 20
@@ -25,13 +26,14 @@ class Watch:
     Args:
         task: the task.
         card: mean, std and sizes with which images become its input.
-        held_out: images that are never trained on; with labels, they also ask the kNN.
+        held_out: images that are not trained on; with labels, they also ask the kNN.
         training: the training images, of which at most 2,000 answer the kNN.
         settings: seed of the draws, which are the same at every point of the training; batch size and workers.
     """
 
     def __init__(self, task: Task, card: EncoderCard, held_out: Source, training: Source, settings: Settings):
         self.task, self.card, self.held_out, self.seed = task, card, held_out, settings.seed
+        self.fresh = settings.from_run is None and settings.init is None
         self.batch_size, self.workers = min(_BATCH, 2 * settings.batch_size), settings.workers
         self.size = tuple(task.encoder.patch_embed.img_size)
         self.gallery = None
@@ -63,6 +65,13 @@ class Watch:
         self.task.train()
         return measure, row
 
+    def untrained_knn(self, device: torch.device, now: float) -> float:
+        """kNN accuracy of fresh weights on the same images; ``now`` is the encoder's, which may begin with such."""
+        if self.fresh:
+            return now
+        twin, _ = untrained_twin(self.card, seed=self.seed)
+        return self._knn(lambda source: extract(twin, self.card, source, device=device, **self._reading()), "mean")
+
     def raw_pixel_knn(self) -> float | None:
         """kNN accuracy of raw pixels on the same images; None without labels."""
         if self.gallery is None:
@@ -92,12 +101,13 @@ class Watch:
         return knn_accuracies(*pooled, ks=(k,))[k]
 
 
-def verdict(measure: Measure, knn: Report | None) -> str:
+def verdict(measure: Measure, knn: Report | None, held_out: HeldOut) -> str:
     """One sentence on what the numbers mean.
 
     Args:
         measure: the task's measure at the end, on the held-out images.
         knn: the closing evaluation, or None without labels.
+        held_out: what is known of those images.
     """
     gain, noise = measure.gain()
     images = len(measure.values)
@@ -105,12 +115,12 @@ def verdict(measure: Measure, knn: Report | None) -> str:
     if measure.collapsed():
         head = "The teacher's outputs have collapsed, so agreeing with them means little"
     elif gain > noise:
-        head = "The task is being learnt"
+        head = "The task is being learnt" + (", or these images are known by heart" if held_out.doubt else "")
     elif gain < -noise:
         head = f"The task is not learnt yet (it must beat: {measure.hurdle()})"
     else:
-        head = f"Nothing can be said of the task yet ({measure.hurdle()} is within the noise of the held-out images)"
-    text = f"{head}: {measure.name} {measure.show(measure.value)} on {images:,} held-out images, against {others}"
+        head = f"Nothing can be said of the task yet ({measure.hurdle()} is within the noise of the {held_out.named})"
+    text = f"{head}: {measure.name} {measure.show(measure.value)} on {images:,} {held_out.named}, against {others}"
     if knn is None:
         return text + "; the images have no labels, so what the features are good for was not measured."
     trained, *controls = knn.quoted

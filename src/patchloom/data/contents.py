@@ -1,0 +1,138 @@
+"""Which images are exact copies of one another, whatever they are called and whenever they were seen.
+
+An image's content is 16 bytes: a letter that says what was digested, and 15 bytes of its SHA-256. Reading the bytes of
+files takes far less than decoding them; the same picture in another encoding is another content. What was read from
+the disc is kept in ``cache_root()/contents``, under the state of the files, and may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import numpy as np
+
+from patchloom.data.addresses import in_threads
+from patchloom.data.read import Unreadable
+from patchloom.data.source import CONTENT, Source, digest
+from patchloom.errors import PatchloomError
+from patchloom.files import cache_root, sealed, unsealed, write_whole
+
+FILES, PIXELS, DRAWN = b"f", b"p", b"d"  # the bytes of files, pixels in memory, and the numbers of drawn images
+
+_FORMAT = "contents 1"
+_EACH = 64  # files that a thread reads in a row
+_BLOCK = 2**20
+_PAUSE = 10  # seconds between two lines of progress
+
+
+def contents_of(kind: bytes, parts: Iterable[Iterable[bytes | memoryview | np.ndarray]]) -> np.ndarray:
+    """Contents [n] of ``kind``, from the pieces of each image's bytes."""
+    digests = bytearray()
+    for pieces in parts:
+        total = hashlib.sha256()
+        for piece in pieces:
+            total.update(piece)
+        digests += kind + total.digest()[: CONTENT.itemsize - 1]
+    return np.frombuffer(bytes(digests), CONTENT)
+
+
+def contents_on_disc(
+    source: Source,
+    pieces_of: Callable[[int], Iterable[bytes]],
+    chosen: np.ndarray | None = None,
+    say: Callable[[str], None] = print,
+) -> np.ndarray:
+    """The contents of a source's images [n], or of the ``chosen`` ones, as `Source.contents` has them.
+
+    All of them are read once, as long as no file changes; of some, if not all are known already, only these are read.
+
+    Args:
+        source: images in files.
+        pieces_of: the bytes of the file of image i, in pieces; what it cannot read (OSError, Unreadable) is a content
+            of its own.
+        chosen: indices of images.
+        say: takes lines of progress, if it takes long.
+    """
+    known: np.ndarray | None = vars(source).get("_contents")
+    if known is None:
+        stamp = _stamp(source)
+        place = None if stamp is None else cache_root() / "contents" / digest([_FORMAT, stamp])
+        known = None if place is None else _read(place, len(source))
+    if known is None:
+        indices = np.arange(len(source)) if chosen is None else chosen
+        known = _digested(source, pieces_of, indices, say)
+        if chosen is not None:
+            return known
+        if place is not None and _stamp(source) == stamp:  # else files changed while they were read
+            with suppress(PatchloomError):  # a full or read-only disc costs another pass, and nothing else
+                write_whole(place, sealed(known.tobytes()))
+    source._contents = known
+    return known if chosen is None else known[chosen]
+
+
+def pieces_of_file(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """The bytes of a file, little at a time: a scan of a whole slide may be larger than the memory. Raises: OSError."""
+    with open(path, "rb", buffering=0) as file:
+        while piece := file.read(_BLOCK):
+            yield piece
+
+
+def comparable(some: np.ndarray, others: np.ndarray) -> bool:
+    """Whether images of ``some`` contents would be known again among ``others``.
+
+    A file has another content than the same pixels in memory. Nobody else has the drawn images.
+    """
+    kinds, others_kinds = ({*contents.view(np.uint8)[:: CONTENT.itemsize].tolist()} for contents in (some, others))
+    return all(a == b or DRAWN[0] in (a, b) for a in kinds for b in others_kinds)
+
+
+def copies_among(source: Source, contents: np.ndarray) -> int | None:
+    """How many images of ``source`` have one of ``contents``; None if that cannot be told."""
+    own = source.contents()
+    return None if own is None or not comparable(own, contents) else int(np.isin(own, contents).sum())
+
+
+def _digested(
+    source: Source, pieces_of: Callable[[int], Iterable[bytes]], indices: np.ndarray, say: Callable[[str], None]
+) -> np.ndarray:
+    def digested(block: np.ndarray) -> np.ndarray:
+        return np.concatenate([_content(source, pieces_of, i) for i in block.tolist()])
+
+    n, done, told, found = len(indices), 0, time.monotonic(), [np.empty(0, CONTENT)]
+    with closing(in_threads(digested, np.array_split(indices, -(-n // _EACH) or 1) if n else [])) as made:
+        for contents in made:
+            found.append(contents)
+            done += len(contents)
+            if time.monotonic() - told > _PAUSE:
+                say(f"  {done:,} of {n:,} files of {source.name} are compared with the others, to find exact copies")
+                told = time.monotonic()
+    return np.concatenate(found)
+
+
+def _content(source: Source, pieces_of: Callable[[int], Iterable[bytes]], i: int) -> np.ndarray:
+    try:
+        return contents_of(FILES, [pieces_of(i)])
+    except (OSError, ValueError, Unreadable):  # ValueError: a name that no file can have
+        name = f"{i} {source.describe(i)} cannot be read"
+        return contents_of(FILES, [[name.encode("utf-8", "surrogateescape")]])
+
+
+def _stamp(source: Source) -> str | None:
+    try:
+        return source.stamp()
+    except PatchloomError:  # a shard is gone, which costs its images, and nothing else
+        return None
+
+
+def _read(place: Path, n: int) -> np.ndarray | None:
+    """What is kept of ``n`` images; None if nothing is, or it is damaged."""
+    try:
+        content = unsealed(place.read_bytes())
+    except OSError:
+        return None
+    return None if content is None or len(content) != n * CONTENT.itemsize else np.frombuffer(content, CONTENT)
