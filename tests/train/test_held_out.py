@@ -49,10 +49,10 @@ def parts(monkeypatch):
     """Of each run the digests of the files to train on and of those that are held out, taken from what it uses."""
     found, init = [], Loop.__init__
 
-    def noted(self, fabric, task, source, settings, card, folder, reporter, watch):
+    def noted(self, fabric, task, source, settings, folder, reporter, watch):
         train, held = source, watch.held_out
         found.append(tuple(contents(one.describe(i) for i in range(len(one))) for one in (train, held)))
-        init(self, fabric, task, source, settings, card, folder, reporter, watch)
+        init(self, fabric, task, source, settings, folder, reporter, watch)
 
     monkeypatch.setattr(Loop, "__init__", noted)
     return found
