@@ -21,8 +21,8 @@ CASES = {name: (name, {}) for name in TASKS} | {
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
     """What each process found, by case. All cases share one start of the processes, which takes longer than they."""
-    found = train_together(list(CASES.values()), tmp_path_factory.mktemp("processes"))
-    return dict(zip(CASES, found, strict=True))
+    found, smallest_ones = train_together(list(CASES.values()), tmp_path_factory.mktemp("processes"))
+    return dict(zip(CASES, found, strict=True)) | {"smallest": smallest_ones}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -35,6 +35,10 @@ def test_two_processes_are_one_with_the_whole_batch(case, together):
         assert not differing(one.gradients, alone.gradients)
         assert not differing(one.start, alone.start)
         assert not differing(moved(one), moved(alone))  # weights, the teacher's, and running statistics
+
+
+def test_processes_agree_on_the_smallest_number_whatever_joins_them(together):
+    assert together["smallest"] == ([3, 3, 3],) * 2
 
 
 def moved(result):

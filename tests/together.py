@@ -6,6 +6,7 @@ A module of its own because the processes have to import it.
 import traceback
 from datetime import timedelta
 from typing import NamedTuple
+from unittest import mock
 
 import torch
 from sweep import build, views_of
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from patchloom.processes import Shared
+from patchloom.processes import Shared, _of_cpus, smallest
 
 WORLD, BATCH, STEPS = 2, 8, 3
 
@@ -71,13 +72,24 @@ def worker(rank, cases, folder):
             found.append(traceback.format_exc())
         finally:
             dist.destroy_process_group()
+    found.append(smallest_by_backend(rank, folder))
     torch.save(found, f"{folder}/rank{rank}.pt")
 
 
+def smallest_by_backend(rank: int, folder: str) -> list[int]:
+    """The smallest of 3 and 4, by processes that are joined for CPUs, and by such as are joined for GPUs alone."""
+    dist.init_process_group("gloo", f"file://{folder}/smallest", timedelta(seconds=60), WORLD, rank)
+    found = [smallest(4 - rank)]
+    with mock.patch.object(dist, "get_backend", lambda group: "nccl"):
+        _of_cpus.cache_clear()
+        found += [smallest(4 - rank) for _ in range(2)]
+        assert _of_cpus.cache_info().misses == 1 and _of_cpus(dist.group.WORLD) is not dist.group.WORLD
+    dist.destroy_process_group()
+    return found
+
+
 def train_together(cases, folder):
-    """The results of each of ``cases`` by process; a traceback where one failed."""
+    """The results of each of ``cases`` by process, a traceback where one failed; and `smallest_by_backend`."""
     torch.multiprocessing.spawn(worker, (cases, str(folder)), nprocs=WORLD)
-    by_rank = [torch.load(f"{folder}/rank{rank}.pt") for rank in range(WORLD)]
-    return [
-        [one if isinstance(one, str) else Result(*one) for one in of_case] for of_case in zip(*by_rank, strict=True)
-    ]
+    *by_case, smallest_ones = zip(*(torch.load(f"{folder}/rank{rank}.pt") for rank in range(WORLD)), strict=True)
+    return [[one if isinstance(one, str) else Result(*one) for one in of_case] for of_case in by_case], smallest_ones

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -31,8 +32,26 @@ def total(values: Tensor) -> Tensor:
     return values
 
 
+def smallest(number: int) -> int:
+    """The smallest of every process's ``number``; no GPU is waited for."""
+    if world() == 1:
+        return number
+    found = torch.tensor(number)
+    dist.all_reduce(found, dist.ReduceOp.MIN, group=_of_cpus(dist.group.WORLD))
+    return int(found)
+
+
+@cache
+def _of_cpus(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """The processes of ``group``, joined so that what is on CPUs can be told."""
+    return group if dist.get_backend(group) == "gloo" else dist.new_group(backend="gloo")
+
+
 def gathered(values: Tensor) -> Tensor:
-    """Every process's ``values`` [b ...], one below the other in the order of the ranks [world*b ...], no gradient."""
+    """Every process's ``values`` [b ...], one below the other in the order of the ranks [world*b ...], no gradient.
+
+    b must be the same in all of them, as everywhere here: the training loop sees to it (`smallest`).
+    """
     values = values.detach().contiguous()
     if world() == 1:
         return values

@@ -47,6 +47,12 @@ class Batch(NamedTuple):
         views = tuple(view.to(device, non_blocking=True) for view in self.views)
         return views if self.colors is None else tuple(map(recolor, views, self.colors))
 
+    def first(self, count: int) -> Batch:
+        """The first ``count`` images."""
+        views, indices = tuple(view[:count] for view in self.views), self.indices[:count]
+        colors = None if self.colors is None else tuple(draws[:count] for draws in self.colors)
+        return self._replace(views=views, indices=indices, colors=colors)
+
 
 def steps_per_epoch(n: int, batch_size: int, world: int = 1) -> int:
     """Full batches in one pass over n images for `world` processes of `batch_size` each, but at least 1.
@@ -72,7 +78,8 @@ def training_batches(
 
     Every epoch is a new permutation; every image's augmentation is drawn from (seed, epoch, index). So a step's batch
     depends on neither `first_step` nor `workers`. Process `rank` of `world` takes its own slice of every global batch.
-    An image that cannot be read gives way to one from further along the permutation and is reported.
+    An image that cannot be read gives way to one from further along the permutation and is reported. Where there is
+    none that is not in the step already, the process's batch is smaller; the others' may not be.
 
     Raises: PatchloomError, at once if there are fewer images than processes, while iterating if more than 100 images in
     a row cannot be read, if nothing readable is left, or if an image has the wrong number of channels.
@@ -150,7 +157,12 @@ class _TrainingBatches(Dataset):
                 draws += [] if draw is None else [draw]
             indices.append(index)
         if not indices:
-            raise PatchloomError(f"nothing in {self.source.name} could be read, beginning with {unreadable[0]}")
+            shared = self.world > 1
+            by, fewer = (f" by process {self.rank}", ", or use fewer processes") if shared else ("", "")
+            raise PatchloomError(
+                f"nothing in {self.source.name} could be read{by}, beginning with {unreadable[0]}: mend what "
+                f"patchloom check names{fewer}"
+            )
         batch = _stack(views, indices, unreadable)
         return batch._replace(colors=torch.stack(draws, dim=1).unbind()) if draws else batch
 

@@ -15,6 +15,7 @@ from patchloom.nets.weights import EncoderCard
 from patchloom.processes import Shared, collected, total, world
 from patchloom.tasks.measure import Measure
 from patchloom.tasks.task import Task
+from patchloom.train.batches import evened
 from patchloom.train.checkpoint import finite, restore, tensors_of
 from patchloom.train.folder import RunFolder, metrics_row, write_metrics
 from patchloom.train.launch import gathered_weights
@@ -164,6 +165,7 @@ class Loop:
             self.fabric.global_rank,
             world(),
         )
+        source = evened(source, self.settings, self.each)
         while True:
             start = time.perf_counter()
             batch = next(source, None)
