@@ -26,16 +26,14 @@ def evened(batches: Iterator[Batch], settings: Settings, each: int) -> Iterator[
         PatchloomError: images cannot be read, or too few for the task; in the other processes `Told`, or the same.
     """
     while True:
-        batch, problem = None, None
         try:
             batch = next(batches, None)
-            if batch is None:
-                return
-        except PatchloomError as error:  # the others are told: they would wait for this process
-            problem = error
-        fewest = smallest(0 if batch is None else len(batch.indices))
-        if problem is not None:
-            raise problem
+        except PatchloomError:
+            smallest(0)  # the others are told: they would wait for this process
+            raise
+        if batch is None:
+            return
+        fewest = smallest(len(batch.indices))
         if not fewest:
             raise Told("another process cannot read its images")
         if fewest < each:
