@@ -24,6 +24,7 @@ from patchloom.data import (
 )
 from patchloom.errors import PatchloomError, Stopped, Told
 from patchloom.hints import check
+from patchloom.machine import Cores, cores
 from patchloom.memory import keep_freed_memory
 from patchloom.nets.encode import compile_blocks
 from patchloom.nets.native import missing
@@ -137,6 +138,7 @@ class _Pretraining:
     def __init__(self, asked: Settings, data: Data, folder: RunFolder):
         self.asked, self.data, self.folder = asked, data, folder
         self.training, self.held_out = hold_out(data.train, asked.held_out, seed=asked.seed)
+        self.here = Cores(cores())  # as long as this process is alone
 
     @cached_property
     def fingerprint(self) -> str:
