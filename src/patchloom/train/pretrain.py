@@ -23,6 +23,7 @@ from patchloom.data import (
 )
 from patchloom.errors import PatchloomError, Stopped, Told
 from patchloom.hints import check
+from patchloom.machine import Cores, cores
 from patchloom.memory import keep_freed_memory
 from patchloom.nets.encode import compile_blocks
 from patchloom.nets.native import missing
@@ -139,6 +140,7 @@ class _Pretraining:
     def __init__(self, asked: Settings, data: Data, folder: RunFolder):
         self.asked, self.data, self.folder = asked, data, folder
         self.record = no_record()
+        self.here = Cores(cores())  # as long as this process is alone
 
     @cached_property
     def fingerprint(self) -> str:
