@@ -15,7 +15,6 @@ from PIL import Image
 from ranks import run_together
 
 from patchloom.data import open_data
-from patchloom.errors import PatchloomError
 from patchloom.evaluate.how import How
 from patchloom.nets.weights import load_encoder, save_encoder
 from patchloom.train import closing, pictures
@@ -25,7 +24,6 @@ from patchloom.train.loop import Loop
 from patchloom.train.pretrain import pretrain
 from patchloom.train.record import read_record
 from patchloom.train.settings import Settings
-from patchloom.train.watch import Watch
 
 QUICK = SMALL | {"epochs": 1, "task": "mae"}
 NEW = "which were never trained on"
@@ -232,19 +230,6 @@ def test_images_without_contents(images, first, tmp_path):
         assert record.unknown == ((data,) if start == again.folder or others == data else ())
 
 
-def test_a_damaged_record_is_named(images, first, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(first, run)
-    content = bytearray((run / "trained_on.bin").read_bytes())
-    content[len(content) // 2] ^= 1
-    (run / "trained_on.bin").write_bytes(content)
-    with pytest.raises(
-        PatchloomError, match="trained_on.bin is not what patchloom wrote .*: restore it from a copy, or"
-    ):
-        pretrain(images, from_run=str(run), out=tmp_path / "next", **QUICK)
-    assert not (tmp_path / "next").exists()
-
-
 @pytest.fixture
 def copied(images, tmp_path):
     """Every image twice, half of them by a link."""
@@ -308,36 +293,3 @@ def test_positions_are_asked_of_what_was_stored(images, first, tmp_path):
     assert NEW in report.protocol and report.n_test == 12
     old = older(run, tmp_path / "old")
     assert "may have been trained on them" in positions(old, images, How(device="cpu")).protocol
-
-
-def test_the_untrained_knn_is_that_of_fresh_weights(images, first, tmp_path, monkeypatch):
-    twins = []
-    asked = Watch.untrained_knn
-    monkeypatch.setattr(Watch, "untrained_knn", lambda *given: twins.append(asked(*given)) or twins[-1])
-    monkeypatch.setattr("patchloom.train.watch.untrained_twin", fresh := Counted())
-    runs = [pretrain(images, out=tmp_path / "fresh", **QUICK | {"blr": 0.05}).folder]
-    assert fresh.count == 0, "the weights at the start are fresh ones: nothing is measured twice"
-    pretrained = SMALL | {"epochs": 1, "task": "mae", "blr": 0.05}
-    runs.append(pretrain(images, from_run=str(runs[0]), out=tmp_path / "from", **pretrained).folder)
-    runs.append(pretrain(images, init=str(runs[0]), out=tmp_path / "init", **pretrained).folder)
-    assert fresh.count == 2
-    columns = []
-    for run in runs:
-        with open(run / "metrics.csv", newline="") as file:
-            columns.append(next(csv.DictReader(file)))
-    assert columns[0]["knn"] == columns[0]["knn:untrained"]
-    # the same seed and the same held-out images, so the same fresh weights are asked the same
-    assert columns[1]["knn:untrained"] == columns[2]["knn:untrained"] == columns[0]["knn:untrained"]
-
-
-class Counted:
-    """`untrained_twin`, and how often it was called."""
-
-    def __init__(self):
-        from patchloom.nets.weights import untrained_twin
-
-        self.twin, self.count = untrained_twin, 0
-
-    def __call__(self, *given, **options):
-        self.count += 1
-        return self.twin(*given, **options)
