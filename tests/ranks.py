@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from killing import SMALL
 
+SAVING = 3.0
 _PRELOADED = ["patchloom.train.pretrain", "killing", "ranks"]
 
 
@@ -29,8 +30,16 @@ def free_port() -> int:
         return door.getsockname()[1]
 
 
+class Signal(NamedTuple):
+    """A signal that some ranks send to themselves before the update of a step."""
+
+    ranks: tuple[int, ...]
+    step: int
+    number: int = signal.SIGKILL
+
+
 def _rank(
-    rank: int, world: int, port: int, images: str, out: str, options: dict[str, Any], beside: str, dies: tuple | None
+    rank: int, world: int, port: int, images: str, out: str, options: dict[str, Any], beside: str, sent: Signal | None
 ) -> None:
     multiprocessing.set_start_method("fork", force=True)
     for stream, number in (("out", 1), ("err", 2)):
@@ -41,17 +50,17 @@ def _rank(
         os.environ.update({name: str(value) for name, value in found.items()})
     from patchloom.errors import PatchloomError, Told
     from patchloom.train import loop
-    from patchloom.train.checkpoint import tensors_of
+    from patchloom.train.checkpoint import Checkpoints, tensors_of
     from patchloom.train.pretrain import pretrain
     from patchloom.train.step import Stepper
 
-    loop._SAVE_EVERY = 60.0 if dies is None else 0.0
+    loop._SAVE_EVERY = 0.0 if sent and sent.number == signal.SIGKILL else 60.0
     torch.set_num_threads(1)
-    update, run = Stepper.update, loop.Loop.run
+    update, run, save = Stepper.update, loop.Loop.run, Checkpoints.save
 
     def dying_update(self, done, *rest):
-        if (rank, done) == dies:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if sent and rank in sent.ranks and done == sent.step:
+            os.kill(os.getpid(), sent.number)
         return update(self, done, *rest)
 
     def noted_run(self):
@@ -59,7 +68,13 @@ def _rank(
         torch.save(tensors_of(self.task, self.stepper.optimizer.optimizer), f"{beside}.{rank}.pt")
         return ended
 
+    def slow_save(self, *what):
+        time.sleep(SAVING)
+        save(self, *what)
+
     Stepper.update, loop.Loop.run = dying_update, noted_run
+    if sent and sent.number != signal.SIGKILL:
+        Checkpoints.save = slow_save
     try:
         pretrain(images, out=out, **SMALL | options)
     except Told:
@@ -70,9 +85,9 @@ def _rank(
 
 
 def run_together(
-    images: Path, out: Path, world: int, options: dict[str, Any], dies: tuple[int, int] | None = None
+    images: Path, out: Path, world: int, options: dict[str, Any], sent: Signal | None = None
 ) -> tuple[list[Ended], list[dict[str, torch.Tensor]]]:
-    """A run of ``world`` processes; ``dies`` is a rank, and the step before whose update it is killed.
+    """A run of ``world`` processes; where they are asked to stop, writing a checkpoint takes `SAVING` seconds.
 
     Returns:
         How each process ended, and the weights and moments that each had when it reached the end.
@@ -84,7 +99,7 @@ def run_together(
     processes = [
         context.Process(
             target=_rank,
-            args=(rank, world, port, str(images), str(out), options, str(beside), dies),
+            args=(rank, world, port, str(images), str(out), options, str(beside), sent),
         )
         for rank in range(world)
     ]

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 from killing import SMALL, draw_images
 from lightning_fabric import Fabric
-from ranks import free_port, run_together
+from ranks import SAVING, Signal, free_port, run_together
 
 import patchloom.cli
 from patchloom.train.pretrain import pretrain
@@ -82,7 +83,7 @@ def test_several_processes_train_what_one_trains(case, world, strategy, images, 
 def test_a_process_that_dies_stops_the_others_and_any_number_goes_on(first, then, strategies, images, alone, tmp_path):
     out, kinds = tmp_path / "run", {"d": "ddp", "f": "fsdp"}
     options = CASES["lut"] | PLAIN
-    ended, _ = run_together(images, out, first, options | {"strategy": kinds[strategies[0]]}, dies=(first - 1, 10))
+    ended, _ = run_together(images, out, first, options | {"strategy": kinds[strategies[0]]}, Signal((first - 1,), 10))
     *others, dead = ended
     assert dead.code == -9
     for other in others:
@@ -91,6 +92,21 @@ def test_a_process_that_dies_stops_the_others_and_any_number_goes_on(first, then
     ended, ranks = run_together(images, out, then, options | {"strategy": kinds[strategies[1]]})
     check(ended, ranks, out, alone("lut"))
     assert "Resuming after step 9 of 18." in (out / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(("number", "ranks"), [(signal.SIGTERM, (1,)), (signal.SIGHUP, (0, 1))])
+def test_a_signal_to_any_of_them_stops_all_with_one_checkpoint(number, ranks, images, alone, tmp_path):
+    out, options = tmp_path / "run", CASES["lut"] | PLAIN
+    (first, other), _ = run_together(images, out, 2, options, Signal(ranks, 10, number))
+    assert (first.told, other.told) == (
+        "patchloom: stopped, and a checkpoint was written: the same command goes on from there\n",
+        "",
+    )
+    # what started them may end all when one has ended, so the other one waits until the checkpoint is whole
+    assert other.seconds > first.seconds - SAVING / 2
+    ended, processes = run_together(images, out, 2, options)
+    check(ended, processes, out, alone("lut"))
+    assert "Resuming after step 11 of 18." in (out / "log.txt").read_text()
 
 
 def test_processes_that_cannot_share_a_batch_are_told(images, tmp_path):
@@ -112,18 +128,33 @@ LAUNCHERS = {
 }
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_launchers(launcher, images, tmp_path):
+def launched(launcher: str, images: Path, out: Path) -> subprocess.Popen:
     words = {"PORT": str(free_port()), "MAIN": patchloom.cli.__file__}
     command = [sys.executable, *(words.get(word, word) for word in LAUNCHERS[launcher])]
-    command += ["pretrain", str(images), "--task", "mae", "--out", str(tmp_path / "run"), "--epochs", "2"]
+    command += ["pretrain", str(images), "--task", "mae", "--out", str(out), "--epochs", "2"]
     command += ["--batch_size", "16", "--workers", "0", "--precision", "float32", "--model.embed_dim", "32"]
     command += ["--model.depth", "1", *(["--devices", "2"] if launcher == "itself" else [])]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("mae on ") == 1 and "2 processes (ddp) with 8 images of a step each" in done.stdout
+    environment, pipe = os.environ | {"OMP_NUM_THREADS": "1"}, subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_launchers(launcher, images, tmp_path):
+    process = launched(launcher, images, tmp_path / "run")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert out.count("mae on ") == 1 and "2 processes (ddp) with 8 images of a step each" in out
     assert (tmp_path / "run" / "summary.txt").exists()
+
+
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
+def test_the_processes_that_it_started_end_with_it(send, images, tmp_path):
+    """Before there is anything to save: those that wait for the first one are not left behind, and print nothing."""
+    process = launched("itself", images, tmp_path / "run")
+    assert process.stdout.readline().startswith("mae on ")
+    send(process.pid, signal.SIGTERM)
+    _, err = process.communicate(timeout=300)  # which waits for all that may print
+    assert (process.returncode, err) == (130, "patchloom: stopped.\n")
 
 
 def test_gradients_that_wait_are_not_sent(images, tmp_path, monkeypatch):

@@ -1,16 +1,20 @@
 """A run that was stopped and resumed ends with the very weights of one that never was."""
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from patchloom.stopping import SIGNALS
+
 COMMAND = ["--task", "droppos", "--epochs", "16", "--batch_size", "16", "--accumulate", "2", "--img_size", "32"]
+# with a process that reads images, which gets the signal, too
+COMMAND += ["--workers", "1"]
 SIZES = ["--model", "nano", "--model.embed_dim", "32", "--model.depth", "1", "--model.drop_path_rate", "0.1"]
 
 
@@ -24,10 +28,11 @@ def images(tmp_path_factory):
     return folder
 
 
-def start(images: Path, out: Path) -> subprocess.Popen:
+def start(images: Path, out: Path, **pipes: Any) -> subprocess.Popen:
     words = [sys.executable, "-m", "patchloom", "pretrain", str(images), *COMMAND, *SIZES, "--out", str(out)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}  # several threads may add up in another order
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | pipes
+    return subprocess.Popen(words, env=environment, start_new_session=True, **pipes)
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +44,12 @@ def plain(images, tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_stopped_and_resumed_is_never_stopped(images, plain, tmp_path, number):
     other = start(images, tmp_path / "stopped")
     for line in other.stdout:
         if line.startswith("epoch 4.0/16"):
-            other.send_signal(number)
+            os.killpg(other.pid, number)  # as `timeout`, systemd, SLURM and a terminal that is closed do
             break
     _, told = other.communicate()
     assert other.returncode == 130 and told.startswith("patchloom: stopped, and a checkpoint was written"), told
@@ -56,6 +61,23 @@ def test_stopped_and_resumed_is_never_stopped(images, plain, tmp_path, number):
     rows = [(folder / "metrics.csv").read_text().splitlines() for folder in (plain, tmp_path / "stopped")]
     without_time = [[",".join(row.split(",")[:3]) for row in file] for file in rows]
     assert without_time[0] == without_time[1]
+
+
+@pytest.mark.parametrize("door", [os.pipe, os.openpty])
+def test_training_goes_on_when_nobody_reads_what_it_prints(door, images, plain, tmp_path):
+    """As where Ctrl-C ends `tee`, or the terminal is gone: what is printed is in the log."""
+    reader, writer = door()
+    process = start(images, tmp_path / "unread", stdout=writer)
+    os.close(writer)
+    printed = b""
+    while b"everything goes to" not in printed:
+        printed += os.read(reader, 1000)
+    os.close(reader)
+    _, told = process.communicate()
+    assert (process.returncode, told) == (0, "")
+    assert weights(plain) == weights(tmp_path / "unread")
+    logs = [(folder / "log.txt").read_text().splitlines() for folder in (plain, tmp_path / "unread")]
+    assert len(logs[0]) == len(logs[1]) and logs[1][-1].startswith("Pictures: ")
 
 
 def weights(run: Path) -> dict[str, bytes]:
