@@ -24,10 +24,10 @@ from data_rate import draw_photographs
 from gpu_steps import TINY, Result, precision_of, waits
 from pretext import last_results, measure_of
 
-from patchloom.data import RandomCrop, hold_out, keep, open_data, training_batches
+from patchloom.data import Arriving, RandomCrop, hold_out, keep, open_data, training_batches
 from patchloom.errors import Stopped
 from patchloom.files import write_whole
-from patchloom.machine import wait_for
+from patchloom.machine import Cores, cores, wait_for
 from patchloom.train import suits
 from patchloom.train.pretrain import pretrain
 from patchloom.train.step import Stepper
@@ -114,12 +114,12 @@ def waiting(run: Path) -> str:
 
 
 def training(device: str, tiny: bool, work: str, seconds: float, task: str) -> Result:
-    """A short `pretrain`, and how often its forward passes, and its updates, wait for the GPU."""
-    found: dict[str, list[int]] = {"forward": [], "update": []}
+    """A short `pretrain`, and how often its forward passes, updates, and batches on their way wait for the GPU."""
+    found: dict[str, list[int]] = {"forward": [], "update": [], "send": []}
     where: Counter[str] = Counter()
 
-    def watch(name: str) -> None:
-        plain = getattr(Stepper, name)
+    def watch(of: type, name: str) -> None:
+        plain = getattr(of, name)
 
         @wraps(plain)
         def method(*arguments: Any, **named: Any) -> Any:
@@ -130,10 +130,10 @@ def training(device: str, tiny: bool, work: str, seconds: float, task: str) -> R
                 where.update(places)
             return done
 
-        setattr(Stepper, name, method)
+        setattr(of, name, method)
 
-    for name in found:
-        watch(name)
+    for of, name in ((Stepper, "forward"), (Stepper, "update"), (Arriving, "send")):
+        watch(of, name)
     sizes = TINY | {"batch_size": 4} if tiny else {"model": "mini", "img_size": 96, "patch_size": 8, "batch_size": 32}
     run = fresh(work, "training", task)
     pretrain(photographs(work, tiny), task, out=run, device=device, epochs=2, compile=False, **sizes)
@@ -156,18 +156,18 @@ def group(device: str, tiny: bool, work: str, seconds: float, task: str, strateg
 def loading(device: str, tiny: bool, work: str, known: Result, seconds: float, cached: bool) -> Result:
     """Images a second that are read, cropped to 224 px and copied to the device, with the workers that auto takes."""
     source, side, batch = open_data(photographs(work, tiny)).train, 32 if tiny else 224, 4 if tiny else 256
-    workers = suits.workers(device)[0]
+    workers = suits.workers(device, Cores(cores()))[0]
     begin = time.perf_counter()
     if cached:
         source = keep(source, 256, workers, say=print)
     made = time.perf_counter() - begin
-    batches = training_batches(source, RandomCrop((side, side)), batch, 0, 0, 10**6, workers)
-    for one in islice(batches, 1 if tiny else 4 * workers):
-        one.finished(device)  # the workers start, and what they have ahead is taken
+    batches = training_batches(source, RandomCrop((side, side)), batch, 0, 0, 10**6, workers, device=device)
+    for _ in islice(batches, 1 if tiny else 4 * workers):
+        pass  # the workers start, and what they have ahead is taken
     wait_for(device)
     start, steps = time.perf_counter(), 0
     while time.perf_counter() - start < (0.3 if tiny else 8.0):
-        next(batches).finished(device)
+        next(batches)
         steps += 1
     wait_for(device)
     rate = steps * batch / (time.perf_counter() - start)

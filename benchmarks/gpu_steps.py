@@ -21,6 +21,7 @@ from step_time import settings_for
 
 from patchloom.bench import Step, operations
 from patchloom.data import Batch
+from patchloom.data.colors import ColorPlan
 from patchloom.machine import cores, processor, product, seconds_of, wait_for
 from patchloom.memory import memory, peak_memory
 from patchloom.train import suits
@@ -110,8 +111,17 @@ def forget() -> None:
 def repeated(batch: Batch, times: int, device: str) -> Batch:
     """A batch, so many times over, on the device: reading and copying are measured apart."""
     views = tuple(torch.cat([view.to(device)] * times) for view in batch.views)
-    colors = batch.colors and tuple(torch.cat([draws] * times) for draws in batch.colors)
+    colors = batch.colors and tuple(again(plan, times, len(batch.indices)) for plan in batch.colors)
     return batch._replace(views=views, colors=colors, indices=torch.cat([batch.indices] * times))
+
+
+def again(plan: ColorPlan, times: int, images: int) -> ColorPlan:
+    """What happens to the colours of so many images, for a batch that has them so many times."""
+    counts = [count for _, count in plan.changes]
+    rows = [torch.cat([part + i * images for i in range(times)]) for part in plan.rows.split(counts)]
+    factors = [part.repeat(times) for part in plan.factors.split(counts)]
+    changes = tuple((name, times * count) for name, count in plan.changes)
+    return ColorPlan(torch.cat([plan.rows[:0], *rows]), torch.cat([plan.factors[:0], *factors]), changes)
 
 
 def largest(step: Step, most: int, device: str) -> tuple[int, Result]:

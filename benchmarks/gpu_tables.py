@@ -114,9 +114,9 @@ def training(done: dict[str, Entry]) -> str:
         where = ", ".join(
             f"{place} ({count})" for place, count in sorted(one["where"].items(), key=lambda x: -x[1])[:4]
         )
-        waits = [number(one["waits"].get(name), ".1f") for name in ("forward", "update")]
+        waits = [number(one["waits"].get(name), ".1f") for name in ("forward", "update", "send")]
         rows.append([task, str(one["steps"]), number(one["images/s"]), *waits, where])
-    columns = ["", "steps", "images/s", "waits a forward and backward", "waits an update", "where"]
+    columns = ["", "steps", "images/s", "waits a forward and backward", "waits an update", "waits a batch", "where"]
     return table("Training: how often it waits for the GPU", columns, rows)
 
 

@@ -100,6 +100,6 @@ def test_colours_change_on_the_gpu_as_on_the_cpu():
     images = torch.from_numpy(rng.integers(0, 256, (16, 3, 48, 40), dtype=np.uint8))
     batch = next(training_batches(Pictured(images), task.augment, 16, 0, 0, 1))
     assert batch.colors is not None
-    for here, there in zip(batch.finished("cpu"), batch.finished(GPU), strict=True):
+    for here, there in zip(batch.on("cpu").views, batch.on(GPU).views, strict=True):
         assert there.device.type == GPU
         torch.testing.assert_close(there.cpu(), here, rtol=0, atol=1e-4)
