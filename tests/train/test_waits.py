@@ -1,5 +1,6 @@
-"""How often a run would wait for a GPU: once an update. Counted here on the CPU, by what is asked of tensors."""
+"""How often a run waits for a GPU: once an update. Without one, counted on the CPU by what is asked of tensors."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -50,51 +51,88 @@ class Counter(TorchFunctionMode):
             return kwargs.get("device") is not None
         return func in READS
 
-    def aside(self, of: type, name: str, patch: pytest.MonkeyPatch) -> None:
-        """Do not count what is done inside a method: it is not for every update, or has no tensor on the device."""
-        method = getattr(of, name)
-
-        def uncounted(*args: Any) -> Any:
-            self.on, before = False, self.on
-            try:
-                return method(*args)
-            finally:
-                self.on = before
-
-        patch.setattr(of, name, uncounted)
+    def take(self) -> list[str]:
+        """What was seen since the last time."""
+        found, self.seen = self.seen, []
+        return found
 
 
-@pytest.fixture
-def counted(monkeypatch):
-    """The reads of each update, and last those after the last one."""
-    counter, each = Counter(), []
-    for of, name in ((Arriving, "__next__"), (Arriving, "send"), (Loop, "_look"), (Loop, "_save")):
-        counter.aside(of, name, monkeypatch)
+class Warned:
+    """Counts what a GPU is waited for, as torch itself notices it."""
+
+    @property
+    def on(self) -> bool:
+        return torch.cuda.get_sync_debug_mode() > 0
+
+    @on.setter
+    def on(self, wanted: bool) -> None:
+        torch.cuda.set_sync_debug_mode("warn" if wanted else "default")
+
+    def __enter__(self) -> None:
+        self.catcher = warnings.catch_warnings(record=True)
+        self.caught = self.catcher.__enter__()
+        warnings.simplefilter("always")
+        self.on = True
+
+    def __exit__(self, *problem: Any) -> None:
+        self.on = False
+        self.catcher.__exit__(*problem)
+
+    def take(self) -> list[str]:
+        """What was seen since the last time."""
+        found = ["tolist" for one in self.caught if "synchronizing CUDA operation" in str(one.message)]
+        self.caught.clear()
+        return found
+
+
+def aside(counter: Counter | Warned, of: type, name: str, patch: pytest.MonkeyPatch) -> None:
+    """Do not count what is done inside a method: it is not done for every update, or has no tensor on the device."""
+    method = getattr(of, name)
+
+    def uncounted(*args: Any) -> Any:
+        counter.on, before = False, counter.on
+        try:
+            return method(*args)
+        finally:
+            counter.on = before
+
+    patch.setattr(of, name, uncounted)
+
+
+@pytest.fixture(params=[Counter, pytest.param(Warned, marks=pytest.mark.gpu)])
+def counted(request, monkeypatch):
+    """The device; the reads of each update, and last those after the last one."""
+    counter, each = request.param(), []
+    asides = [(Loop, "_look"), (Loop, "_save")]
+    if request.param is Counter:  # reading is done on the CPU, there as here
+        asides += [(Arriving, "__next__"), (Arriving, "send")]
+    for of, name in asides:
+        aside(counter, of, name, monkeypatch)
     train, update = Loop._train, Stepper.update
 
     def counted_update(*args, **kwargs):
         moved = update(*args, **kwargs)
-        each.append(counter.seen)
-        counter.seen = []
+        each.append(counter.take())
         return moved
 
     def counted_train(*args):
         with counter:
             ended = train(*args)
-        each.append(counter.seen)
+            each.append(counter.take())
         return ended
 
     monkeypatch.setattr(Closing, "run", lambda *_: "")
     monkeypatch.setattr(Stepper, "update", counted_update)
     monkeypatch.setattr(Loop, "_train", counted_train)
-    return each
+    return "cpu" if request.param is Counter else "cuda", each
 
 
 @pytest.mark.parametrize(("name", "how"), [*((name, {"precision": "bfloat16"}) for name in OPTION_SETS), *ALSO])
 def test_a_gpu_is_waited_for_once_an_update(name, how, counted, tmp_path):
+    device, each = counted
     images = draw_images(tmp_path / "images")
-    pretrain(images, name, out=tmp_path / "run", **SMALL | {"epochs": 2} | how)
-    *updates, after = counted
+    pretrain(images, name, out=tmp_path / "run", **SMALL | {"epochs": 2, "device": device} | how)
+    *updates, after = each
     assert updates == [["tolist"]] * -(-6 // how.get("accumulate", 1))
     assert after == []
 
