@@ -58,9 +58,7 @@ def _in_workers(made: Dataset, numbers: Sequence[int], workers: int, pinned: boo
         multiprocessing_context=worker_context() if workers else None,
     )
     try:
-        with starting_workers():
-            batches = iter(loader)
-        for one in batches:
+        for one in _begun(loader):  # no name for it: the frame of an exception would keep the processes
             if isinstance(one, PatchloomError):
                 raise one
             yield one
@@ -70,8 +68,11 @@ def _in_workers(made: Dataset, numbers: Sequence[int], workers: int, pinned: boo
         if not workers:
             raise
         raise PatchloomError(_LOST) from problem
-    finally:
-        batches = None  # a traceback that somebody keeps would keep the processes, too
+
+
+def _begun(loader: DataLoader[Any]) -> Iterator[Any]:
+    with starting_workers():
+        return iter(loader)
 
 
 def lost_worker(problem: BaseException) -> PatchloomError | None:
