@@ -239,9 +239,7 @@ def _in_workers(made: Dataset, numbers: Sequence[int], workers: int) -> Generato
         multiprocessing_context=worker_context() if workers else None,
     )
     try:
-        with starting_workers():
-            batches = iter(loader)
-        for one in batches:
+        for one in _begun(loader):  # no name for it: the frame of an exception would keep the workers
             if isinstance(one, PatchloomError):
                 raise one
             yield one
@@ -251,6 +249,11 @@ def _in_workers(made: Dataset, numbers: Sequence[int], workers: int) -> Generato
         if not workers:
             raise
         raise PatchloomError(_LOST) from problem
+
+
+def _begun(loader: DataLoader[Any]) -> Iterator[Any]:
+    with starting_workers():
+        return iter(loader)
 
 
 def lost_worker(problem: BaseException) -> PatchloomError | None:
