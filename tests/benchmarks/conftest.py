@@ -1,4 +1,3 @@
-import multiprocessing
 import sys
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -35,4 +34,4 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BaseContext:
     (tmp_path / "rows_that_fail.py").write_text(ROWS)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(gpu_attempt, "GRACE", 0.5)
-    return multiprocessing.get_context("forkserver")
+    return gpu_attempt.context()  # with the modules that others fork from the same server, too

@@ -28,7 +28,8 @@ here = pytest.mark.skipif(native.lacking() is not None, reason=f"native kernels 
         (lambda patch: patch.setattr(made, "compiler", lambda: None), "g.. was not found"),
     ],
 )
-def test_why_they_cannot_be_had_is_said(change, reason, monkeypatch):
+def test_why_they_cannot_be_had_is_said(change, reason, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # what another test has compiled could be had
     monkeypatch.setattr(made, "processor", lambda what: " ".join(made._EXTENSIONS))
     monkeypatch.setattr(made, "compiler", lambda: ["g++"])
     change(monkeypatch)

@@ -245,7 +245,7 @@ class Loop:
             row["loss_scale"] = state.scale
         return row | {"lr": self._rate(state.step), "seconds": state.seconds}
 
-    def _line(self, done: int, loss: float, pace: Pace) -> str:
+    def _line(self, done: int, loss: float | None, pace: Pace) -> str:
         return line(done / self.per_epoch, self.settings.epochs, loss, self.told, pace.describe(done))
 
     def _look(self, row: dict[str, Any], pace: Pace) -> None:
@@ -262,7 +262,7 @@ class Loop:
         self.state.rows.append(metrics_row(row | columns))
         pace.aside += time.perf_counter() - start
         if done:
-            self.reporter.say(self._line(done, row.get("loss", float("nan")), pace))
+            self.reporter.say(self._line(done, row.get("loss"), pace))
             if self.measure.collapsed():
                 self.reporter.say(f"  warning: {COLLAPSED}")
 

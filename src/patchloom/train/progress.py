@@ -94,6 +94,7 @@ def measured(measure: Measure) -> str:
     return f" · {measure.name} {measure.show(measure.value)} ({beside}){spread}"
 
 
-def line(epoch: float, epochs: int, loss: float, told: str, pace: str) -> str:
-    """The line of progress; ``told`` is `measured`, or nothing."""
-    return f"epoch {epoch:.1f}/{epochs} · loss {loss:.4f}{told} · {pace}"
+def line(epoch: float, epochs: int, loss: float | None, told: str, pace: str) -> str:
+    """The line of progress; ``loss`` is None where no update was made, ``told`` is `measured`, or nothing."""
+    losses = "no update was made" if loss is None else f"loss {loss:.4f}"
+    return f"epoch {epoch:.1f}/{epochs} · {losses}{told} · {pace}"
