@@ -192,7 +192,7 @@ class Loop:
             _Diverged: too many in a row were not made.
         """
         state, scale = self.state, self._scale()
-        if moved.good or moved.overflow:
+        if self.settings.precision == "float16" and (moved.good or moved.overflow):
             state.adapt(moved.overflow)
         if moved.good:
             state.count(moved.names, moved.values)
