@@ -65,8 +65,11 @@ def test_what_the_printed_code_computes_is_compared(photos, tmp_path, monkeypatc
         return written(arguments, path, tuple(round(value, digits) for value in mean), std)
 
     monkeypatch.setattr(patchloom.export, "_snippet", rounded)
+    target = tmp_path / "here" / "timm.safetensors"
+    target.write_bytes(b"what was exported before")
     with pytest.raises(PatchloomError, match="features by the code that uses timm differ by"):
         export(path, data=str(photos))
+    assert target.read_bytes() == b"what was exported before"
 
 
 def test_no_option_of_an_encoder_file_becomes_code(photos, tmp_path):

@@ -21,8 +21,8 @@ CASES = {name: (name, {}) for name in TASKS} | {
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
     """What each process found, by case. All cases share one start of the processes, which takes longer than they."""
-    found, smallest_ones = train_together(list(CASES.values()), tmp_path_factory.mktemp("processes"))
-    return dict(zip(CASES, found, strict=True)) | {"smallest": smallest_ones}
+    found, smallest_ones, waits = train_together(list(CASES.values()), tmp_path_factory.mktemp("processes"))
+    return dict(zip(CASES, found, strict=True)) | {"smallest": smallest_ones, "waits": waits}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -39,6 +39,10 @@ def test_two_processes_are_one_with_the_whole_batch(case, together):
 
 def test_processes_agree_on_the_smallest_number_whatever_joins_them(together):
     assert together["smallest"] == ([3, 3, 3],) * 2
+
+
+def test_the_first_process_is_waited_for_as_long_as_it_takes(together):
+    assert together["waits"] == ("well", "well")
 
 
 def moved(result):

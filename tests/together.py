@@ -3,6 +3,7 @@
 A module of its own because the processes have to import it.
 """
 
+import time
 import traceback
 from datetime import timedelta
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from patchloom.processes import Shared, _of_cpus, smallest
+from patchloom.processes import Shared, _of_cpus, smallest, wait_for_all
 
 WORLD, BATCH, STEPS = 2, 8, 3
 
@@ -73,6 +74,7 @@ def worker(rank, cases, folder):
         finally:
             dist.destroy_process_group()
     found.append(smallest_by_backend(rank, folder))
+    found.append(patience(rank, folder))
     torch.save(found, f"{folder}/rank{rank}.pt")
 
 
@@ -88,8 +90,26 @@ def smallest_by_backend(rank: int, folder: str) -> list[int]:
     return found
 
 
+def patience(rank: int, folder: str) -> str:
+    """How it ends to wait for a first process that takes longer than waiting may take elsewhere."""
+    dist.init_process_group("gloo", f"file://{folder}/patience", timedelta(seconds=1), WORLD, rank)
+    try:
+        wait_for_all()
+        time.sleep(0 if rank else 2.5)
+        wait_for_all()
+        return "well"
+    except RuntimeError as problem:
+        return str(problem)
+    finally:
+        dist.destroy_process_group()
+
+
 def train_together(cases, folder):
-    """The results of each of ``cases`` by process, a traceback where one failed; and `smallest_by_backend`."""
+    """The results of each of ``cases`` by process, a traceback where one failed; `smallest_by_backend`; `patience`."""
     torch.multiprocessing.spawn(worker, (cases, str(folder)), nprocs=WORLD)
-    *by_case, smallest_ones = zip(*(torch.load(f"{folder}/rank{rank}.pt") for rank in range(WORLD)), strict=True)
-    return [[one if isinstance(one, str) else Result(*one) for one in of_case] for of_case in by_case], smallest_ones
+    *by_case, smallest_ones, waits = zip(*(torch.load(f"{folder}/rank{rank}.pt") for rank in range(WORLD)), strict=True)
+    return (
+        [[one if isinstance(one, str) else Result(*one) for one in of_case] for of_case in by_case],
+        smallest_ones,
+        waits,
+    )

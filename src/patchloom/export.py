@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -65,14 +66,17 @@ def export(run: str | Path, *, to: str = "timm", data: str | None = None, out: s
     images = _real_images(run, data, card)
     head = load_instance_head(run)
     beside = path.with_name(f"{path.stem}-instance_head.safetensors")  # two encoders in a folder keep theirs
-    write_whole(path, save(vit.state_dict()))
-    snippet = _snippet(card.spec.timm_arguments(), path, card.mean, card.std)
-    if head is not None:
-        write_whole(beside, save(head.state_dict()))
-        snippet += _head_snippet(beside, **head.sizes)
+    files = {path: save(vit.state_dict())} | ({} if head is None else {beside: save(head.state_dict())})
+
+    def snippet(folder: Path) -> str:
+        code = _snippet(card.spec.timm_arguments(), folder / path.name, card.mean, card.std)
+        return code if head is None else code + _head_snippet(folder / beside.name, **head.sizes)
 
     pasted: dict[str, Any] = {}
-    exec(snippet, pasted)  # its own normalisation, too, is part of what is compared
+    with TemporaryDirectory() as folder:  # what is there already stays until all has been compared
+        for file, content in files.items():
+            Path(folder, file.name).write_bytes(content)
+        exec(snippet(Path(folder)), pasted)  # its own normalisation, too, is part of what is compared
     with torch.inference_mode():
         given = whole(normalize(images, card.mean, card.std), vit.patch_embed.num_patches)
         tokens = encode(vit, given, norm=False)
@@ -80,7 +84,9 @@ def export(run: str | Path, *, to: str = "timm", data: str | None = None, out: s
         if head is not None:
             theirs = pasted["represent"](images)
             difference = max(difference, _difference("instance features", represent(vit, head, tokens), theirs))
-    return Export(path, None if head is None else beside, difference, len(images), snippet)
+    for file, content in files.items():
+        write_whole(file, content)
+    return Export(path, None if head is None else beside, difference, len(images), snippet(path.parent))
 
 
 def _difference(what: str, ours: Tensor, theirs: Tensor) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import cache
 from typing import TypeVar
 
@@ -42,6 +43,17 @@ def smallest(number: int) -> int:
     found = torch.tensor(number)
     dist.all_reduce(found, dist.ReduceOp.MIN, group=_of_cpus(dist.group.WORLD))
     return int(found)
+
+
+def wait_for_all() -> None:
+    """Wait until every process is here: a week if need be, where other waiting ends after half an hour."""
+    if world() > 1:
+        dist.barrier(group=_patient(dist.group.WORLD))
+
+
+@cache
+def _patient(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    return dist.new_group(backend="gloo", timeout=timedelta(days=7))
 
 
 @cache

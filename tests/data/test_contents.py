@@ -43,6 +43,28 @@ def twelve(draw, tmp_path):
     return folder
 
 
+def test_a_pass_that_was_interrupted_goes_on_where_it_was(twelve, reads, cache, monkeypatch):
+    monkeypatch.setattr(contents, "_EACH", 1)
+    monkeypatch.setattr(contents, "_PAUSE", -1.0)
+    monkeypatch.setattr("patchloom.data.addresses._AT_ONCE", 1)
+
+    def interrupted(line):
+        if "7 of 12" in line:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(contents.contents_on_disc, "__defaults__", (None, interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        open_data(twelve).train.contents()
+    assert [path.suffix for path in cache.iterdir()] == [".part"]
+    reads.clear()
+    monkeypatch.setattr(contents.contents_on_disc, "__defaults__", (None, print))
+    found = open_data(twelve).train.contents()
+    assert len(reads) == 6, "the seventh was not kept yet"
+    assert [path.suffix for path in cache.iterdir()] == [""]
+    shutil.rmtree(cache)
+    assert (open_data(twelve).train.contents() == found).all()
+
+
 def names(source, indices):
     return [os.path.basename(source.describe(int(i))) for i in indices]
 

@@ -5,6 +5,7 @@ import hashlib
 import os
 import shutil
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -106,7 +107,7 @@ def test_a_chain_of_runs_never_holds_out_what_one_of_them_trained_on(images, tmp
     capsys.readouterr()
     pretrain(images, from_run=str(tmp_path / "third"), seed=5, out=tmp_path / "fourth", **QUICK)
     assert parts[3] == parts[2], "no others are left"
-    new = f"not 12 are held out, since no others are new to the weights of {tmp_path / 'third'}"
+    new = f"not 12 are held out: all others are copies, or the weights of {tmp_path / 'third'} were trained on them"
     assert len(held3) < 12 and new in capsys.readouterr().out
 
 
@@ -138,7 +139,10 @@ def test_every_protocol_of_the_end_says_it(images, first, tmp_path, monkeypatch,
     monkeypatch.setattr(closing, "compare", noted)
     pretrain(images, from_run=str(first), out=tmp_path / "new", **QUICK)
     pretrain(images, from_run=str(older(first, tmp_path / "old")), out=tmp_path / "unknown", **QUICK)
-    assert stories[0] == "The test images are the held-out ones, which were never trained on."
+    assert stories[0] == (
+        "The test images are the held-out ones: they were not trained on here, and no exact copy of them for the "
+        f"weights of {first}, with which the run began."
+    )
     assert "held out of this run, but the weights of" in stories[1] and "may have been trained on them" in stories[1]
     # test images of the data's own
     own = tmp_path / "own"
@@ -228,6 +232,20 @@ def test_images_without_contents(images, first, tmp_path):
         found, record = choose_held_out(Settings(str(others), from_run=str(start)), open_data(others).train)
         assert found.doubt == doubt, (start, others)
         assert record.unknown == ((data,) if start == again.folder or others == data else ())
+        assert found.looked == (others != data)
+    assert "exact copies among the images were not looked for" in (again.folder / "log.txt").read_text()
+
+
+def test_files_that_were_written_anew_are_not_taken_for_new_images(images, first, tmp_path):
+    asked = Settings(str(images), from_run=str(first), seed=1)
+    copy = shutil.copytree(images, tmp_path / "copy")
+    for path in sorted(copy.rglob("*.png")):
+        Image.open(path).save(path, compress_level=0)  # the same pixels
+    anew = open_data(copy).train
+    assert choose_held_out(asked, anew)[0].doubt == "unknown"
+    other = tmp_path / "other"  # elsewhere they may well be others: then it is only said what is known
+    found = choose_held_out(replace(asked, data=str(other)), anew)[0]
+    assert found.doubt == "" and f"no exact copy of them for the weights of {first}" in found.sentence("They")
 
 
 @pytest.fixture
@@ -290,6 +308,6 @@ def test_positions_are_asked_of_what_was_stored(images, first, tmp_path):
     task = {"name": "droppos", "position_mask_ratio": 0.5}
     run = pretrain(images, from_run=str(first), out=tmp_path / "run", seed=9, **QUICK | {"task": task}).folder
     report = positions(run, images, How(device="cpu"))
-    assert NEW in report.protocol and report.n_test == 12
+    assert "they were not trained on here, and no exact copy of them" in report.protocol and report.n_test == 12
     old = older(run, tmp_path / "old")
     assert "may have been trained on them" in positions(old, images, How(device="cpu")).protocol

@@ -62,15 +62,20 @@ def contents_on_disc(
     if known is None:
         stamp = _stamp(source)
         place = None if stamp is None else cache_root() / "contents" / digest([_FORMAT, stamp])
-        known = None if place is None else _read(place, len(source))
+        known = None if place is None else _read(place)
+        known = known if known is not None and len(known) == len(source) else None
     if known is None:
         indices = np.arange(len(source)) if chosen is None else chosen
-        known = _digested(source, pieces_of, indices, say)
+        part = None if place is None or chosen is not None else place.with_suffix(".part")
+        known = _digested(source, pieces_of, indices, say, part)
         if chosen is not None:
             return known
         if place is not None and _stamp(source) == stamp:  # else files changed while they were read
             with suppress(PatchloomError):  # a full or read-only disc costs another pass, and nothing else
                 write_whole(place, sealed(known.tobytes()))
+        if part is not None:
+            with suppress(OSError):  # none was needed, or it is not ours to remove
+                part.unlink()
     source._contents = known
     return known if chosen is None else known[chosen]
 
@@ -98,18 +103,30 @@ def copies_among(source: Source, contents: np.ndarray) -> int | None:
 
 
 def _digested(
-    source: Source, pieces_of: Callable[[int], Iterable[bytes]], indices: np.ndarray, say: Callable[[str], None]
+    source: Source,
+    pieces_of: Callable[[int], Iterable[bytes]],
+    indices: np.ndarray,
+    say: Callable[[str], None],
+    part: Path | None,
 ) -> np.ndarray:
+    """The contents of the images ``indices``; what is there of them is kept in ``part`` while it takes long."""
+
     def digested(block: np.ndarray) -> np.ndarray:
         return np.concatenate([_content(source, pieces_of, i) for i in block.tolist()])
 
-    n, done, told, found = len(indices), 0, time.monotonic(), [np.empty(0, CONTENT)]
-    with closing(in_threads(digested, np.array_split(indices, -(-n // _EACH) or 1) if n else [])) as made:
+    begun = None if part is None else _read(part)
+    found = [np.empty(0, CONTENT) if begun is None else begun]
+    n, done, told = len(indices), len(found[0]), time.monotonic()
+    left = indices[done:]
+    with closing(in_threads(digested, np.array_split(left, -(-len(left) // _EACH)) if len(left) else [])) as made:
         for contents in made:
             found.append(contents)
             done += len(contents)
             if time.monotonic() - told > _PAUSE:
                 say(f"  {done:,} of {n:,} files of {source.name} are compared with the others, to find exact copies")
+                if part is not None:
+                    with suppress(PatchloomError):
+                        write_whole(part, sealed(np.concatenate(found).tobytes()))
                 told = time.monotonic()
     return np.concatenate(found)
 
@@ -129,10 +146,10 @@ def _stamp(source: Source) -> str | None:
         return None
 
 
-def _read(place: Path, n: int) -> np.ndarray | None:
-    """What is kept of ``n`` images; None if nothing is, or it is damaged."""
+def _read(place: Path) -> np.ndarray | None:
+    """The contents that are kept there; None if none are, or they are damaged."""
     try:
         content = unsealed(place.read_bytes())
     except OSError:
         return None
-    return None if content is None or len(content) != n * CONTENT.itemsize else np.frombuffer(content, CONTENT)
+    return None if content is None or len(content) % CONTENT.itemsize else np.frombuffer(content, CONTENT)

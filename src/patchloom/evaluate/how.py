@@ -135,7 +135,9 @@ def parts_of(data: str | Path, how: How, labels: bool = True) -> Parts:
         train = stratified(train, how.most, how.seed)
         used = f"a stratified {how.most:,} of {n:,} training images were used (seed {how.seed})"
         story += f" For a quick look, only {used}."
-    if own and (contents := train.contents()) is not None:
+    if (contents := train.contents()) is None:
+        story += " Exact copies among the images were not looked for."
+    elif own:
         story += copies_told(test, contents)
     return Parts(train, test, story)
 

@@ -28,12 +28,14 @@ class HeldOut(NamedTuple):
         doubt: "trained" if the weights with which the run begins were trained on some of them, since no others were
             left; "unknown" if nobody can tell whether they were; "" if they were not.
         start: what those weights are called; "" for fresh ones.
+        looked: exact copies were looked for.
     """
 
     indices: np.ndarray
     copies: np.ndarray
     doubt: Literal["", "trained", "unknown"] = ""
     start: str = ""
+    looked: bool = True
 
     def parts(self, source: Source) -> tuple[Source, Source]:
         """The images to train on, and those that are held out."""
@@ -47,7 +49,13 @@ class HeldOut(NamedTuple):
     def sentence(self, what: str) -> str:
         """That the run did not train on ``what``, and what its weights may have done before."""
         if not self.doubt:
-            return f"{what} are the held-out ones, which were never trained on."
+            said = f"{what} are the held-out ones, which were never trained on."
+            if self.start:
+                said = (
+                    f"{what} are the held-out ones: they were not trained on here, and no exact copy of them for the "
+                )
+                said += f"weights of {self.start}, with which the run began."
+            return said if self.looked else f"{said} Exact copies of them were not looked for."
         weights = f"the weights of {self.start}, with which it began, {_WORDS[self.doubt]} them"
         return f"{what} were held out of this run, but {weights}."
 
@@ -57,6 +65,7 @@ class HeldOut(NamedTuple):
             "held_out": self.indices.tolist(),
             "held_out_copies": self.copies.tolist(),
             "held_out_doubt": self.doubt,
+            "held_out_looked": self.looked,
         }
 
 
@@ -72,10 +81,10 @@ def choose_held_out(asked: Settings, source: Source) -> tuple[HeldOut, Record]:
     contents = source.contents()
     told = not before.unknown and contents is not None and comparable(contents, before.contents)
     indices, copies = choose(source, wanted(asked, source), asked.seed, before.contents)
-    found = HeldOut(indices, copies, "", start)
+    found = HeldOut(indices, copies, "", start, contents is not None)
     if contents is not None and np.isin(contents[indices], before.contents).any():
         found = found._replace(doubt="trained")
-    elif start and not told:
+    elif start and not (told and _known_again(asked, contents, before)):
         found = _as_there(asked, source) or found._replace(doubt="unknown")
     trained_on = np.setdiff1d(np.arange(len(source)), np.concatenate([found.indices, found.copies]))
     return found, before.and_trained_on(None if contents is None else contents[trained_on], source.name)
@@ -89,9 +98,9 @@ def stored_held_out(folder: RunFolder, settings: Settings, source: Source) -> He
     found, start = folder.read_data(), settings.from_run or settings.init or ""
     if "held_out" in found:
         indices, copies = (np.array(found[name], np.int64) for name in ("held_out", "held_out_copies"))
-        return HeldOut(indices, copies, found["held_out_doubt"], start)
+        return HeldOut(indices, copies, found["held_out_doubt"], start, found.get("held_out_looked", True))
     drawn = choose(source, wanted(settings, source), settings.seed, exact=False)
-    return HeldOut(*drawn, "unknown" if start else "", start)
+    return HeldOut(*drawn, "unknown" if start else "", start, looked=False)
 
 
 def own_held_out(folder: RunFolder, settings: Settings, source: Source) -> HeldOut:
@@ -124,6 +133,13 @@ def _record_before(asked: Settings) -> Record:
         return no_record()
     found = None if asked.init.startswith("timm:") else _record_beside(weights_file(asked.init))
     return found or no_record(asked.init)
+
+
+def _known_again(asked: Settings, contents: np.ndarray, before: Record) -> bool:
+    """Whether the files of the other run's data are still those: written anew, they would all seem to be new."""
+    if asked.from_run is None or RunFolder(asked.from_run).read_config().data != asked.data:
+        return True
+    return bool(np.isin(contents, before.contents).any())
 
 
 def _record_beside(encoder: Path) -> Record | None:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from patchloom.errors import PatchloomError, Told
-from patchloom.processes import world
+from patchloom.processes import wait_for_all, world
 from patchloom.train.settings import Settings
 from patchloom.train.suits import check_device
 from patchloom.train.suits import device as best_device
@@ -134,6 +134,7 @@ def first_decides(fabric: Fabric, decide: Callable[[], T]) -> T:
     """
     answer: Any = None
     problem: PatchloomError | None = None
+    wait_for_all()  # all together, they make what they wait by
     if fabric.is_global_zero:
         try:
             answer = decide()
@@ -141,6 +142,7 @@ def first_decides(fabric: Fabric, decide: Callable[[], T]) -> T:
             if world() == 1:
                 raise
             problem = error
+    wait_for_all()  # the first may have to read all of the images
     answer, text = fabric.broadcast((answer, None if problem is None else str(problem)))
     if problem is not None:
         raise problem

@@ -129,11 +129,14 @@ class Loop:
         self.task.train()
         pace = Pace(self.steps, self.state.step, self.global_batch, self.state.seconds)
         looked, logged = points(self.steps, _MEASURED), points(self.steps, 1 / _LOGGED)
-        saved, waiting = time.perf_counter(), []
+        saved, waiting, smallest = time.perf_counter(), [], self.each
         for step in range(self.state.step, self.steps):
             with pace.waits():
                 batch = next(batches)
             self.unreadable.update(batch.unreadable)
+            if len(batch.indices) < smallest:
+                smallest = len(batch.indices)
+                self.reporter.say(f"  step {step + 1:,} has {smallest * world():,} images: no more can be read")
             seed_step(self.settings.seed, step, self.fabric.global_rank, generator)
             done, before, scale = step + 1, self.state.step, self._scale()
             last = done % self.settings.accumulate == 0 or done == self.steps
@@ -157,8 +160,9 @@ class Loop:
             if stopping or done == self.steps or (due and not self.state.in_a_row):
                 self._save()
                 saved = time.perf_counter()
-                if stopping:
+                if stopping or done == self.steps:
                     self.fabric.barrier()  # whoever started these processes may end all of them when one has ended
+                if stopping:
                     return False
         return True
 

@@ -272,10 +272,12 @@ class _Pretraining:
         if copies := len(self.apart.copies):
             counts += f", {copies:,} left out as exact copies of those"
         say(f"{s.task['name']} on {self.data.train.name}: {counts}")
+        if not self.apart.looked:
+            say("  exact copies among the images were not looked for")
         if self.apart.doubt:
             say(f"  {self.apart.sentence('the images of the measures')}")
-        elif self.apart.start and (more := wanted(self.asked, self.data.train)) > len(self.held_out):
-            say(f"  not {more:,} are held out, since no others are new to the weights of {self.apart.start}")
+        elif (start := self.apart.start) and (more := wanted(self.asked, self.data.train)) > len(self.held_out):
+            say(f"  not {more:,} are held out: all others are copies, or the weights of {start} were trained on them")
         for name, why in reasons.items():
             owner, _, option = name.rpartition(".")
             value = getattr(s, owner)[option] if owner else getattr(s, name)
