@@ -148,7 +148,8 @@ def test_some_contents_cost_these_files_alone(twelve, reads, cache):
 
 
 def test_what_cannot_be_read_or_kept_stops_nothing(draw, tmp_path, cache, monkeypatch):
-    listed = [draw(f"{i}.png").name for i in range(4)] + ["gone.png", "lost.png"]
+    listed = [draw(f"{i}.png").name for i in range(4)] + ["gone.png", "pipe.png"]
+    os.mkfifo(tmp_path / "pipe.png")  # nobody will ever write into it
     (tmp_path / "list.txt").write_text("\n".join([*listed, "0.png"]))
     cache.parent.mkdir(parents=True)
     cache.write_text("no folder")

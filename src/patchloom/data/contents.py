@@ -82,6 +82,8 @@ def contents_on_disc(
 
 def pieces_of_file(path: str | os.PathLike[str]) -> Iterator[bytes]:
     """The bytes of a file, little at a time: a scan of a whole slide may be larger than the memory. Raises: OSError."""
+    if not os.path.isfile(path):  # to open a pipe would wait for whoever writes into it
+        raise FileNotFoundError(path)
     with open(path, "rb", buffering=0) as file:
         while piece := file.read(_BLOCK):
             yield piece
