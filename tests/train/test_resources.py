@@ -198,9 +198,9 @@ def rubbish(folder: Path, good: Path) -> None:
 
 
 def test_a_thousand_broken_files(tmp_path, capfd):
-    """Beside 30 images none may be among those that are looked at first; beside 300 the run does its work."""
+    """Beside 6 images none may be among those that are looked at first; beside 300 the run does its work."""
     folder, out = tmp_path / "data", tmp_path / "run"
-    rubbish(folder, draw_images(tmp_path / "good", 30))
+    rubbish(folder, draw_images(tmp_path / "good", 6))
     words = typed(folder, out, TASK | {"epochs": 1, "batch_size": 8, "workers": 1})
     said = refused(words, capfd)
     assert f"nothing could be read in {folder}: {folder / 'broken'}" in said and not out.exists()
@@ -208,7 +208,9 @@ def test_a_thousand_broken_files(tmp_path, capfd):
     assert main(words) == 0
     printed, err = capfd.readouterr()
     names = (out / "unreadable.txt").read_text().splitlines()
-    assert len(names) == len({*names}) > 700 and all("/broken/" in name for name in names)
+    assert len(names) == len({*names}) and all("/broken/" in name for name in names)
+    # many are empty: where one of these is held out, the others are not tried
+    assert len(names) + len(loop.RunFolder(out).read_data()["held_out_copies"]) > 700
     assert not err and f"{len(names)} files could not be read" in " ".join(printed.split())
 
 
