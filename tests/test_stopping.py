@@ -212,4 +212,4 @@ def test_the_process_that_measures_memory_ends_with_the_main_one(tmp_path):
         peak_apart(work_for_ever, "cpu", str(file))
     asking.join()
     process, ignored = seen
-    assert ignored and gone(process, 10)
+    assert ignored and gone(process, 60)

@@ -76,7 +76,7 @@ ENLARGED = {"name": "restore", "scale": 0.714}  # crops of the usual size
 def test_fewer_pixels_than_the_tasks_crops_have_are_refused(photos, tmp_path, monkeypatch, task, size, needed):
     """And what the sentence says to give is then enough: no crop is enlarged, or smaller than it need be."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = copies(photos, tmp_path / "photos") if size == "auto" else photos
+    folder = alike(photos, tmp_path / "photos") if size == "auto" else photos
     how = HOW | {"task": task, "img_size": size, "patch_size": 4, "epochs": 1, "out": tmp_path / "run"}
     for cache in (needed - 1, -5):
         with pytest.raises(PatchloomError, match=rf"--cache {cache} keeps too few pixels.*: give {needed} or more, or"):
@@ -86,11 +86,11 @@ def test_fewer_pixels_than_the_tasks_crops_have_are_refused(photos, tmp_path, mo
     assert (tmp_path / "run" / "encoder.safetensors").exists()
 
 
-def copies(photos: Path, folder: Path) -> Path:
-    """One image of 30 x 24 pixels, many times."""
+def alike(photos: Path, folder: Path) -> Path:
+    """Images of 24 x 30 pixels each."""
     folder.mkdir()
-    for i in range(20):
-        (folder / f"{i}.jpg").write_bytes((photos / "00.jpg").read_bytes())
+    for path in sorted(photos.glob("*.jpg"))[:20]:
+        Image.open(path).crop((0, 0, 30, 24)).save(folder / path.name)
     return folder
 
 
