@@ -117,9 +117,8 @@ class Stepper:
         summed = total(torch.cat([faults.float(), said, values.flatten() / world()]))
         # the one moment of an update at which the device is waited for
         *summed, length = torch.cat([summed, norm.float()[None]]).tolist()
-        lost, unbounded, *answers = (count > 0 for count in summed[: len(faults) + len(said)])
-        width = values.shape[1]
-        means = summed[len(faults) + len(said) :]
+        agreed, width = len(faults) + len(said), values.shape[1]
+        (lost, unbounded, *answers), means = (count > 0 for count in summed[:agreed]), summed[agreed:]
         rows = [means[start : start + width] for start in range(0, len(means), width)]
         if lost or unbounded:
             for buffer, before in zip(self.statistics, self.kept, strict=True):
