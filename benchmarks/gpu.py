@@ -221,7 +221,6 @@ def main() -> int:
     parser.add_argument("--cifar", help="folder with train/CLASS and test/CLASS")
     parser.add_argument("--tiny", action="store_true", help="all in miniature on the CPU: is the script sound?")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the row that runs is ended, too
     args.out = args.out.absolute()
     try:
         run(args)
@@ -235,4 +234,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the row that runs is ended, too
     sys.exit(main())

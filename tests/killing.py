@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,12 @@ class Kill(NamedTuple):
 
     event: int | None = None
     seconds: float | None = None
+
+
+def work_for_ever(path: str) -> None:
+    """Tell the process id, and stay until a signal comes."""
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(600)
 
 
 def draw_images(folder: Path, count: int = 60) -> Path:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from killing import work_for_ever
 
 from patchloom import cli
 from patchloom.data.workers import in_workers
@@ -188,11 +189,6 @@ def test_no_worker_outlives_the_main_process(then):
     assert all(gone(worker, 20) for worker in workers)
 
 
-def work_for_ever(path: str) -> None:
-    Path(path).write_text(str(os.getpid()))
-    time.sleep(600)
-
-
 def test_the_process_that_measures_memory_ends_with_the_main_one(tmp_path):
     file, seen = tmp_path / "process", []
 
@@ -206,7 +202,7 @@ def test_the_process_that_measures_memory_ends_with_the_main_one(tmp_path):
         seen.append(there(seen[0]))
         os.kill(os.getpid(), TERM)
 
-    asking = threading.Thread(target=ask)
+    asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     with StopAtOnce(), pytest.raises(KeyboardInterrupt):
         peak_apart(work_for_ever, "cpu", str(file))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -152,7 +153,8 @@ def test_without_a_gpu_it_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu_attempt, "context", methods.append)
     monkeypatch.setattr(gpu_attempt, "attempt", lambda *given: {"state": "failed", "error": ["no CUDA GPUs"]})
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--out", str(tmp_path / "figures.json")])
-    assert gpu.main() == 2
+    before = signal.getsignal(signal.SIGTERM)
+    assert gpu.main() == 2 and signal.getsignal(signal.SIGTERM) is before
     told = capsys.readouterr().err
     assert "no process here can use" in told and "--tiny" in told and methods == ["forkserver", "spawn"]
     assert not (tmp_path / "figures.json").exists()
