@@ -111,7 +111,7 @@ def _centre(height: int, width: int, ratio: float) -> tuple[int, int, int, int]:
 
 
 def resize_part(image: Tensor, top: int, left: int, h: int, w: int, size: tuple[int, int]) -> Tensor:
-    """A part of an image [c h w] by antialiased bicubic resampling [c *size], of the same dtype."""
+    """A part of an image [c h w] by antialiased bicubic resampling, [c h w] of ``size`` and the same dtype."""
     if image.dtype == torch.uint8 and len(image) == 3:
         # The same as below in one call, and with a first stride that shows memory to be channels-last, as decoders
         # leave it: torch then needs no other. Only its way for colour gains by that.
