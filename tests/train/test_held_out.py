@@ -16,7 +16,7 @@ from PIL import Image
 from ranks import run_together
 
 from patchloom.data import open_data
-from patchloom.evaluate.how import How
+from patchloom.evaluate.settings import How
 from patchloom.nets.weights import load_encoder, save_encoder
 from patchloom.train import closing, pictures
 from patchloom.train.folder import RunFolder

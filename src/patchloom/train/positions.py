@@ -11,7 +11,7 @@ import numpy as np
 from patchloom.data import Source, open_data, plain_batches
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import How, Report, Row
-from patchloom.evaluate.positions import (
+from patchloom.evaluate.position_scores import (
     AVERAGE,
     CHANCE,
     STORY,
