@@ -9,12 +9,12 @@ from patchloom.evaluate.protocols.knn import KNN
 from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.report import Report, Row, wilson
 from patchloom.evaluate.rows import append_rows
-from patchloom.evaluate.settings import How, Parts, copies_told, parts_of
+from patchloom.evaluate.settings import EvalSettings, Parts, copies_sentence, parts_of
 
 __all__ = [
     "Choice",
     "Features",
-    "How",
+    "EvalSettings",
     "KNN",
     "LINEAR",
     "Parts",
@@ -27,7 +27,7 @@ __all__ = [
     "choose_strength",
     "classes_of",
     "compare",
-    "copies_told",
+    "copies_sentence",
     "evaluate",
     "extract",
     "knn_accuracies",

@@ -9,7 +9,7 @@ import numpy as np
 
 from patchloom.data import Source, comparable, copies_among
 from patchloom.data.splits import MOST_HELD_OUT, apart, choose
-from patchloom.evaluate import copies_told
+from patchloom.evaluate import copies_sentence
 from patchloom.nets.public import is_ours
 from patchloom.nets.weights import read_card, weights_file
 from patchloom.train.folder import RunFolder
@@ -114,7 +114,7 @@ def own_held_out(folder: RunFolder, settings: Settings, source: Source) -> HeldO
 def doubt_of_test(folder: RunFolder, settings: Settings, test: Source) -> str:
     """What keeps test images that data brings from being new to a run: sentences after a space; "" if nothing does."""
     record, start = read_record(folder.trained_on), settings.from_run or settings.init
-    told = "" if record is None else copies_told(test, record.contents)
+    told = "" if record is None else copies_sentence(test, record.contents)
     if start and (record is None or record.unknown or copies_among(test, record.contents) is None):
         told += f" The weights of {start}, with which the run began, may have been trained on the test images."
     return told
