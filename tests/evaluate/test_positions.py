@@ -15,9 +15,9 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate import How
 from patchloom.evaluate.positions import UNITS, Cell, centre_distance, chance, measure_positions, rows_of
 from patchloom.evaluate.report import Row
+from patchloom.evaluate.task_positions import positions
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.tasks import build_task, encoder_wishes, with_defaults
-from patchloom.train.positions import positions
 from patchloom.views.positions import Placed, deal_dropped
 from patchloom.views.view import whole
 

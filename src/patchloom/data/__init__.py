@@ -1,7 +1,7 @@
 """Images: where they come from, what they are like, and how they arrive in batches."""
 
 from patchloom.data.augment import CentreCrop, RandomCrop, TwoViews
-from patchloom.data.contents import comparable, copies_among
+from patchloom.data.contents import comparable, copies_among, copies_sentence
 from patchloom.data.kept import keep
 from patchloom.data.load import plain_batches, steps_per_epoch, training_batches
 from patchloom.data.read import IMAGE_SUFFIXES, Unreadable, read_image, to_channels
@@ -27,6 +27,7 @@ __all__ = [
     "channels_of",
     "comparable",
     "copies_among",
+    "copies_sentence",
     "hold_out",
     "keep",
     "lasting",

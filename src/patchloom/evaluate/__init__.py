@@ -2,7 +2,7 @@
 
 from patchloom.evaluate.features import Features, Pooling, classes_of, extract, has_labels, labelled, pixel_features
 from patchloom.evaluate.frozen import compare
-from patchloom.evaluate.how import How, Parts, copies_told, parts_of
+from patchloom.evaluate.how import How, Parts, parts_of
 from patchloom.evaluate.knn import knn_accuracies
 from patchloom.evaluate.linear import Choice, Probe, choose_strength, linear_probe
 from patchloom.evaluate.protocols import PROTOCOLS, evaluate
@@ -23,7 +23,6 @@ __all__ = [
     "choose_strength",
     "classes_of",
     "compare",
-    "copies_told",
     "evaluate",
     "extract",
     "knn_accuracies",

@@ -9,7 +9,7 @@ from typing import Literal, get_type_hints
 import numpy as np
 import torch
 
-from patchloom.data import Source, copies_among, open_data, split_for_test
+from patchloom.data import Source, copies_sentence, open_data, split_for_test
 from patchloom.data.builtin import in_memory
 from patchloom.data.source import pick
 from patchloom.errors import PatchloomError
@@ -138,19 +138,8 @@ def parts_of(data: str | Path, how: How, labels: bool = True) -> Parts:
     if (contents := train.contents()) is None:
         story += " Exact copies among the images were not looked for."
     elif own:
-        story += copies_told(test, contents)
+        story += copies_sentence(test, contents)
     return Parts(train, test, story)
-
-
-def copies_told(test: Source, contents: np.ndarray) -> str:
-    """The sentence on test images whose contents are among those of training images, after a space; "" without any."""
-    copies = copies_among(test, contents)
-    if not copies:
-        return ""
-    return (
-        f" {copies:,} of {len(test):,} test images are exact copies of training images and could be known by heart: "
-        "scores say less about new images until they are taken out."
-    )
 
 
 def stratified(source: Source, count: int, seed: int) -> Source:

@@ -19,7 +19,7 @@ from patchloom.evaluate.rows import append_rows, check_rows
 PROTOCOLS: dict[str, str] = {
     "knn": "patchloom.evaluate.frozen.knn",
     "linear": "patchloom.evaluate.frozen.linear",
-    "positions": "patchloom.train.positions.positions",
+    "positions": "patchloom.evaluate.task_positions.positions",
     "position-sensitivity": "patchloom.evaluate.sensitivity.position_sensitivity",
     "order": "patchloom.evaluate.order.order",
     "layers": "patchloom.evaluate.layers.layers",

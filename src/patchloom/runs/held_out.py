@@ -7,14 +7,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from patchloom.data import Source, comparable, copies_among
+from patchloom.data import Source, comparable, copies_among, copies_sentence
 from patchloom.data.source import MOST_HELD_OUT, apart, choose
-from patchloom.evaluate import copies_told
 from patchloom.nets.public import is_ours
 from patchloom.nets.weights import read_card, weights_file
-from patchloom.train.folder import RunFolder
-from patchloom.train.record import Record, digest_of_record, no_record, read_record
-from patchloom.train.settings import Settings
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.record import Record, digest_of_record, no_record, read_record
+from patchloom.runs.settings import Settings
 
 _WORDS = {"trained": "were trained on", "unknown": "may have been trained on"}
 
@@ -114,7 +113,7 @@ def own_held_out(folder: RunFolder, settings: Settings, source: Source) -> HeldO
 def doubt_of_test(folder: RunFolder, settings: Settings, test: Source) -> str:
     """What keeps test images that data brings from being new to a run: sentences after a space; "" if nothing does."""
     record, start = read_record(folder.trained_on), settings.from_run or settings.init
-    told = "" if record is None else copies_told(test, record.contents)
+    told = "" if record is None else copies_sentence(test, record.contents)
     if start and (record is None or record.unknown or copies_among(test, record.contents) is None):
         told += f" The weights of {start}, with which the run began, may have been trained on the test images."
     return told
