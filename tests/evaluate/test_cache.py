@@ -14,7 +14,7 @@ from safetensors.torch import save
 
 from patchloom.cli import main
 from patchloom.data import Source, open_data
-from patchloom.data.builtin import Torchvision
+from patchloom.data.sources.builtin import Torchvision
 from patchloom.evaluate import Features, How, cache, evaluate
 from patchloom.evaluate.cache import about_encoder, cache_folder, remembered
 from patchloom.evaluate.frozen import subjects

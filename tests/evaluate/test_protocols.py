@@ -10,7 +10,8 @@ from rich.console import Console
 
 from patchloom.data import Data, Source, open_data
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import Report, Row, append_rows, evaluate, frozen, how, wilson
+from patchloom.evaluate import Report, Row, append_rows, evaluate, settings, wilson
+from patchloom.evaluate.protocols import linear
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard, save_encoder
 
@@ -64,19 +65,19 @@ def test_knn_quotes_a_fixed_row(run: Path) -> None:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_test_labels_choose_nothing(run: Path, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fitted = []
-    probe_of = frozen.linear_probe
+    probe_of = linear.linear_probe
 
     def watched(*args, **kwargs):
         fitted.append(probe_of(*args, **kwargs))
         return fitted[-1]
 
-    monkeypatch.setattr(frozen, "linear_probe", watched)
+    monkeypatch.setattr(linear, "linear_probe", watched)
     honest = evaluate(protocol, run, "digits", device="cpu", most=150)
     half = len(fitted)
     train, test = open_data("digits").train, open_data("digits").test
     shuffled = test.subset(range(len(test)))
     shuffled.labels = np.random.default_rng(0).permutation(test.labels)
-    monkeypatch.setattr(how, "open_data", lambda data: Data(train, shuffled))
+    monkeypatch.setattr(settings, "open_data", lambda data: Data(train, shuffled))
     blind = evaluate(protocol, run, "digits", device="cpu", most=150)
     assert [row.settings for row in blind.rows] == [row.settings for row in honest.rows]
     assert blind.headline.split(":")[0] == honest.headline.split(":")[0]
@@ -88,7 +89,7 @@ def test_test_labels_choose_nothing(run: Path, protocol: str, monkeypatch: pytes
 
 def test_data_without_test_images_is_split_and_says_so(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train: Source = open_data("digits").train.subset(range(300))
-    monkeypatch.setattr(how, "open_data", lambda data: Data(train, None))
+    monkeypatch.setattr(settings, "open_data", lambda data: Data(train, None))
     report = evaluate("knn", run, "digits", device="cpu")
     assert report.n_test == 60
     assert "pre-training may have seen those images, without their labels" in _printed(report)

@@ -10,7 +10,7 @@ from PIL import Image
 from patchloom.cli import main
 from patchloom.data import open_data
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import How, evaluate, how
+from patchloom.evaluate import How, evaluate, settings
 from patchloom.machine import cores
 
 
@@ -34,7 +34,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(how, "cores", lambda: 64)
+    monkeypatch.setattr(settings, "cores", lambda: 64)
 
 
 def test_auto_goes_by_the_device(photos: Path, many: None) -> None:
@@ -48,7 +48,7 @@ def test_auto_goes_by_the_device(photos: Path, many: None) -> None:
 def test_few_cores_of_a_cpu_are_for_computing(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = open_data(str(photos)).train
     for number, on_a_cpu, on_a_gpu in ((1, 0, 1), (2, 0, 1), (4, 1, 3), (16, 4, 15)):
-        monkeypatch.setattr(how, "cores", lambda number=number: number)
+        monkeypatch.setattr(settings, "cores", lambda number=number: number)
         assert On(device="cpu").workers_for(source, 1000) == on_a_cpu
         assert On(device="cuda").workers_for(source, 1000) == on_a_gpu
 
@@ -79,8 +79,8 @@ def test_what_is_asked_for_is_kept(photos: Path, many: None) -> None:
     [("knn", {"ks": (1,)}), ("finetune", {"epochs": 6, "batch": 8, "blr": 0.01, "control": False})],
 )
 def test_no_result_depends_on_it(tiny_encoder: Path, photos: Path, monkeypatch, protocol: str, options: dict) -> None:
-    monkeypatch.setattr(how, "cores", lambda: 8)
-    monkeypatch.setattr(how, "_FEW_BATCHES", 2)
+    monkeypatch.setattr(settings, "cores", lambda: 8)
+    monkeypatch.setattr(settings, "_FEW_BATCHES", 2)
     started, real = [], How.workers_for
     monkeypatch.setattr(How, "workers_for", lambda *rest, **more: started.append(real(*rest, **more)) or started[-1])
     found = []

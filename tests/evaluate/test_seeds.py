@@ -9,7 +9,7 @@ import pytest
 
 from patchloom.cli import main
 from patchloom.data import Data, open_data
-from patchloom.evaluate import Report, Row, evaluate, how
+from patchloom.evaluate import Report, Row, evaluate, settings
 
 SEEDS = {"device": "cpu", "ks": (5, 20), "most": 80, "pooling": "mean"}
 
@@ -34,7 +34,7 @@ def test_three_seeds_are_three_reports(run: Path) -> None:
 
 def test_each_seed_splits_anew(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = open_data("digits").train.subset(range(200))
-    monkeypatch.setattr(how, "open_data", lambda data: Data(whole, None))
+    monkeypatch.setattr(settings, "open_data", lambda data: Data(whole, None))
     report = evaluate("knn", run, "digits", seeds=2, device="cpu", ks=(5,))
     assert report.others[0].fingerprint != report.fingerprint
 

@@ -16,7 +16,7 @@ from PIL import Image
 from ranks import run_together
 
 from patchloom.data import open_data
-from patchloom.evaluate.how import How
+from patchloom.evaluate.settings import How
 from patchloom.look import pictures
 from patchloom.nets.weights import load_encoder, save_encoder
 from patchloom.runs.folder import RunFolder
@@ -304,7 +304,7 @@ def test_pictures_of_a_run_whose_folder_has_grown_show_what_it_did_not_train_on(
 
 
 def test_positions_are_asked_of_what_was_stored(images, first, tmp_path):
-    from patchloom.evaluate.task_positions import positions
+    from patchloom.evaluate.protocols.positions import positions
 
     task = {"name": "droppos", "position_mask_ratio": 0.5}
     run = pretrain(images, from_run=str(first), out=tmp_path / "run", seed=9, **QUICK | {"task": task}).folder

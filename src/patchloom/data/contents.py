@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from patchloom.data.addresses import in_threads
 from patchloom.data.read import Unreadable
-from patchloom.data.source import CONTENT, Source, digest
+from patchloom.data.sources.base import CONTENT, Source, digest
+from patchloom.data.workers import in_threads
 from patchloom.errors import PatchloomError
 from patchloom.files import cache_root, sealed, unsealed, write_whole
 

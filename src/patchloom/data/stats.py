@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from patchloom.data.read import Unreadable, to_channels
-from patchloom.data.source import Source
+from patchloom.data.sources.base import Source
 from patchloom.errors import PatchloomError
 
 _PIXELS = 2**16  # counted at once: their floats fit the processor's cache, and large images take a tenth of the time

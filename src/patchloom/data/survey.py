@@ -21,10 +21,10 @@ from rich.progress import track
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from patchloom.data.builtin import in_memory
-from patchloom.data.files import Files
 from patchloom.data.read import Unreadable, silent
-from patchloom.data.source import Source
+from patchloom.data.sources.base import Source
+from patchloom.data.sources.builtin import in_memory
+from patchloom.data.sources.files import Files
 from patchloom.data.stats import Moments, Stats, drawn
 from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError

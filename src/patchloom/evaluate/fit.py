@@ -25,8 +25,8 @@ from patchloom.data import Batch, RandomCrop, Source, normalize, plain_batches, 
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier
 from patchloom.evaluate.features import in_half
-from patchloom.evaluate.how import How
 from patchloom.evaluate.recipes import Recipe
+from patchloom.evaluate.settings import How
 from patchloom.memory import keep_freed_memory
 from patchloom.nets.encode import fuse_attention
 from patchloom.nets.weights import EncoderCard

@@ -17,9 +17,9 @@ from patchloom.evaluate.classifier import Classifier, class_names
 from patchloom.evaluate.features import classes_of
 from patchloom.evaluate.fit import Answers, Precision, answers, halves, seeded, train
 from patchloom.evaluate.frozen import majority
-from patchloom.evaluate.how import How, Parts
 from patchloom.evaluate.recipes import Recipe, recipe_for
 from patchloom.evaluate.report import Report, Row, lost_images
+from patchloom.evaluate.settings import How, Parts
 from patchloom.nets.weights import EncoderCard
 
 SCRATCH = "from scratch"

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from patchloom.data import Source, comparable, copies_among, copies_sentence
-from patchloom.data.source import MOST_HELD_OUT, apart, choose
+from patchloom.data.splits import MOST_HELD_OUT, apart, choose
 from patchloom.nets.public import is_ours
 from patchloom.nets.weights import read_card, weights_file
 from patchloom.runs.folder import RunFolder

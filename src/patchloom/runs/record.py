@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patchloom.data.source import CONTENT
+from patchloom.data.sources.base import CONTENT
 from patchloom.errors import PatchloomError
 from patchloom.files import sealed, unsealed, write_whole
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from patchloom.data import Data, Source
-from patchloom.evaluate import How, Parts, Report, append_rows, compare, has_labels, labelled
+from patchloom.evaluate import KNN, LINEAR, How, Parts, Report, append_rows, compare, has_labels, labelled
 from patchloom.files import write_whole
 from patchloom.look import draw_curves
 from patchloom.look.pictures import draw_task
@@ -93,7 +93,7 @@ class Closing(NamedTuple):
         # these weights and this split are measured once: nothing to keep
         how = How(seed, device=device, batch_size=watch.batch_size, workers=watch.workers, cache=False)
         head = task.beside().get("instance_head")
-        knn, linear = compare(("knn", "linear"), task.encoder, self.card, parts, how, head)
+        knn, linear = compare((KNN, LINEAR), task.encoder, self.card, parts, how, head)
         for report in (knn, linear):
             self.folder.check_lock()
             append_rows(self.folder.path / "results.csv", report, once=True)
