@@ -28,7 +28,7 @@ from patchloom.data import Arriving, RandomCrop, cache_images, hold_out, open_da
 from patchloom.errors import Stopped
 from patchloom.files import write_whole
 from patchloom.machine import Cores, cores, wait_for
-from patchloom.train import suits
+from patchloom.train import device_defaults
 from patchloom.train.pretrain import pretrain
 from patchloom.train.step import Stepper
 
@@ -156,7 +156,7 @@ def group(device: str, tiny: bool, work: str, seconds: float, task: str, strateg
 def loading(device: str, tiny: bool, work: str, known: Result, seconds: float, cached: bool) -> Result:
     """Images a second that are read, cropped to 224 px and copied to the device, with the workers that auto takes."""
     source, side, batch = open_data(photographs(work, tiny)).train, 32 if tiny else 224, 4 if tiny else 256
-    workers = suits.workers(device, Cores(cores()))[0]
+    workers = device_defaults.workers(device, Cores(cores()))[0]
     begin = time.perf_counter()
     if cached:
         source = cache_images(source, 256, workers, say=print)

@@ -49,8 +49,8 @@ def _rank(
         found |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
         os.environ.update({name: str(value) for name, value in found.items()})
     from patchloom.errors import PatchloomError, Told
+    from patchloom.runs.checkpoint import Checkpoints, tensors_of
     from patchloom.train import loop
-    from patchloom.train.checkpoint import Checkpoints, tensors_of
     from patchloom.train.pretrain import pretrain
     from patchloom.train.step import Stepper
 

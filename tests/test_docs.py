@@ -18,10 +18,10 @@ from patchloom.cli import VERBS
 from patchloom.evaluate import PROTOCOLS, EvalSettings
 from patchloom.evaluate.protocols import protocol_of
 from patchloom.export import export
+from patchloom.look.pictures import look
 from patchloom.options import MODEL_OPTIONS, parse_call, parse_evaluate, parse_pretrain
+from patchloom.runs.settings import Settings
 from patchloom.tasks import TASKS, task_class
-from patchloom.train.pictures import look
-from patchloom.train.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -17,7 +17,7 @@ from patchloom.files import write_whole
 from patchloom.nets.encode import encode, final_norm
 from patchloom.nets.heads import represent
 from patchloom.nets.weights import EncoderCard, load_encoder, load_instance_head
-from patchloom.train.folder import RunFolder
+from patchloom.runs.folder import RunFolder
 from patchloom.views.view import whole
 
 _IMAGES = 16

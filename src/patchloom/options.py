@@ -43,8 +43,8 @@ def parse_pretrain(words: list[str]) -> tuple[dict[str, Any], str | None]:
     Raises:
         PatchloomError: an unknown option, or a value of the wrong kind.
     """
+    from patchloom.runs.settings import DEFAULT_TASK, Settings
     from patchloom.tasks import task_class
-    from patchloom.train.settings import DEFAULT_TASK, Settings
 
     words = [re.sub(r"^--from(?==|$)", "--from_run", word) for word in _joined(words)]
     words = _with_configuration([re.sub(r"^--(task|model|config)(?==|$)", _named, word) for word in words])

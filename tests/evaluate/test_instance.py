@@ -181,7 +181,7 @@ def test_export_prints_how_to_use_it_with_timm_alone(run: Path, tmp_path: Path, 
 
 
 def _trained(run: Path) -> ExtreMA:
-    from patchloom.train.pictures import load_task
+    from patchloom.runs.task import load_task
 
     return load_task(run).task
 

@@ -10,7 +10,7 @@ import patchloom
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
 from patchloom.files import cache_root
-from patchloom.train.settings import Settings
+from patchloom.runs.settings import Settings
 
 SMALL = {"name": "nano", "embed_dim": 32, "depth": 1}
 HOW = {"task": "mae", "model": SMALL, "epochs": 2, "img_size": 16, "batch_size": 8, "device": "cpu"}

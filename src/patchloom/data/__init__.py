@@ -2,7 +2,7 @@
 
 from patchloom.data.batches import plain_batches, steps_per_epoch, training_batches
 from patchloom.data.cache import cache_images
-from patchloom.data.contents import comparable, copies_among
+from patchloom.data.contents import comparable, copies_among, copies_sentence
 from patchloom.data.crop import CentreCrop, RandomCrop, TwoViews
 from patchloom.data.read import IMAGE_SUFFIXES, Unreadable, read_image, to_channels
 from patchloom.data.sources.base import Data, Source
@@ -30,6 +30,7 @@ __all__ = [
     "channels_of",
     "comparable",
     "copies_among",
+    "copies_sentence",
     "hold_out",
     "cache_images",
     "lasting",

@@ -104,6 +104,17 @@ def copies_among(source: Source, contents: np.ndarray) -> int | None:
     return None if own is None or not comparable(own, contents) else int(np.isin(own, contents).sum())
 
 
+def copies_sentence(test: Source, contents: np.ndarray) -> str:
+    """The sentence on test images whose contents are among those of training images, after a space; "" without any."""
+    copies = copies_among(test, contents)
+    if not copies:
+        return ""
+    return (
+        f" {copies:,} of {len(test):,} test images are exact copies of training images and could be known by heart: "
+        "scores say less about new images until they are taken out."
+    )
+
+
 def _digested(
     source: Source,
     pieces_of: Callable[[int], Iterable[bytes]],

@@ -9,7 +9,7 @@ from patchloom.evaluate.protocols.knn import KNN
 from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.report import Report, Row, wilson
 from patchloom.evaluate.rows import append_rows
-from patchloom.evaluate.settings import EvalSettings, Parts, copies_sentence, parts_of
+from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
 
 __all__ = [
     "Choice",
@@ -27,7 +27,6 @@ __all__ = [
     "choose_strength",
     "classes_of",
     "compare",
-    "copies_sentence",
     "evaluate",
     "extract",
     "knn_accuracies",

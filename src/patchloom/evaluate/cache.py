@@ -24,7 +24,6 @@ from safetensors.torch import save
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from patchloom import __version__
 from patchloom.data import Source
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import Features, Precision, labelled, runs_in_bfloat16
@@ -32,6 +31,7 @@ from patchloom.files import cache_root, write_whole
 from patchloom.nets.encode import attention_heads
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.weights import EncoderCard
+from patchloom.version import __version__
 
 MOST_BYTES = 5 * 10**9  # of all files together; those that were not used for longest go first
 # The first is for changes of the code that makes features; torch's own version says nothing of the others.

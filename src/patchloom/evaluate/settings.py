@@ -9,7 +9,7 @@ from typing import Literal, get_type_hints
 import numpy as np
 import torch
 
-from patchloom.data import Source, copies_among, open_data, split_for_test
+from patchloom.data import Source, copies_sentence, open_data, split_for_test
 from patchloom.data.sources.builtin import in_memory
 from patchloom.data.splits import pick
 from patchloom.errors import PatchloomError
@@ -140,17 +140,6 @@ def parts_of(data: str | Path, settings: EvalSettings, labels: bool = True) -> P
     elif own:
         story += copies_sentence(test, contents)
     return Parts(train, test, story)
-
-
-def copies_sentence(test: Source, contents: np.ndarray) -> str:
-    """The sentence on test images whose contents are among those of training images, after a space; "" without any."""
-    copies = copies_among(test, contents)
-    if not copies:
-        return ""
-    return (
-        f" {copies:,} of {len(test):,} test images are exact copies of training images and could be known by heart: "
-        "scores say less about new images until they are taken out."
-    )
 
 
 def stratified(source: Source, count: int, seed: int) -> Source:

@@ -16,14 +16,14 @@ from patchloom.data import Data, Source
 from patchloom.evaluate import KNN, LINEAR, EvalSettings, Parts, Report, append_rows, compare, has_labels, labelled
 from patchloom.files import write_whole
 from patchloom.look import draw_curves
+from patchloom.look.pictures import draw_task
 from patchloom.nets.weights import EncoderCard, save_encoder, save_head
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.held_out import HeldOut, doubt_of_test
+from patchloom.runs.record import digest_of_record
+from patchloom.runs.settings import Settings
 from patchloom.tasks.measure import Measure
-from patchloom.train.folder import RunFolder
-from patchloom.train.held_out import HeldOut, doubt_of_test
-from patchloom.train.pictures import draw_task
 from patchloom.train.progress import Reporter
-from patchloom.train.record import digest_of_record
-from patchloom.train.settings import Settings
 from patchloom.train.watch import Watch, verdict
 
 _MOST_EVALUATED = 5000  # training images of the closing evaluation; `patchloom evaluate` takes all

@@ -28,19 +28,20 @@ from patchloom.memory import keep_freed_memory
 from patchloom.nets.encode import compile_blocks
 from patchloom.nets.native import missing
 from patchloom.processes import cores_here, rank, world
+from patchloom.runs.folder import RunFolder, plain_name
+from patchloom.runs.held_out import HeldOut, choose_held_out, stored_held_out, wanted
+from patchloom.runs.record import no_record
+from patchloom.runs.settings import DEFAULT_TASK, LAUNCH, Settings
+from patchloom.runs.task import load_task, prepare_task, run_card
 from patchloom.tasks import check_images, with_defaults
 from patchloom.train.closing import Closing
-from patchloom.train.folder import RunFolder, plain_name
-from patchloom.train.held_out import HeldOut, choose_held_out, stored_held_out, wanted
+from patchloom.train.device_defaults import workers
+from patchloom.train.failures import explained
 from patchloom.train.launch import device_of, first_decides, launch
 from patchloom.train.loop import Loop
-from patchloom.train.pictures import load_task, prepare_task, run_card
 from patchloom.train.progress import Reporter
-from patchloom.train.record import no_record
-from patchloom.train.settings import DEFAULT_TASK, LAUNCH, Settings, resolve, share_of_batch
+from patchloom.train.resolve import resolve, share_of_batch
 from patchloom.train.start import Start
-from patchloom.train.suits import workers
-from patchloom.train.trouble import explained
 from patchloom.train.watch import Watch
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -68,7 +69,7 @@ def pretrain(
         data: a folder of images, a list file, or the name of a built-in ("shapes", "digits") or torchvision data set.
         task: name of a pretext task, or a dict of its ``name`` and options.
         out: folder of the run; ``runs/DATA-TASK`` if absent. A run that is there already is resumed.
-        settings: the fields of `patchloom.train.settings.Settings`, such as ``epochs=100``; ``model`` may be a name,
+        settings: the fields of `patchloom.runs.settings.Settings`, such as ``epochs=100``; ``model`` may be a name,
             or a dict of ``name`` and sizes.
 
     Returns:

@@ -10,10 +10,10 @@ import torch
 from patchloom.data import Source, normalize, plain_batches
 from patchloom.evaluate import Features, Report, classes_of, extract, has_labels, knn_accuracies, pixel_features
 from patchloom.nets.weights import EncoderCard, untrained_twin
+from patchloom.runs.held_out import HeldOut
+from patchloom.runs.settings import Settings
 from patchloom.tasks.measure import Measure
 from patchloom.tasks.task import Task
-from patchloom.train.held_out import HeldOut
-from patchloom.train.settings import Settings
 
 _K = 20
 _GALLERY = 2000

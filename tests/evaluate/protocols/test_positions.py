@@ -14,10 +14,10 @@ from patchloom.cli import main
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import EvalSettings
 from patchloom.evaluate.position_scores import UNITS, Cell, centre_distance, chance, measure_positions, rows_of
+from patchloom.evaluate.protocols.positions import positions
 from patchloom.evaluate.report import Row
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.tasks import build_task, encoder_wishes, with_defaults
-from patchloom.train.positions import positions
 from patchloom.views.positions import Placed, deal_dropped
 from patchloom.views.view import whole
 

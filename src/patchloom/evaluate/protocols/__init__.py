@@ -19,7 +19,7 @@ from patchloom.evaluate.settings import EvalSettings
 PROTOCOLS: dict[str, str] = {
     "knn": "patchloom.evaluate.protocols.knn.knn",
     "linear": "patchloom.evaluate.protocols.linear.linear",
-    "positions": "patchloom.train.positions.positions",
+    "positions": "patchloom.evaluate.protocols.positions.positions",
     "position-sensitivity": "patchloom.evaluate.protocols.sensitivity.position_sensitivity",
     "order": "patchloom.evaluate.protocols.order.order",
     "layers": "patchloom.evaluate.protocols.layers.layers",

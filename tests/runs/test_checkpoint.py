@@ -9,12 +9,12 @@ from safetensors.torch import save_file
 from patchloom.data import Stats
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.runs.checkpoint import Checkpoints, restore, tensors_of
+from patchloom.runs.folder import RunFolder, metrics_row, write_metrics
+from patchloom.runs.record import no_record
+from patchloom.runs.settings import Settings
 from patchloom.tasks import build_task
-from patchloom.train.checkpoint import Checkpoints, restore, tensors_of
-from patchloom.train.folder import RunFolder, metrics_row, write_metrics
 from patchloom.train.optim import build_optimizer
-from patchloom.train.record import no_record
-from patchloom.train.settings import Settings
 
 SIZES = {"embed_dim": 32, "depth": 1, "num_heads": 2}
 

@@ -6,8 +6,8 @@ from killing import SMALL, draw_images
 
 from patchloom.data import Shapes
 from patchloom.errors import PatchloomError
+from patchloom.runs.record import digest_of_record, no_record, read_record, write_record
 from patchloom.train.pretrain import pretrain
-from patchloom.train.record import digest_of_record, no_record, read_record, write_record
 
 QUICK = SMALL | {"epochs": 1, "task": "mae"}
 

@@ -17,9 +17,9 @@ import yaml
 from patchloom.data import Stats
 from patchloom.errors import PatchloomError
 from patchloom.files import append, make_folder, remove_leftovers, write_whole
-from patchloom.train.checkpoint import Checkpoints
-from patchloom.train.record import Record, write_record
-from patchloom.train.settings import LAUNCH, Settings
+from patchloom.runs.checkpoint import Checkpoints
+from patchloom.runs.record import Record, write_record
+from patchloom.runs.settings import LAUNCH, Settings
 
 try:
     import fcntl

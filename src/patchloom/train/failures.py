@@ -10,9 +10,9 @@ from patchloom.errors import PatchloomError
 from patchloom.files import mendable
 from patchloom.memory import lacking
 from patchloom.processes import world
+from patchloom.runs.settings import Settings
 from patchloom.tasks import images_needed
 from patchloom.train.launch import LOST, died
-from patchloom.train.settings import Settings
 
 
 @contextmanager

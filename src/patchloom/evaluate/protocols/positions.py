@@ -22,9 +22,9 @@ from patchloom.evaluate.position_scores import (
 )
 from patchloom.evaluate.report import Drawing, lost_images
 from patchloom.look import Map
-from patchloom.train.folder import plain_name
-from patchloom.train.held_out import doubt_of_test, stored_held_out
-from patchloom.train.pictures import Loaded, load_task
+from patchloom.runs.folder import plain_name
+from patchloom.runs.held_out import doubt_of_test, stored_held_out
+from patchloom.runs.task import Loaded, load_task
 
 _SYMBOLS = {"mask_ratio": "γ", "position_mask_ratio": "γ_pos", "context_mask_ratio": "η"}
 _WITHHELD = {

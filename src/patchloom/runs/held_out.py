@@ -7,14 +7,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from patchloom.data import Source, comparable, copies_among
+from patchloom.data import Source, comparable, copies_among, copies_sentence
 from patchloom.data.splits import MAX_HELD_OUT, apart, choose
-from patchloom.evaluate import copies_sentence
 from patchloom.nets.public import is_ours
 from patchloom.nets.weights import read_card, weights_file
-from patchloom.train.folder import RunFolder
-from patchloom.train.record import Record, digest_of_record, no_record, read_record
-from patchloom.train.settings import Settings
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.record import Record, digest_of_record, no_record, read_record
+from patchloom.runs.settings import Settings
 
 _WORDS = {"trained": "were trained on", "unknown": "may have been trained on"}
 

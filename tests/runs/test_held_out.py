@@ -17,14 +17,15 @@ from ranks import run_together
 
 from patchloom.data import open_data
 from patchloom.evaluate.settings import EvalSettings
+from patchloom.look import pictures
 from patchloom.nets.weights import load_encoder, save_encoder
-from patchloom.train import closing, pictures
-from patchloom.train.folder import RunFolder
-from patchloom.train.held_out import choose_held_out, stored_held_out
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.held_out import choose_held_out, stored_held_out
+from patchloom.runs.record import read_record
+from patchloom.runs.settings import Settings
+from patchloom.train import closing
 from patchloom.train.loop import Loop
 from patchloom.train.pretrain import pretrain
-from patchloom.train.record import read_record
-from patchloom.train.settings import Settings
 
 QUICK = SMALL | {"epochs": 1, "task": "mae"}
 NEW = "which were never trained on"
@@ -303,7 +304,7 @@ def test_pictures_of_a_run_whose_folder_has_grown_show_what_it_did_not_train_on(
 
 
 def test_positions_are_asked_of_what_was_stored(images, first, tmp_path):
-    from patchloom.train.positions import positions
+    from patchloom.evaluate.protocols.positions import positions
 
     task = {"name": "droppos", "position_mask_ratio": 0.5}
     run = pretrain(images, from_run=str(first), out=tmp_path / "run", seed=9, **QUICK | {"task": task}).folder
