@@ -15,10 +15,10 @@ from patchloom.check import check
 from patchloom.evaluate import PROTOCOLS
 from patchloom.export import export
 from patchloom.hints import in_words
+from patchloom.look.pictures import look
 from patchloom.options import call_parser, evaluate_parser, pretrain_parser, short
+from patchloom.runs.settings import DEFAULT_TASK
 from patchloom.tasks import TASKS, task_class
-from patchloom.train.pictures import look
-from patchloom.train.settings import DEFAULT_TASK
 
 PAGE = Path(__file__).with_name("options.md")
 CALLS = {"look": look, "export": export, "bench": bench, "check": check}

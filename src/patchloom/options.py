@@ -43,7 +43,7 @@ def parse_pretrain(words: list[str]) -> tuple[dict[str, Any], str | None]:
     Raises:
         PatchloomError: an unknown option, or a value of the wrong kind.
     """
-    from patchloom.train.settings import DEFAULT_TASK
+    from patchloom.runs.settings import DEFAULT_TASK
 
     words = [re.sub(r"^--from(?==|$)", "--from_run", word) for word in _joined(words)]
     words = _with_configuration([re.sub(r"^--(task|model|config)(?==|$)", _named, word) for word in words])
@@ -62,7 +62,7 @@ def pretrain_parser(task: str) -> ArgumentParser:
         PatchloomError: no task has that name.
     """
     from patchloom.tasks import task_class
-    from patchloom.train.settings import Settings
+    from patchloom.runs.settings import Settings
 
     parser = _parser("pretrain", "Pre-train an encoder on images without labels.")
     parser.add_argument("data", type=str, help="folder of images, list file, or shapes, digits, cifar10, ...")
@@ -111,7 +111,7 @@ def evaluate_parser(name: str | None) -> ArgumentParser:
     Raises:
         PatchloomError: no such protocol.
     """
-    from patchloom.evaluate import How
+    from patchloom.evaluate import EvalSettings
     from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
 
     about = f"Measure an encoder. The protocols: {', '.join(PROTOCOLS)}; each has a --help of its own."
@@ -123,8 +123,8 @@ def evaluate_parser(name: str | None) -> ArgumentParser:
     parser.add_argument("run", type=str, help="a run's folder, an encoder's .safetensors file, or timm:NAME")
     parser.add_argument("data", type=str, help="labelled images, as pretrain takes them")
     if name is not None:
-        _add_signature(parser, function, skip={"run", "data", "how", "count"})
-    _add_signature(parser, How)
+        _add_signature(parser, function, skip={"run", "data", "settings", "count"})
+    _add_signature(parser, EvalSettings)
     return parser
 
 

@@ -11,8 +11,8 @@ import torch
 from killing import draw_images, left_behind, typed
 
 from patchloom.cli import main
+from patchloom.runs.checkpoint import Checkpoints
 from patchloom.train import loop
-from patchloom.train.checkpoint import Checkpoints
 
 TASK = {"task": "extrema", "epochs": 2, "task.masks": 2, "task.head_width": 64, "task.head_out": 64}
 
