@@ -4,6 +4,7 @@
 pages by hand: those of the modules are written here from the tree, and the order of the others is docs/README.md's.
 """
 
+import ast
 import importlib
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 API = ROOT / "docs" / "api"  # not in git
 
 project = "patchloom"
+project_copyright = "the patchloom authors"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "README"
 include_patterns = ["*.md", "docs/**", "benchmarks/*.md"]
@@ -29,7 +31,7 @@ add_module_names = False
 autodoc_default_options = {"members": True, "show-inheritance": True, "ignore-module-all": True}
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-maximum_signature_line_length = 88
+maximum_signature_line_length = 100
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
@@ -68,31 +70,26 @@ def home_of(dotted: str) -> str | None:
     return None
 
 
-def page_of(name: str, names: list[str]) -> str:
+def page_of(name: str, modules: dict[str, Path]) -> str:
     """The page of one module, with those beneath it."""
     lines = [name, "=" * len(name), "", f".. automodule:: {name}", ""]
-    exported = getattr(importlib.import_module(name), "__all__", ()) if any(_is_in(one, name) for one in names) else ()
+    beneath = {one: one.rpartition(".")[2] for one in modules if one.rpartition(".")[0] == name}
+    exported = getattr(importlib.import_module(name), "__all__", ()) if beneath else ()
     if exported:
         lines += ["To be imported from here:", ""]
         lines += [f"- :py:obj:`{one} <{home_of(f'{name}.{one}')}>`" for one in exported] + [""]
-    lines += [
-        ".. toctree::",
-        "   :maxdepth: 1",
-        "",
-        *(f"   {one.rpartition('.')[2]} <{one}>" for one in names if _is_in(one, name)),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _is_in(name: str, package: str) -> bool:
-    return name.rpartition(".")[0] == package
+    for full, short in beneath.items():
+        about = ast.get_docstring(ast.parse(modules[full].read_text())) or ""
+        lines.append(f"- :doc:`{short} <{full}>`: {about.splitlines()[0] if about else ''}")
+    contents = [f"   {short} <{full}>" for full, short in beneath.items()]
+    return "\n".join([*lines, "", ".. toctree::", "   :hidden:", "", *contents]) + "\n"
 
 
 def write_pages(app: Sphinx) -> None:
     """Bring docs/api/ up to date with the tree."""
     API.mkdir(exist_ok=True)
-    names = list(public_modules())
-    wanted = {API / f"{name}.rst": page_of(name, names) for name in names}
+    modules = public_modules()
+    wanted = {API / f"{name}.rst": page_of(name, modules) for name in modules}
     for path in set(API.iterdir()) - set(wanted):
         path.unlink()
     for path, text in wanted.items():
@@ -115,12 +112,11 @@ def find_elsewhere(app: Sphinx, env, node, content):
     """Link `Name` of another module, if one thing alone has that name; refuse `patchloom.x.y` that does not exist."""
     if node.get("refdomain") != "py" or node.get("reftype") != "obj":
         return None
-    domain, target = env.domains["py"], node["reftarget"]
+    domain, target = env.get_domain("py"), node["reftarget"]
     if target.startswith("patchloom."):
         home = home_of(target)
         if home is None:
-            text = "there is no %s"
-            logging.getLogger(__name__).warning(text, target, location=node)
+            logging.getLogger(__name__).warning("there is no %s", target, location=node)
         found = {home} & set(domain.objects)
     else:
         found = {name for name in domain.objects if name.endswith(f".{target}")}

@@ -74,7 +74,7 @@ def _entries(parser: ArgumentParser) -> list[tuple[str, str]]:
     for action in parser._actions:
         # a list has a second name, which ends in +
         name = next((one for one in action.option_strings if one[-1] != "+"), action.dest.upper())
-        if name in ("--help", "--print_config") or action.help == "==SUPPRESS==":
+        if name in ("-h", "--print_config") or action.help == "==SUPPRESS==":
             continue
         name = short(name)
         kind = in_words(getattr(action, "_typehint", None) or action.type)

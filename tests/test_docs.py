@@ -166,3 +166,12 @@ def test_the_index_names_every_page():
     index = (ROOT / "docs" / "README.md").read_text()
     pages = [page.name for page in PAGES if page.parent != ROOT and page.name != "README.md"]
     assert all(f"({name})" in index for name in pages)
+
+
+def test_contributing_names_what_there_is():
+    """The map and the recipes name files and folders; those with NAME in them are to be made."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`((?:src|tests|docs|benchmarks)/[^`]*)`", text)
+    named += [f"src/patchloom/{folder}" for folder in re.findall(r"^\| `(\w+/)`", text, re.MULTILINE)]
+    missing = [name for name in named if "NAME" not in name and not (ROOT / name).exists()]
+    assert len(named) > 20 and not missing

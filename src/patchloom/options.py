@@ -61,8 +61,8 @@ def pretrain_parser(task: str) -> ArgumentParser:
     Raises:
         PatchloomError: no task has that name.
     """
-    from patchloom.tasks import task_class
     from patchloom.runs.settings import Settings
+    from patchloom.tasks import task_class
 
     parser = _parser("pretrain", "Pre-train an encoder on images without labels.")
     parser.add_argument("data", type=str, help="folder of images, list file, or shapes, digits, cifar10, ...")
