@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml
 
 from patchloom.bench import bench
 from patchloom.check import check
@@ -176,3 +177,16 @@ def test_contributing_names_what_there_is():
     named += [f"src/patchloom/{folder}" for folder in re.findall(r"^\| `(\w+/)`", text, re.MULTILINE)]
     missing = [name for name in named if "NAME" not in name and not (ROOT / name).exists()]
     assert len(named) > 20 and not missing
+
+
+def test_one_version():
+    found = [
+        re.search(r'^(?:__)?version(?:__)?(?: =|:) "?([\d.]+)', (ROOT / name).read_text(), re.MULTILINE)[1]
+        for name in ("pyproject.toml", "src/patchloom/version.py", "CITATION.cff")
+    ]
+    assert len(set(found)) == 1, found
+
+
+def test_forms_and_workflows_are_yaml():
+    pages = [ROOT / "CITATION.cff", *(ROOT / ".github").rglob("*.yml")]
+    assert len(pages) == 5 and all(isinstance(yaml.safe_load(page.read_text()), dict) for page in pages)
