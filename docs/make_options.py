@@ -80,8 +80,8 @@ def _entries(parser: ArgumentParser) -> list[tuple[str, str]]:
         kind = in_words(getattr(action, "_typehint", None) or action.type)
         default = str(action.default).lower() if isinstance(action.default, bool) else action.default
         ends = "" if action.required or default in (None, "") else f"; default {default}"
-        told = f": {action.help}" if action.help else ""
-        line = f"- `{name}` ({kind}{ends}){told}" + "." * (not told.endswith("."))
+        about = f": {action.help}" if action.help else ""
+        line = f"- `{name}` ({kind}{ends}){about}" + "." * (not about.endswith("."))
         found.append((name, _filled(line, "  ")))
     return found
 
