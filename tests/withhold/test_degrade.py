@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torchvision.transforms.v2 import functional as V
 
-from patchloom.withhold.degrade import blur, decolorize, fisheye, mirror_canvas, zoom_in, zoom_out
+from patchloom.withhold.degrade import blur, centre_crop, decolorize, fisheye, mirror_canvas, zoom_in, zoom_out
 from patchloom.withhold.draws import draw_uniform, random_places
 
 quick = settings(max_examples=40, deadline=None)
@@ -83,6 +83,12 @@ def test_at_least_one_pixel_is_seen_and_at_most_all():
     seen = zoom_in(images, torch.tensor([0.01, 1.5]))
     assert_close(seen[0], images[0, :, 2:3, 2:3].expand(3, 4, 5))
     assert_close(seen[1], images[1])
+
+
+def test_the_middle_is_cut_out():
+    images = torch.arange(6 * 10.0).view(1, 1, 6, 10)
+    assert torch.equal(centre_crop(images, (2, 4)), images[:, :, 2:4, 3:7])
+    assert torch.equal(centre_crop(images, (6, 10)), images)
 
 
 # zooming out
