@@ -35,3 +35,8 @@ def same_loss_and_gradients(task: nn.Module, ours: torch.Tensor, other: nn.Modul
         if mine.requires_grad:
             assert its.grad.abs().max() > 0, name
             close(mine.grad, its.grad)
+
+
+def indices_of(flags: torch.Tensor) -> torch.Tensor:
+    """The indices [b m] of the patches [b n] that are flagged, as many for each image."""
+    return flags.nonzero()[:, 1].view(len(flags), -1)

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from small import same_loss_and_gradients, seeded, small
+from small import indices_of, same_loss_and_gradients, seeded, small
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
@@ -41,11 +41,6 @@ def answer(task, images, given):
     return task.questions["pixels"].answer(task.encode(images, given))
 
 
-def of_patches(flags):
-    """The indices [b m] of patches [b n], as many for each image."""
-    return flags.nonzero()[:, 1].view(len(flags), -1)
-
-
 @pytest.mark.parametrize(
     "how",
     [
@@ -76,11 +71,11 @@ def repainted(images, which):
 def test_masked_pixels_are_asked_and_never_seen():
     task, images = make().eval(), torch.randn(2, 3, 32, 32)
     given = task.given(images, seeded())
-    other = repainted(images, of_patches(given.blank))
+    other = repainted(images, indices_of(given.blank))
     (asked, mine), (_, same) = (answer(task, x, replace(given, images=x)) for x in (images, other))
-    assert torch.equal(asked, of_patches(given.blank)) and torch.equal(mine, same)
+    assert torch.equal(asked, indices_of(given.blank)) and torch.equal(mine, same)
     assert task(images, given=given).loss != task(other, given=replace(given, images=other)).loss
-    seen = repainted(images, of_patches(~given.blank))
+    seen = repainted(images, indices_of(~given.blank))
     assert not torch.equal(mine, answer(task, seen, replace(given, images=seen))[1])
 
 
