@@ -29,6 +29,7 @@ Method = Literal["finetune", "linear"]
 HeadOn = Literal["features", "projection"]
 
 _SHARE = 0.1
+_PROJECTION = "questions.agreement.projection"  # in a checkpoint
 
 
 @takes_recipe
@@ -174,8 +175,8 @@ def projections(
     path = folder / "checkpoints" / "last.safetensors"
     if str(run).startswith("timm:") or not path.is_file():
         raise PatchloomError(f"--head_on projection needs a run's folder with checkpoints/last.safetensors, not {run}")
-    first = read_weights(path, "projection.0.")
-    norm = read_weights(path, "projection.1.")
+    first = read_weights(path, f"{_PROJECTION}.0.")
+    norm = read_weights(path, f"{_PROJECTION}.1.")
     if {*first} != {"weight", "bias"} or {*norm} != {"weight", "bias"} or first["weight"].shape[1] != vit.embed_dim:
         raise PatchloomError(
             f"the task {card.task} of {folder} has no projection like ExtreMA's: use --head_on features"
