@@ -42,7 +42,7 @@ def _task(**options) -> ExtreMA:
 
 def _represented(task: ExtreMA, images: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
-        return task.represent(task, all_patches(images, task.patches))
+        return task.agreement.represent(task.encoder, all_patches(images, task.geometry.n))
 
 
 @pytest.mark.parametrize("options", [{"class_token": False}, {}, {"reg_tokens": 3}])
@@ -68,7 +68,7 @@ def test_tasks_without_a_head_save_none() -> None:
 
 
 def test_a_head_is_saved_whole_and_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    head, path = _task().instance_head, tmp_path / "instance_head.safetensors"
+    head, path = _task().agreement.instance_head, tmp_path / "instance_head.safetensors"
     assert load_instance_head(tmp_path) is None and load_instance_head("timm:vit_tiny_patch16_224") is None
     save_head(head, path)
     before = path.read_bytes()
@@ -92,7 +92,7 @@ def test_a_head_is_saved_whole_and_read_back(tmp_path: Path, monkeypatch: pytest
 def test_the_untrained_twin_has_an_untrained_head() -> None:
     spec = EncoderSpec("nano", (8, 8), 2, channels=1, options=SMALL)
     card = EncoderCard(spec, (0.3,), (0.4,), "extrema", "small")
-    head = _task().instance_head
+    head = _task().agreement.instance_head
     (alone, none), (twin, fresh), (_, again), (_, other) = (
         untrained_twin(card, *rest) for rest in ((), (head,), (head,), (head, 1))
     )
@@ -107,14 +107,14 @@ def test_the_control_is_measured_with_the_untrained_head(tmp_path: Path, monkeyp
     spec = EncoderSpec("nano", (8, 8), 2, channels=1, options=SMALL)
     card, task = EncoderCard(spec, (0.3,), (0.4,), "extrema", "small"), _task()
     save_encoder(task.encoder, card, tmp_path / "encoder.safetensors")
-    save_head(task.instance_head, tmp_path / "instance_head.safetensors")
+    save_head(task.agreement.instance_head, tmp_path / "instance_head.safetensors")
     asked = []
     monkeypatch.setattr(
         frozen, "extract", lambda vit, *a, head, **k: asked.append(head) or extract(vit, *a, head=head, **k)
     )
     evaluate("knn", tmp_path, "digits", pooling="instance", max_train=50, device="cpu", seed=3)
     tokens = [head.token for head in asked]
-    expected = (task.instance_head.token, untrained_twin(card, task.instance_head, 3)[1].token)
+    expected = (task.agreement.instance_head.token, untrained_twin(card, task.agreement.instance_head, 3)[1].token)
     assert all(map(torch.equal, tokens, (expected[0], expected[0], expected[1], expected[1]))) and len(tokens) == 4
 
 

@@ -9,9 +9,8 @@ import torch
 from sweep import build, spec_of, views_of
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.build import build_encoder
 from patchloom.questions.measure import Measure
-from patchloom.tasks import TASKS, build_task, task_class, with_defaults
+from patchloom.tasks import TASKS, task_class, with_defaults
 from patchloom.tasks.task import Outcome
 from patchloom.train.optim import build_optimizer
 
@@ -148,4 +147,4 @@ def test_impossible_mask_ratios_are_refused(name, ratio):
     if "mask_ratio" not in inspect.signature(task_class(name)).parameters:
         pytest.skip("the task has no mask ratio")
     with pytest.raises(PatchloomError, match="mask ratio of"):
-        build_task({"name": name, "mask_ratio": ratio}, build_encoder(spec_of(name, {})))
+        build(name, asked={"mask_ratio": ratio})

@@ -10,7 +10,7 @@ from patchloom.tasks.mixture import Mixture
 
 REFUSED = [
     ({"withhold": {"masks": 0.5}}, "--task.withhold knows no masks: choose among mask, blank"),
-    ({"ask": {"pixel": 1.0}}, "--task.ask knows no pixel: choose among pixels, positions, agreement"),
+    ({"ask": {"pixel": 1.0}}, "--task.ask knows no pixel: choose among pixels, positions, agreement, features"),
     ({"teacher": "own"}, "--task.teacher cannot be own"),
     ({"ask": {}}, "--task.ask needs one question or more"),
     ({"ask": {"pixels": 0.0}}, "each with a weight above 0"),

@@ -119,11 +119,12 @@ def test_the_projections_first_layer_is_the_tasks_own(tmp_path: Path, class_toke
     digits = open_data("digits").train
     images = normalize(torch.stack([digits.read(i) for i in range(5)]), card.mean, card.std)
     with torch.no_grad():
-        expected = task.projection[:3](task.represent(task, all_patches(images, 16)))
+        asked = task.agreement
+        expected = asked.projection[:3](asked.represent(task.encoder, all_patches(images, 16)))
         if class_token != "mean":  # there, the norm comes after the mean
             torch.testing.assert_close(model.stem(model.pooled(images)), expected)
         assert model(images).shape == (5, 10)
-    assert torch.equal(model.stem[0].weight, task.projection[0].weight)
+    assert torch.equal(model.stem[0].weight, task.agreement.projection[0].weight)
     assert model.stem[0].weight is not again.stem[0].weight
     scratch = builder(vit, card, "auto", 10, **fresh)(Recipe())
     assert not torch.equal(scratch.stem[0].weight, model.stem[0].weight)
