@@ -6,11 +6,12 @@ import math
 import pytest
 import timm
 import torch
-from sweep import build, spec_of, views_of
+from sweep import asked_of, build, spec_of, views_of
 
 from patchloom.errors import PatchloomError
+from patchloom.nets.build import build_encoder
 from patchloom.questions.measure import Measure
-from patchloom.tasks import TASKS, task_class, with_defaults
+from patchloom.tasks import TASKS, build_task, ready_tasks, task_class, with_defaults
 from patchloom.tasks.task import Outcome
 from patchloom.train.optim import build_optimizer
 
@@ -128,6 +129,14 @@ def test_every_option_is_documented(name):
     cls = task_class(name)
     for option in list(inspect.signature(cls).parameters)[1:]:
         assert f"\n        {option}: " in cls.__doc__ or f"\n    {option}: " in inspect.getdoc(cls), option
+
+
+def test_a_task_is_ready_if_it_needs_no_option(name):
+    needs = TASKS[name].needs
+    assert (name in ready_tasks()) == (not needs) and list(asked_of(name)) == ["name", needs][: 1 + bool(needs)]
+    if needs:
+        with pytest.raises(PatchloomError, match=f"give --task.{needs}"):
+            build_task({"name": name}, build_encoder(spec_of(name, {})))
 
 
 def test_unknown_names_are_told_the_nearest():
