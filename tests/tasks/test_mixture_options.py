@@ -85,7 +85,7 @@ def test_from_the_command_line(tmp_path):
     assert given["task"]["withhold"] == {"drop_positions": 0.75, "blank": 0.2} and given["task"]["ask"] == asked
     task = make(**{name: value for name, value in given["task"].items() if name != "name"})
     assert isinstance(task, Mixture) and task.counts == {"drop_positions": 48, "blank": 13}
-    assert task.weights == asked and isinstance(task.augment, TwoViews)
+    assert task.question_weights == asked and isinstance(task.augment, TwoViews)
     for typed in ("{mask: 0.5}", "{mask:0.5}", '{"mask":0.5}'):
         given, _ = parse_pretrain(["shapes", "--task", "mixture", "--task.withhold", typed])
         assert given["task"]["withhold"] == {"mask": 0.5} and given["task"]["ask"] == "auto"
