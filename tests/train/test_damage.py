@@ -182,7 +182,7 @@ def made(content: bytes, how: str) -> bytes | None:
 
 VERBS = {"look": ["look"], "knn": ["evaluate", "knn"], "export": ["export"]}
 FILES = ("config.yaml", "requested.yaml", "data.yaml", "metrics.csv", "results.csv", "summary.txt")
-FILES += ("encoder.safetensors", "instance_head.safetensors", "log.txt")
+FILES += ("encoder.safetensors", "instance_head.safetensors", "projection.safetensors", "log.txt")
 
 
 def ask(verb: str, run: Path, images: Path, capfd) -> tuple:
@@ -230,7 +230,7 @@ def test_a_damaged_file_gives_a_sentence_or_the_right_result(name, how, whole, a
         assert left_behind(run) == whole.content
 
 
-@pytest.mark.parametrize("name", ["metrics.csv", "encoder.safetensors", "instance_head.safetensors", "log.txt"])
+@pytest.mark.parametrize("name", FILES[3:4] + FILES[6:])
 def test_what_can_be_made_again_is(name, whole, run, capfd):
     (run / name).write_bytes(random.Random(0).randbytes(100))
     assert told(typed(whole.images, run, TASK), capfd)[0] == 0

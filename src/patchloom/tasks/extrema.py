@@ -13,7 +13,7 @@ from patchloom.data import TwoViews
 from patchloom.errors import PatchloomError
 from patchloom.hints import check
 from patchloom.nets.encode import attention_heads, encode
-from patchloom.nets.heads import InstanceHead, mlp, represent
+from patchloom.nets.heads import InstanceHead, Stem, mlp, represent
 from patchloom.nets.teacher import Teacher, aside
 from patchloom.objectives.agreement import byol_loss, info_nce, momentum
 from patchloom.tasks.measure import Measure
@@ -119,8 +119,10 @@ class ExtreMA(Task):
         return super().images_needed(options)
 
     def beside(self) -> dict[str, nn.Module]:
-        """The class attention, without which the encoder alone does not give the instance representation."""
-        return {"instance_head": self.instance_head} if self.class_token == "cait" else {}
+        """The projection's first layer; and the class attention, if that gives the instance representation."""
+        stem = Stem(self.projection[:3], {"cait": "instance", "vit": "class"}.get(self.class_token, "mean"))
+        head = {"instance_head": self.instance_head} if self.class_token == "cait" else {}
+        return head | {"projection": stem}
 
     def followed(self) -> dict[str, nn.Module]:
         """What the teacher is a moving average of."""

@@ -17,7 +17,7 @@ from patchloom.evaluate import KNN, LINEAR, How, Parts, Report, append_rows, com
 from patchloom.files import write_whole
 from patchloom.look import draw_curves
 from patchloom.look.pictures import draw_task
-from patchloom.nets.weights import EncoderCard, save_encoder, save_head
+from patchloom.nets.weights import EncoderCard, save_encoder, save_extra_module
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import HeldOut, doubt_of_test
 from patchloom.runs.record import digest_of_record
@@ -55,8 +55,10 @@ class Closing(NamedTuple):
         beside = task.beside()
         folder.check_lock()
         for name, module in beside.items():
-            save_head(module, folder.encoder.with_name(f"{name}.safetensors"))
-        save_encoder(task.encoder, replace(self.card, trained_on=digest_of_record(folder.trained_on)), folder.encoder)
+            save_extra_module(module, folder.encoder.with_name(f"{name}.safetensors"))
+        uses = {name: module.use for name, module in beside.items()}
+        card = replace(self.card, trained_on=digest_of_record(folder.trained_on), extra_modules=uses)
+        save_encoder(task.encoder, card, folder.encoder)
         measure = measure or watch.look(device, context)[0]
         folder.check_lock()
         shown = "images that may be known by heart" if self.held_out.doubt else "held-out images"
@@ -92,7 +94,7 @@ class Closing(NamedTuple):
         device = str(next(task.parameters()).device)
         # these weights and this split are measured once: nothing to keep
         how = How(seed, device=device, batch_size=watch.batch_size, workers=watch.workers, cache=False)
-        head = task.beside().get("instance_head")
+        head = next((module for module in task.beside().values() if module.use == "pooling"), None)
         knn, linear = compare((KNN, LINEAR), task.encoder, self.card, parts, how, head)
         for report in (knn, linear):
             self.folder.check_lock()
