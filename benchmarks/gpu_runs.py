@@ -24,7 +24,7 @@ from data_rate import draw_photographs
 from gpu_steps import TINY, Result, precision_of, waits
 from pretext import last_results, measure_of
 
-from patchloom.data import Arriving, RandomCrop, hold_out, keep, open_data, training_batches
+from patchloom.data import Arriving, RandomCrop, cache_images, hold_out, open_data, training_batches
 from patchloom.errors import Stopped
 from patchloom.files import write_whole
 from patchloom.machine import Cores, cores, wait_for
@@ -159,7 +159,7 @@ def loading(device: str, tiny: bool, work: str, known: Result, seconds: float, c
     workers = device_defaults.workers(device, Cores(cores()))[0]
     begin = time.perf_counter()
     if cached:
-        source = keep(source, 256, workers, say=print)
+        source = cache_images(source, 256, workers, say=print)
     made = time.perf_counter() - begin
     batches = training_batches(source, RandomCrop((side, side)), batch, 0, 0, 10**6, workers, device=device)
     for _ in islice(batches, 1 if tiny else 4 * workers):

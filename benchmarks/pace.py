@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from patchloom.data import channels_of, hold_out, measure, normalize, open_data, training_batches
+from patchloom.data import channels_of, hold_out, normalize, open_data, statistics_of, training_batches
 from patchloom.runs.task import prepare_task
 from patchloom.train.launch import launch
 from patchloom.train.optim import build_optimizer
@@ -22,7 +22,7 @@ class Stepper:
         opened = open_data(data)
         training, _ = hold_out(opened.train, 0.05, seed=0)
         channels = channels_of(training)
-        stats = measure(training, channels)
+        stats = statistics_of(training, channels)
         asked = request(data, task, {"workers": 0, "epochs": 1, **settings})
         self.settings, _ = resolve(asked, len(training), channels, stats)
         self.fabric = launch(self.settings, self.settings.device)

@@ -15,7 +15,7 @@ import pytest
 from patchloom.bench import bench
 from patchloom.check import check
 from patchloom.cli import VERBS
-from patchloom.evaluate import PROTOCOLS, How
+from patchloom.evaluate import PROTOCOLS, EvalSettings
 from patchloom.evaluate.protocols import protocol_of
 from patchloom.export import export
 from patchloom.look.pictures import look
@@ -142,7 +142,9 @@ def test_options_links_and_lines(page):
     known |= {f"model.{option}" for option in MODEL_OPTIONS} | {"task.NAME"}
     known |= {option for name in TASKS for option in options_of_task(name)}
     protocols = [protocol_of(name)[0] for name in PROTOCOLS]
-    known |= {option for call in (*CALLS.values(), How, *protocols) for option in inspect.signature(call).parameters}
+    known |= {
+        option for call in (*CALLS.values(), EvalSettings, *protocols) for option in inspect.signature(call).parameters
+    }
     example = {"task.share"} if page.name == "extend.md" else set()
     unknown = set(re.findall(r"`[^`\n]*?--([A-Za-z][\w.]*)", FENCE.sub("", text))) - known - example
     assert not unknown, f"options that do not exist: {unknown}"

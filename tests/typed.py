@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from patchloom import cli
 from patchloom.bench import bench
 from patchloom.check import check
-from patchloom.evaluate import How
+from patchloom.evaluate import EvalSettings
 from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
 from patchloom.export import export
 from patchloom.look.pictures import look
@@ -151,8 +151,8 @@ def other_verb(draw: Callable) -> list[str]:
     verb = draw(st.sampled_from([*verbs, "", "-h", "pretrian", "😀"]))
     if verb == "evaluate":
         protocol = draw(st.sampled_from([*PROTOCOLS, "blocks:2", "blocks:x", ""]))
-        known = options(protocol_of(protocol or "knn")[0], ("how",)) if protocol != "blocks:x" else []
-        known, places = known + options(How), [protocol, "nowhere", "shapes:40"]
+        known = options(protocol_of(protocol or "knn")[0], ("settings",)) if protocol != "blocks:x" else []
+        known, places = known + options(EvalSettings), [protocol, "nowhere", "shapes:40"]
     else:
         known, places = options(verbs.get(verb) or check), ["images" if verb in ("check", "bench") else "nowhere"]
     typed = sum(draw(st.lists(spelt(known), max_size=3)), [])

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from patchloom.data import Batch, Source, channels_of, normalize, open_data, training_batches
-from patchloom.data import measure as statistics_of
+from patchloom.data import Batch, Source, channels_of, normalize, open_data, statistics_of, training_batches
 from patchloom.errors import PatchloomError
 from patchloom.machine import compile_gain, product_rates, seconds_of, wait_for
 from patchloom.memory import keep_freed_memory, peak_apart

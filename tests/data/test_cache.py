@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from patchloom.data import RandomCrop, Shapes, Source, Unreadable, cache, keep, open_data, training_batches
+from patchloom.data import RandomCrop, Shapes, Source, Unreadable, cache, cache_images, open_data, training_batches
 from patchloom.data.crop import resize_part
 from patchloom.errors import PatchloomError
 from patchloom.files import cache_root
@@ -78,8 +78,8 @@ def reads(log: Path) -> list[int]:
     return found
 
 
-def is_whole(kept: Source, source: Rolls) -> bool:
-    return len(kept) == len(source) and all(torch.equal(kept.read(i), source.image(i)) for i in range(len(source)))
+def is_whole(cached: Source, source: Rolls) -> bool:
+    return len(cached) == len(source) and all(torch.equal(cached.read(i), source.image(i)) for i in range(len(source)))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -91,31 +91,31 @@ def test_images_of_every_kind_come_back(root, tmp_path, draw, workers):
     deep = np.random.default_rng(0).integers(0, 2**16, (6, 6), dtype=np.uint16)
     np.save(tmp_path / "in" / "dog" / "deep.npy", deep)
     source = open_data(tmp_path / "in").train
-    kept = keep(source, "whole", workers, quiet)
-    assert len(kept) == len(source) == 11 and len(list(root.glob("*/*.part"))) == 3
+    cached = cache_images(source, "whole", workers, quiet)
+    assert len(cached) == len(source) == 11 and len(list(root.glob("*/*.part"))) == 3
     for i in range(len(source)):
-        assert kept.describe(i) == source.describe(i)
+        assert cached.describe(i) == source.describe(i)
         if source.describe(i) == str(broken):
             told = []
-            for one in (source, kept):
+            for one in (source, cached):
                 with pytest.raises(Unreadable) as caught:
                     one.read(i)
                 told.append(str(caught.value))
             assert told[0] == told[1]
         else:
-            assert torch.equal(kept.read(i), source.read(i)) and kept.read(i).dtype == source.read(i).dtype
-    assert kept.fingerprint() == source.fingerprint() and kept.stamp() == source.stamp()
-    assert kept.name == source.name and kept.classes == source.classes and (kept.labels == source.labels).all()
+            assert torch.equal(cached.read(i), source.read(i)) and cached.read(i).dtype == source.read(i).dtype
+    assert cached.fingerprint() == source.fingerprint() and cached.stamp() == source.stamp()
+    assert cached.name == source.name and cached.classes == source.classes and (cached.labels == source.labels).all()
 
 
 def test_batches_are_those_of_the_files(root, log):
     source = Rolls(log, 30)
-    kept = keep(source, "whole", 0, quiet)
+    cached = cache_images(source, "whole", 0, quiet)
     reads(log)
     for workers in (0, 2):
         batches = [
             list(training_batches(one, RandomCrop((4, 4)), 8, 0, 0, 5, workers))
-            for one in (source.subset(range(30)), kept)
+            for one in (source.subset(range(30)), cached)
         ]
         for a, b in zip(*batches, strict=True):
             assert torch.equal(a.views[0], b.views[0]) and torch.equal(a.indices, b.indices)
@@ -130,9 +130,9 @@ def test_longer_sides_are_reduced(root, tmp_path, sizes, side):
             return torch.randint(0, 256, (3, *sizes[i]), dtype=torch.uint8, generator=torch.Generator().manual_seed(i))
 
     source = Sized(tmp_path / "log", len(sizes), version=f"{sizes} {side}")
-    kept = keep(source, side, 0, quiet)
+    cached = cache_images(source, side, 0, quiet)
     for i, (h, w) in enumerate(sizes):
-        image, small = source.image(i), kept.read(i)
+        image, small = source.image(i), cached.read(i)
         if min(h, w) <= side:
             assert torch.equal(small, image)
         else:
@@ -141,31 +141,33 @@ def test_longer_sides_are_reduced(root, tmp_path, sizes, side):
                 abs(small.shape[1] - h * side / min(h, w)) <= 0.5 and abs(small.shape[2] - w * side / min(h, w)) <= 0.5
             )
             assert torch.equal(small, resize_part(image, 0, 0, h, w, tuple(small.shape[1:])))
-    assert kept.fingerprint() == source.fingerprint() and kept.stamp() != source.stamp()
+    assert cached.fingerprint() == source.fingerprint() and cached.stamp() != source.stamp()
 
 
 def test_everything_is_decoded_once(root, log):
     source = Rolls(log)
     said = []
-    first = keep(source, "whole", 0, said.append)
+    first = cache_images(source, "whole", 0, said.append)
     assert set(reads(log)) == set(range(12)) and is_whole(first, source)
-    assert said[0].startswith("Decoding 12 images, to be kept in ") and "are free" in said[0] and "12 of 12" in said[-1]
+    assert (
+        said[0].startswith("Decoding 12 images, to be cached in ") and "are free" in said[0] and "12 of 12" in said[-1]
+    )
     said.clear()
-    assert is_whole(keep(source, "whole", 0, said.append), source) and not reads(log) and not said
+    assert is_whole(cache_images(source, "whole", 0, said.append), source) and not reads(log) and not said
 
 
 def test_changed_data_and_another_setting_have_a_folder_of_their_own(root, log):
     for version, how in (("1", "whole"), ("2", "whole"), ("1", 6), ("1", 5)):
         source = Rolls(log, version=version)
-        kept = keep(source, how, 0, quiet)
+        cached = cache_images(source, how, 0, quiet)
         assert set(reads(log)) == set(range(12))
-        assert how != "whole" or is_whole(kept, source)
+        assert how != "whole" or is_whole(cached, source)
     assert len(list(root.iterdir())) == 4
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_killed_build_goes_on_with_what_is_finished(root, log, workers):
-    slow = FORK.Process(target=keep, args=(Rolls(log, 40, seconds=0.03), "whole", workers, quiet))
+    slow = FORK.Process(target=cache_images, args=(Rolls(log, 40, seconds=0.03), "whole", workers, quiet))
     slow.start()
     for _ in range(1000):
         time.sleep(0.01)
@@ -178,14 +180,14 @@ def test_a_killed_build_goes_on_with_what_is_finished(root, log, workers):
     assert 8 <= len(finished) < 40
     reads(log)
     source = Rolls(log, 40)
-    assert is_whole(keep(source, "whole", 0, quiet), source)
+    assert is_whole(cache_images(source, "whole", 0, quiet), source)
     assert not finished & set(reads(log))
 
 
 @pytest.mark.parametrize("damage", ["gone", "short", "long", "pixels", "index", "empty"])
 def test_a_damaged_part_is_made_again(root, log, damage):
     source = Rolls(log)
-    keep(source, "whole", 0, quiet)
+    cache_images(source, "whole", 0, quiet)
     parts = sorted(root.glob("*/*.part"))
     content = parts[1].read_bytes()
     if damage == "gone":
@@ -197,12 +199,14 @@ def test_a_damaged_part_is_made_again(root, log, damage):
         new["index"] = content[:index] + np.array(7).tobytes() + content[index + 8 :]
         parts[1].write_bytes(new[damage])
     reads(log)
-    assert is_whole(keep(source, "whole", 0, quiet), source)
+    assert is_whole(cache_images(source, "whole", 0, quiet), source)
     assert reads(log) == [4, 5, 6, 7] and parts[1].read_bytes() == content
 
 
 def test_two_processes_at_once(root, log):
-    others = [FORK.Process(target=keep, args=(Rolls(log, 40, seconds=0.005), "whole", 0, quiet)) for _ in range(3)]
+    others = [
+        FORK.Process(target=cache_images, args=(Rolls(log, 40, seconds=0.005), "whole", 0, quiet)) for _ in range(3)
+    ]
     for other in others:
         other.start()
     for other in others:
@@ -210,24 +214,24 @@ def test_two_processes_at_once(root, log):
     assert [other.exitcode for other in others] == [0, 0, 0]
     source = Rolls(log, 40)
     reads(log)
-    assert is_whole(keep(source, "whole", 0, quiet), source) and not reads(log)
+    assert is_whole(cache_images(source, "whole", 0, quiet), source) and not reads(log)
     assert len(list(root.glob("*/*"))) == 11 and not list(root.glob("*/.*"))
 
 
 def test_forgotten_halves_are_removed_and_others_left(root, log):
-    keep(Rolls(log), "whole", 0, quiet)
+    cache_images(Rolls(log), "whole", 0, quiet)
     (folder,) = root.iterdir()
     next(folder.glob("*.part")).unlink()
     old, new = folder / ".old", folder / ".new"
     old.touch(), new.touch()
     os.utime(old, (1, 1))
-    keep(Rolls(log), "whole", 0, quiet)
+    cache_images(Rolls(log), "whole", 0, quiet)
     assert new.exists() and not old.exists()
 
 
 def refused(match, source, how="whole", workers=0):
     with pytest.raises(PatchloomError, match=match) as caught:
-        keep(source, how, workers, quiet)
+        cache_images(source, how, workers, quiet)
     assert "\n" not in str(caught.value) and not isinstance(caught.value, Unreadable)
 
 
@@ -258,19 +262,19 @@ def test_what_is_not_kept(root, log, tmp_path):
     refused("^the images of digits are in memory already", open_data("digits").train)
     refused("^nobody can tell when the images of rolls change", Rolls(log, version=None))
     np.save(tmp_path / "deep.npy", np.zeros((4, 4), np.uint16))
-    refused("more than 8 bits and are not kept", open_data(tmp_path).train)
+    refused("more than 8 bits and are not cached", open_data(tmp_path).train)
 
 
 def test_another_process_opens_the_maps_anew(root, log):
     source = Rolls(log, 40)
-    kept = keep(source, "whole", 0, quiet)
-    assert is_whole(pickle.loads(pickle.dumps(kept)), source) and len(pickle.dumps(kept.subset([1, 2]))) < 5000
+    cached = cache_images(source, "whole", 0, quiet)
+    assert is_whole(pickle.loads(pickle.dumps(cached)), source) and len(pickle.dumps(cached.subset([1, 2]))) < 5000
     next(root.glob("*/*.part")).unlink()
     with pytest.raises(PatchloomError, match="run the same command again"):
-        pickle.loads(pickle.dumps(kept))
+        pickle.loads(pickle.dumps(cached))
 
 
 def test_no_image_can_be_written_through(root, log):
     source = Rolls(log, 3)
-    keep(source, "whole", 0, quiet).read(0).zero_()
-    assert is_whole(keep(source, "whole", 0, quiet), source)
+    cache_images(source, "whole", 0, quiet).read(0).zero_()
+    assert is_whole(cache_images(source, "whole", 0, quiet), source)

@@ -127,7 +127,7 @@ def test_the_control_is_measured_with_the_untrained_head(tmp_path: Path, monkeyp
     monkeypatch.setattr(
         frozen, "extract", lambda vit, *a, head, **k: asked.append(head) or extract(vit, *a, head=head, **k)
     )
-    evaluate("knn", tmp_path, "digits", pooling="instance", most=50, device="cpu", seed=3)
+    evaluate("knn", tmp_path, "digits", pooling="instance", max_train=50, device="cpu", seed=3)
     tokens = [head.token for head in asked]
     expected = (task.instance_head.token, untrained_twin(card, task.instance_head, 3)[1].token)
     assert all(map(torch.equal, tokens, (expected[0], expected[0], expected[1], expected[1]))) and len(tokens) == 4

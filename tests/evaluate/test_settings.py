@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from patchloom.evaluate import evaluate, parts_of
-from patchloom.evaluate.settings import How
+from patchloom.evaluate.settings import EvalSettings
 
 
 def draw(folder: Path, numbers: range) -> Path:
@@ -36,7 +36,7 @@ def labelled(tmp_path: Path) -> Path:
 def test_copies_are_on_one_side_of_a_split(labelled: Path, labels: bool) -> None:
     left = set()
     for seed in range(12):
-        parts = parts_of(labelled, How(seed), labels=labels)
+        parts = parts_of(labelled, EvalSettings(seed), labels=labels)
         assert not np.isin(parts.train.contents(), parts.test.contents()).any()
         count = 45 - len(parts.train) - len(parts.test)
         assert (f"Nothing was trained on {count} exact copies of test images." in parts.story) == (count > 0)
@@ -51,16 +51,16 @@ def test_test_images_of_the_datas_own_that_are_trained_on_are_counted(
     shutil.copytree(labelled, root / "train")
     for label, first in (("a", 40), ("b", 60)):
         draw(root / "test" / label, range(first, first + 6))
-    assert "copies" not in parts_of(root, How()).story
+    assert "copies" not in parts_of(root, EvalSettings()).story
     shutil.copy(root / "train" / "a" / "3.png", root / "test" / "a" / "3.png")
     (root / "test" / "b" / "30.png").symlink_to(root / "train" / "b" / "30.png")
     said = "2 of 14 test images are exact copies of training images and could be known by heart"
-    assert said in parts_of(root, How()).story and said in parts_of(root, How(), labels=False).story
+    assert said in parts_of(root, EvalSettings()).story and said in parts_of(root, EvalSettings(), labels=False).story
     assert said in evaluate("knn", tiny_encoder, root, device="cpu").protocol
     # of the images that are used: with these seeds, both, one and none of the two that were copied
     counts = set()
     for seed in range(8):
-        parts = parts_of(root, How(seed, most=20))
+        parts = parts_of(root, EvalSettings(seed, max_train=20))
         count = int(np.isin(parts.test.contents(), parts.train.contents()).sum())
         assert (f" {count} of 14 test images are exact copies" in parts.story) == (count > 0)
         counts.add(count)

@@ -16,7 +16,7 @@ from PIL import Image
 from ranks import run_together
 
 from patchloom.data import open_data
-from patchloom.evaluate.settings import How
+from patchloom.evaluate.settings import EvalSettings
 from patchloom.look import pictures
 from patchloom.nets.weights import load_encoder, save_encoder
 from patchloom.runs.folder import RunFolder
@@ -308,7 +308,7 @@ def test_positions_are_asked_of_what_was_stored(images, first, tmp_path):
 
     task = {"name": "droppos", "position_mask_ratio": 0.5}
     run = pretrain(images, from_run=str(first), out=tmp_path / "run", seed=9, **QUICK | {"task": task}).folder
-    report = positions(run, images, How(device="cpu"))
+    report = positions(run, images, EvalSettings(device="cpu"))
     assert "they were not trained on here, and no exact copy of them" in report.protocol and report.n_test == 12
     old = older(run, tmp_path / "old")
-    assert "may have been trained on them" in positions(old, images, How(device="cpu")).protocol
+    assert "may have been trained on them" in positions(old, images, EvalSettings(device="cpu")).protocol

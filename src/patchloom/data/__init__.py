@@ -1,7 +1,7 @@
 """Images: where they come from, what they are like, and how they arrive in batches."""
 
 from patchloom.data.batches import plain_batches, steps_per_epoch, training_batches
-from patchloom.data.cache import keep
+from patchloom.data.cache import cache_images
 from patchloom.data.contents import comparable, copies_among, copies_sentence
 from patchloom.data.crop import CentreCrop, RandomCrop, TwoViews
 from patchloom.data.read import IMAGE_SUFFIXES, Unreadable, read_image, to_channels
@@ -10,7 +10,7 @@ from patchloom.data.sources.builtin import BUILTIN
 from patchloom.data.sources.open import lasting, open_data
 from patchloom.data.sources.shapes import Annotation, Shapes
 from patchloom.data.splits import hold_out, split_for_test
-from patchloom.data.stats import Stats, channels_of, measure, normalize
+from patchloom.data.stats import Stats, channels_of, normalize, statistics_of
 from patchloom.data.transfer import Arriving, Batch
 
 __all__ = [
@@ -32,9 +32,9 @@ __all__ = [
     "copies_among",
     "copies_sentence",
     "hold_out",
-    "keep",
+    "cache_images",
     "lasting",
-    "measure",
+    "statistics_of",
     "normalize",
     "open_data",
     "plain_batches",

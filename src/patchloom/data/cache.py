@@ -1,9 +1,9 @@
-"""Images that are decoded once and kept on the disc, so that a crop costs no decoding.
+"""Images that are decoded once and cached on the disc, so that a crop costs no decoding.
 
-A folder holds the images of one source, kept in one way. Its name is a digest of both, so it is never out of date, only
-unused, and may be deleted at any time. A file in it is a part: some images in a row, the pixels of each as uint8
-[h w c], and behind them an index, int64 [images 4]: where the pixels begin, h, w and c. Images that are not kept, since
-they are deep or cannot be read, begin at -1 there and are read from their own files.
+A folder holds the images of one source at one setting. Its name is a digest of both, so it is never out of date, only
+unused, and may be deleted at any time. A file in it is a part: some consecutive images, the pixels of each as uint8
+[h w c], followed by an index, int64 [images 4]: the offset of the pixels in bytes, h, w and c. The offset is -1 for
+images that are not cached, because they have more than 8 bits or cannot be read; these are read from their own files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError
 from patchloom.files import cache_root, write_whole
 
-How = Literal["whole"] | int
+# "whole": as they are; a number: the pixels to which a longer shorter side is reduced
+Cache = Literal["whole"] | int
 
 _FORMAT = "images 1"  # for changes of the code that decodes, reduces or lays out images
 _MOST_BYTES, _MOST_IMAGES = 2**29, 4096  # of a part: what an interruption can lose in each process
@@ -41,7 +42,7 @@ _FORGOTTEN = 3600  # seconds after which a half-written part must be a dead proc
 _PAUSE = 10  # seconds between two lines of progress
 
 
-def keep(source: Source, how: How, workers: int = 0, say: Callable[[str], None] = print) -> Source:
+def cache_images(source: Source, cache: Cache, workers: int = 0, say: Callable[[str], None] = print) -> Source:
     """The same images, the 8-bit ones decoded once and then read from a map of memory.
 
     Parts that are there already serve; what is missing or damaged is made first. That may be interrupted at any time,
@@ -49,12 +50,12 @@ def keep(source: Source, how: How, workers: int = 0, say: Callable[[str], None] 
 
     Args:
         source: images in files.
-        how: whole, as they are; or the pixels of the shorter side to which longer ones are reduced.
+        cache: whole, as they are; or the pixels of the shorter side to which longer ones are reduced.
         workers: processes that decode; 0 decodes in this one.
         say: takes lines about the room that is needed, and about progress.
 
     Raises:
-        PatchloomError: keeping the images is of no use or not safe, the disc has too little room, or it cannot be
+        PatchloomError: caching the images is of no use or not safe, the disc has too little room, or it cannot be
             written.
     """
     if in_memory(source):
@@ -62,26 +63,28 @@ def keep(source: Source, how: How, workers: int = 0, say: Callable[[str], None] 
     stamp = source.stamp()
     if stamp is None:
         raise PatchloomError(f"nobody can tell when the images of {source.name} change: leave out --cache")
-    folder = cache_root() / "images" / digest([_FORMAT, str(how), stamp])
+    folder = cache_root() / "images" / digest([_FORMAT, str(cache), stamp])
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        parts = _Parts(source, how, folder, _mean_bytes(source, how, folder))
+        parts = _Parts(source, cache, folder, _mean_bytes(source, cache, folder))
         missing = [number for number in range(len(parts)) if parts.index(number) is None]
         if missing:
             _make(parts, missing, workers, say)
     except OSError as problem:
         raise _unwritable(folder, problem) from problem
-    return Kept(source, how, parts.each, [parts.path(number) for number in range(len(parts))])
+    return CachedImages(source, cache, parts.each, [parts.path(number) for number in range(len(parts))])
 
 
-class Kept(Source):
-    """The images of another source, read from the files of `keep`, each of `each` images, the last perhaps of fewer.
+class CachedImages(Source):
+    """The images of another source, read from the files of `cache_images`.
+
+    each: images in a file; the last one may hold fewer.
 
     Raises: PatchloomError for a file that is damaged or gone.
     """
 
-    def __init__(self, source: Source, how: How, each: int, paths: list[Path]) -> None:
-        self.source, self.how, self.each, self.paths = source, how, each, paths
+    def __init__(self, source: Source, cache: Cache, each: int, paths: list[Path]) -> None:
+        self.source, self.cache, self.each, self.paths = source, cache, each, paths
         self.name, self.classes, self.labels = source.name, source.classes, source.labels
         indices = [_index(path, min(each, len(source) - i * each)) for i, path in enumerate(paths)]
         if any(index is None for index in indices):
@@ -94,7 +97,7 @@ class Kept(Source):
         ]
 
     def __reduce__(self) -> tuple:
-        return Kept, (self.source, self.how, self.each, self.paths)  # maps are opened anew in another process
+        return CachedImages, (self.source, self.cache, self.each, self.paths)  # maps are opened anew in another process
 
     def __len__(self) -> int:
         return len(self._index)
@@ -116,14 +119,14 @@ class Kept(Source):
 
     def stamp(self) -> str | None:
         stamp = self.source.stamp()
-        return stamp if stamp is None or self.how == "whole" else digest([stamp, str(self.how)])
+        return stamp if stamp is None or self.cache == "whole" else digest([stamp, str(self.cache)])
 
 
 class _Parts(Dataset):
     """Number of a part -> how many images it holds, once it is whole; or the error that prevented it."""
 
-    def __init__(self, source: Source, how: How, folder: Path, mean: float) -> None:
-        self.source, self.how, self.folder, self.mean = source, how, folder, mean
+    def __init__(self, source: Source, cache: Cache, folder: Path, mean: float) -> None:
+        self.source, self.cache, self.folder, self.mean = source, cache, folder, mean
         self.each = max(1, min(_MOST_IMAGES, int(_MOST_BYTES // max(mean, 1))))
 
     def __len__(self) -> int:
@@ -154,7 +157,7 @@ class _Parts(Dataset):
             with beside.open("wb") as file:
                 for i in self.images(number):
                     try:
-                        image = _to_keep(self.source.read(i), self.how)
+                        image = _to_cache(self.source.read(i), self.cache)
                     except Unreadable:
                         image = None
                     if image is None:
@@ -172,14 +175,14 @@ class _Parts(Dataset):
                 beside.unlink()
 
 
-def _to_keep(image: Tensor, how: How) -> Tensor | None:
+def _to_cache(image: Tensor, cache: Cache) -> Tensor | None:
     """uint8 [c h w], or None for a deep image."""
     if image.is_floating_point():
         return None
     h, w = image.shape[-2:]
-    if how == "whole" or min(h, w) <= how:
+    if cache == "whole" or min(h, w) <= cache:
         return image
-    return resize_part(image, 0, 0, h, w, (round(h * how / min(h, w)), round(w * how / min(h, w))))
+    return resize_part(image, 0, 0, h, w, (round(h * cache / min(h, w)), round(w * cache / min(h, w))))
 
 
 def _index(path: Path, images: int) -> np.ndarray | None:
@@ -189,16 +192,16 @@ def _index(path: Path, images: int) -> np.ndarray | None:
         index = np.fromfile(path, np.int64, offset=max(room, 0)).reshape(images, 4)
     except (OSError, ValueError):
         return None
-    kept = index[index[:, 0] >= 0]
-    sizes = kept[:, 1:].prod(1)
-    whole = (kept[:, 1:] > 0).all() and (kept[:, 0] == sizes.cumsum() - sizes).all() and sizes.sum() == room
+    there = index[index[:, 0] >= 0]
+    sizes = there[:, 1:].prod(1)
+    whole = (there[:, 1:] > 0).all() and (there[:, 0] == sizes.cumsum() - sizes).all() and sizes.sum() == room
     return index if whole else None
 
 
-def _mean_bytes(source: Source, how: How, folder: Path) -> float:
+def _mean_bytes(source: Source, cache: Cache, folder: Path) -> float:
     """Bytes that an image takes, by a sample: the first process's, so that all cut the same parts.
 
-    Raises: PatchloomError if nothing in the sample can be kept or read.
+    Raises: PatchloomError if nothing in the sample can be cached or read.
     """
     about = folder / "about.json"
     try:
@@ -206,11 +209,13 @@ def _mean_bytes(source: Source, how: How, folder: Path) -> float:
     except (OSError, ValueError, LookupError, TypeError):  # none there, or damaged
         pass
     unreadable: list[str] = []
-    found = [_to_keep(image, how) for _, image in sampled(source, _SAMPLE, 0, unreadable)]
+    found = [_to_cache(image, cache) for _, image in sampled(source, _SAMPLE, 0, unreadable)]
     mean = sum(0 if image is None else image.numel() for image in found) / (len(found) + len(unreadable))
     if mean == 0:
-        raise PatchloomError(f"the images of {source.name} are of more than 8 bits and are not kept: leave out --cache")
-    write_whole(about, json.dumps({"data": source.name, "cache": how, "mean": mean}))
+        raise PatchloomError(
+            f"the images of {source.name} are of more than 8 bits and are not cached: leave out --cache"
+        )
+    write_whole(about, json.dumps({"data": source.name, "cache": cache, "mean": mean}))
     return mean
 
 
@@ -224,18 +229,18 @@ def _make(parts: _Parts, missing: list[int], workers: int, say: Callable[[str], 
     need, free = images * parts.mean, shutil.disk_usage(folder).free
     if need > free:
         raise PatchloomError(
-            f"--cache {parts.how} needs about {_size(need)} and {folder} has {_size(free)} free: make room, name a "
+            f"--cache {parts.cache} needs about {_size(need)} and {folder} has {_size(free)} free: make room, name a "
             "larger disc by XDG_CACHE_HOME, or give a smaller --cache"
         )
-    say(f"Decoding {images:,} images, to be kept in {folder} (about {_size(need)}; {_size(free)} are free)")
+    say(f"Decoding {images:,} images, to be cached in {folder} (about {_size(need)}; {_size(free)} are free)")
     # Processes that work at the same folder begin at different parts, and so share the work.
     turn = uuid.uuid4().int % len(missing)
-    done, told = 0, time.monotonic()
+    done, reported = 0, time.monotonic()
     for count in in_workers(parts, missing[turn:] + missing[:turn], workers):
         done += count
-        if time.monotonic() - told > _PAUSE or done == images:
-            say(f"  {done:,} of {images:,} images are kept")
-            told = time.monotonic()
+        if time.monotonic() - reported > _PAUSE or done == images:
+            say(f"  {done:,} of {images:,} images are cached")
+            reported = time.monotonic()
 
 
 def _size(count: float) -> str:

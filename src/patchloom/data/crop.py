@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch.nn.functional import interpolate
 from patchloom.data.colors import draw_colors, recolored
 from patchloom.hints import check
 
-Share = Literal["none", "shared", "own"]
+Sharing = Literal["none", "shared", "own"]
 
 
 class RandomCrop:
@@ -63,10 +63,12 @@ class TwoViews(RandomCrop):
     Raises: PatchloomError for a word that is none of these.
     """
 
-    def __init__(self, size: tuple[int, int], *, crop: Share = "own", color: Share = "none", **how) -> None:
-        super().__init__(size, **how)
-        check("task.crop", crop, Share)
-        check("task.color", color, Share)
+    def __init__(
+        self, size: tuple[int, int], *, crop: Sharing = "own", color: Sharing = "none", **crop_options: Any
+    ) -> None:
+        super().__init__(size, **crop_options)
+        check("task.crop", crop, Sharing)
+        check("task.color", color, Sharing)
         self.crop, self.color, self.centre = crop, color, CentreCrop(size)
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:

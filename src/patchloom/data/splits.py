@@ -7,20 +7,20 @@ import numpy as np
 from patchloom.data.sources.base import Source
 from patchloom.errors import PatchloomError
 
-MOST_HELD_OUT = 2000
+MAX_HELD_OUT = 2000
 
 
 def hold_out(
-    source: Source, share: float = 0.05, most: int = MOST_HELD_OUT, seed: int = 0, *, exact: bool = True
+    source: Source, share: float = 0.05, max_images: int = MAX_HELD_OUT, seed: int = 0, *, exact: bool = True
 ) -> tuple[Source, Source]:
-    """Split into (training, held out); the second takes `share` of the images, at least 1 and at most `most`.
+    """Split into (training, held out); the second takes `share` of the images, at least 1 and at most `max_images`.
 
     Stratified where there are labels. Both keep the source's order. Exact copies of held-out images are in neither
     part; exact=False does not look for them, and reads no files.
 
     Raises: PatchloomError for fewer than 2 images.
     """
-    return apart(source, *choose(source, min(round(share * len(source)), most), seed, exact=exact))
+    return apart(source, *choose(source, min(round(share * len(source)), max_images), seed, exact=exact))
 
 
 def split_for_test(source: Source, share: float = 0.2, seed: int = 0) -> tuple[Source, Source]:
@@ -43,7 +43,7 @@ def choose(
     """Draw `count` images, at least 1 and never all, stratified where there are labels.
 
     known: contents that are not drawn, as long as there are others; then perhaps fewer than `count` are.
-    exact: look for copies, where they can be told.
+    exact: look for copies, where the source can compare contents.
 
     Returns: their indices and those of their exact copies, both sorted. Raises: PatchloomError for fewer than 2 images.
     """

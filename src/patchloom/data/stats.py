@@ -79,7 +79,7 @@ def channels_for_all(found: Mapping[int, str], name: str) -> int:
     return max(found)
 
 
-def measure(source: Source, channels: int, sample: int = 1000, seed: int = 0) -> Stats:
+def statistics_of(source: Source, channels: int, sample: int = 1000, seed: int = 0) -> Stats:
     """Measure a random sample of the images, turned to `channels` channels.
 
     Raises: PatchloomError if nothing can be read, or if an image cannot be turned to `channels`.

@@ -9,12 +9,12 @@ from patchloom.evaluate.protocols.knn import KNN
 from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.report import Report, Row, wilson
 from patchloom.evaluate.rows import append_rows
-from patchloom.evaluate.settings import How, Parts, parts_of
+from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
 
 __all__ = [
     "Choice",
     "Features",
-    "How",
+    "EvalSettings",
     "KNN",
     "LINEAR",
     "Parts",

@@ -32,7 +32,7 @@ from patchloom.views.view import whole
 FORMAT = "patchloom-classifier-1"
 
 Pool = Literal["class", "mean", "instance"]
-Positions = Literal["auto", "keep", "fixed", "learned", "relative", "none"]
+PositionChoice = Literal["auto", "keep", "fixed", "learned", "relative", "none"]
 
 
 class Classifier(nn.Module):
@@ -139,7 +139,7 @@ def fresh_blocks(vit: VisionTransformer, count: int) -> nn.Sequential:
     return body
 
 
-def variant_of(positions: Positions, vit: VisionTransformer) -> Variant:
+def variant_of(positions: PositionChoice, vit: VisionTransformer) -> Variant:
     """What ``auto`` becomes: what the encoder has, and fixed sine-cosine positions where it has none (MP3)."""
     if positions == "auto":
         return "fixed" if patch_positions(vit) is None else "keep"
@@ -160,7 +160,7 @@ class ClassifierCard:
         positions, pooling: how it was changed.
         classes: their names, in the order of the logits.
         data: the name of the training data.
-        test: fingerprint of the images that were kept for the test, which others must not be measured on.
+        test: fingerprint of the test images, the only ones that the classifier may be measured on.
         seed: of split and training.
         settings: the recipe.
     """

@@ -24,20 +24,20 @@ from patchloom.evaluate.features import (
     tokens_of,
 )
 from patchloom.evaluate.report import Report, Row, lost_images
-from patchloom.evaluate.settings import How, Parts, parts_of, stratified
+from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.weights import EncoderCard, load_encoder, load_extra_module, untrained_twin
 
 UNTRAINED, PIXELS, CHANCE = "untrained", "raw pixels", "majority class"
 
-# test images -> settings and accuracy of each number that the protocol gives
+# test images -> settings of the row and accuracy of each number that the protocol gives
 Score = Callable[[Features], list[tuple[dict[str, Any], float]]]
 # training images, pooling, settings -> how test images are scored; all that is chosen is chosen here
-Fit = Callable[[Features, str, How], Score]
+Fit = Callable[[Features, str, EvalSettings], Score]
 
 
-class Subject(NamedTuple):
-    """What is measured: its name, the features it has of some images, and the encoder, which raw pixels lack."""
+class FeatureExtractor(NamedTuple):
+    """A name, a function from images to features, and the encoder behind it, which raw pixels lack."""
 
     name: str
     features_of: Callable[[Source], Features]
@@ -63,11 +63,11 @@ class FrozenProtocol:
     sentence: Callable[[Features, Features], str]
 
 
-def measure(
+def measure_run(
     protocol: FrozenProtocol,
     run: str | Path,
     data: str | Path,
-    how: How,
+    settings: EvalSettings,
     pooling: Pooling | Literal["all"],
     gallery: float = 1.0,
 ) -> Report:
@@ -77,49 +77,54 @@ def measure(
         PatchloomError: no such encoder or data; data without labels; or a pooling that the encoder lacks.
     """
     vit, card = load_encoder(run)
-    parts = parts_of(data, how)
+    parts = parts_of(data, settings)
     if gallery < 1:
         n = len(parts.train)
-        some = stratified(parts.train, max(1, round(gallery * n)), how.seed)
-        drawn = f"The gallery is a stratified {100 * gallery:.3g} % of {n:,} training images (seed {how.seed})."
+        some = stratified(parts.train, max(1, round(gallery * n)), settings.seed)
+        drawn = f"The gallery is a stratified {100 * gallery:.3g} % of {n:,} training images (seed {settings.seed})."
         parts = replace(parts, train=some, story=f"{parts.story} {drawn}")
-    (report,) = compare((protocol,), vit, card, parts, how, load_extra_module(run, "pooling"), pooling)
+    (report,) = compare((protocol,), vit, card, parts, settings, load_extra_module(run, "pooling"), pooling)
     return report
 
 
-def subjects(
-    vit: VisionTransformer, card: EncoderCard, how: How, head: InstanceHead | None = None, *, layers: bool = False
-) -> list[Subject]:
+def extractors(
+    vit: VisionTransformer,
+    card: EncoderCard,
+    settings: EvalSettings,
+    head: InstanceHead | None = None,
+    *,
+    layers: bool = False,
+) -> list[FeatureExtractor]:
     """An encoder, its untrained twin and raw pixels; features that were taken before come from the cache.
 
     Args:
-        vit, card, how: the encoder, what belongs to it, and how to measure.
+        vit, card, settings: the encoder, what belongs to it, and how to measure.
         head: gives the instance representation; the twin has an untrained one.
         layers: give every layer's features rather than every pooling of the last.
     """
-    at, keep = how.at, how.cache
+    at, keep = settings.at, settings.cache
     size, what = tuple(vit.patch_embed.img_size), "layers" if layers else "pooled"
 
     def by(net: VisionTransformer, its_head: InstanceHead | None) -> Callable[[Source], Features]:
         def take(source: Source) -> Features:
             if layers:
-                return extract_layers(net, card, source, device=at, **how.reading(source))
-            return extract(net, card, source, device=at, head=its_head, **how.reading(source))
+                return extract_layers(net, card, source, device=at, **settings.reading(source))
+            return extract(net, card, source, device=at, head=its_head, **settings.reading(source))
 
         about = (what, *about_encoder(net, card, at, its_head)) if keep else ()
         return lambda source: remembered(about, source, take, keep=keep)
 
     def pixels(source: Source) -> Features:
         about = ("pixels", str(pixels_size(size)), str(card.mean), str(card.std))
-        take = partial(pixel_features, size=size, mean=card.mean, std=card.std, **how.reading(source))
+        take = partial(pixel_features, size=size, mean=card.mean, std=card.std, **settings.reading(source))
         return remembered(about, source, take, keep=keep)
 
-    twin, fresh = untrained_twin(card, head, how.seed)
+    twin, fresh = untrained_twin(card, head, settings.seed)
     # functions, so that only one encoder's features are in memory at a time
     return [
-        Subject(card.name, by(vit, head), vit),
-        Subject(UNTRAINED, by(twin, fresh), twin),
-        Subject(PIXELS, pixels, None),
+        FeatureExtractor(card.name, by(vit, head), vit),
+        FeatureExtractor(UNTRAINED, by(twin, fresh), twin),
+        FeatureExtractor(PIXELS, pixels, None),
     ]
 
 
@@ -128,7 +133,7 @@ def compare(
     vit: VisionTransformer,
     card: EncoderCard,
     parts: Parts,
-    how: How,
+    settings: EvalSettings,
     head: InstanceHead | None = None,
     pooling: Pooling | Literal["all"] = "all",
 ) -> list[Report]:
@@ -142,24 +147,26 @@ def compare(
     if pooling != "all":
         check_pooling(pooling, tokens_of(vit, head))
     rows: dict[str, list[list[Row]]] = {protocol.name: [] for protocol in protocols}
-    kept = []
-    for name, features_of, _ in subjects(vit, card, how, head):
+    cached = []
+    for name, features_of, _ in extractors(vit, card, settings, head):
         train = features_of(parts.train)
         poolings = train.poolings() if pooling == "all" or name == PIXELS else (pooling,)
-        scores = {protocol.name: {one: protocol.fit(train, one, how) for one in poolings} for protocol in protocols}
+        scores = {
+            protocol.name: {one: protocol.fit(train, one, settings) for one in poolings} for protocol in protocols
+        }
         # all that is chosen has been chosen: now the test images are read
         test = features_of(parts.test)
         for protocol, of_pooling in scores.items():
             found = [
-                Row.of(name, pooled, protocol, settings, value, len(test.labels))
+                Row.of(name, pooled, protocol, row_settings, value, len(test.labels))
                 for pooled, score in of_pooling.items()
-                for settings, value in score(test)
+                for row_settings, value in score(test)
             ]
             rows[protocol].append(found)
-        kept += [name] * (train.kept or test.kept)
+        cached += [name] * (train.cached or test.cached)
     size, instance = tuple(vit.patch_embed.img_size), head is not None and pooling in ("all", "instance")
-    around = circumstances(parts, train, test, size, kept, instance)
-    return [_report(protocol, rows[protocol.name], around, parts, how, train, test) for protocol in protocols]
+    around = circumstances(parts, train, test, size, cached, instance)
+    return [_report(protocol, rows[protocol.name], around, parts, settings, train, test) for protocol in protocols]
 
 
 def _report(
@@ -167,7 +174,7 @@ def _report(
     rows: list[list[Row]],
     around: str,
     parts: Parts,
-    how: How,
+    settings: EvalSettings,
     train: Features,
     test: Features,
 ) -> Report:
@@ -184,27 +191,27 @@ def _report(
         quoted=quoted,
         data=parts.test.name,
         fingerprint=parts.test.fingerprint(),
-        seed=how.seed,
+        seed=settings.seed,
         n_test=n_test,
     )
 
 
 def circumstances(
-    parts: Parts, train: Features, test: Features, size: tuple[int, int], kept: Sequence[str], instance: bool = False
+    parts: Parts, train: Features, test: Features, size: tuple[int, int], cached: Sequence[str], instance: bool = False
 ) -> str:
     """Sentences for any protocol on frozen features: where images and features came from, and what the controls are.
 
     Args:
         parts, train, test: the images, and features of them.
         size: height and width that the encoder sees.
-        kept: whose features are of an earlier pass.
+        cached: whose features are of an earlier pass.
         instance: the instance representation was measured.
     """
     said = [parts.story, "Raw pixels are the images at {}x{}.".format(*pixels_size(size))]
     if instance:
         said.append("Pooling instance is by the head that is beside the encoder; untrained has an untrained head.")
-    if kept:
-        said.append(f"Features of an earlier pass were used for {', '.join(kept)}: --cache false takes them anew.")
+    if cached:
+        said.append(f"Features of an earlier pass were used for {', '.join(cached)}: --cache false takes them anew.")
     return " ".join([*said, *lost_images(train.unreadable + test.unreadable)])
 
 

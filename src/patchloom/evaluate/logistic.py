@@ -23,7 +23,7 @@ from patchloom.data.splits import pick
 from patchloom.errors import PatchloomError
 
 STRENGTHS: tuple[float, ...] = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
-HELD_OUT_SHARE = 0.2
+CHOICE_VALIDATION_SHARE = 0.2
 
 _SCORES = 2**26  # numbers of scores in memory at once; large, since every product has a cost of its own
 _ITERATIONS = 200
@@ -151,7 +151,7 @@ def choose_strength(
 def hold_out_for_choice(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """Indices of (the rest, a stratified fifth) of training images with ``labels`` [n], n >= 2."""
     n = len(labels)
-    held = pick(labels.numpy(), min(max(1, round(HELD_OUT_SHARE * n)), n - 1), seed)
+    held = pick(labels.numpy(), min(max(1, round(CHOICE_VALIDATION_SHARE * n)), n - 1), seed)
     return torch.from_numpy(np.setdiff1d(np.arange(n), held)), torch.from_numpy(held)
 
 

@@ -25,7 +25,7 @@ AVERAGE = "average"
 
 STORY = (
     "Distance is that of the likeliest place from the true one. Chance is exact: a guesser who knows nothing of a "
-    "patch, but never names a position that was told. A second guesser always names the centre of the image: only a "
+    "patch, but never names a position that was given. A second guesser always names the centre of the image: only a "
     "distance below both means something. Intervals are normal, of the means of images, since the patches of one image "
     "are not independent."
 )
@@ -72,11 +72,11 @@ def scores(placed: Placed, grid: tuple[int, int]) -> dict[str, Tensor]:
     return {"top-1": right[..., 0].float(), "top-5": right.any(-1).float(), "distance": apart}
 
 
-def chance(grid: tuple[int, int], told: int) -> dict[str, float]:
-    """Expected scores of a guesser who never names one of the ``told`` positions, and all others alike."""
+def chance(grid: tuple[int, int], given: int) -> dict[str, float]:
+    """Expected scores of a guesser who never names one of the ``given`` positions, and all others alike."""
     n = grid[0] * grid[1]
     others = distances(grid).double().sum().item() / (n * (n - 1))  # between two patches
-    hit = blind_guess(n, told)
+    hit = blind_guess(n, given)
     return {"top-1": hit, "top-5": min(5 * hit, 1.0), "distance": (1 - hit) * others}
 
 
@@ -117,7 +117,7 @@ def measure_positions(
     n = grid[0] * grid[1]
     values: list[dict[str, list[Tensor]]] = [{name: [] for name in UNITS} for _ in settings]
     found, asked = torch.zeros(2, len(settings), n, dtype=torch.float64)
-    told = [0] * len(settings)
+    given = [0] * len(settings)
     for images in batches:
         for i, (ratios, generator) in enumerate(zip(settings, generators, strict=True)):
             placed = place(images, generator, **ratios)
@@ -134,9 +134,9 @@ def measure_positions(
             where = placed.visible.flatten().cpu()
             found[i].index_add_(0, where, each["top-1"].flatten())
             asked[i].index_add_(0, where, dropped.double().flatten())
-            told[i] = int(placed.told()[0])
+            given[i] = int(placed.told()[0])
     return [
-        Cell(ratios, {name: torch.cat(parts) for name, parts in values[i].items()}, chance(grid, told[i]), *counts)
+        Cell(ratios, {name: torch.cat(parts) for name, parts in values[i].items()}, chance(grid, given[i]), *counts)
         for i, (ratios, *counts) in enumerate(zip(settings, found, asked, strict=True))
     ]
 

@@ -1,4 +1,4 @@
-"""What every protocol is told, and the labelled images that it measures on."""
+"""What is common to all protocols, and the labelled images that it measures on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FEW_BATCHES = 8  # on a CPU: to start processes for fewer costs more than they 
 
 
 @dataclass(frozen=True)
-class How:
+class EvalSettings:
     """How to measure, whatever the protocol.
 
     Attributes:
@@ -30,7 +30,7 @@ class How:
         device: "auto" or what torch calls it.
         batch_size: images at once where nothing is trained but on their features.
         workers: processes that read images; auto goes by the device, and is 0 where starting them would not pay.
-        most: use a stratified subset of at most so many training images, for a quick look.
+        max_train: use a stratified subset of at most so many training images, for a quick look.
         cache: keep features on the disc, and use those of an earlier pass over the same images.
     """
 
@@ -39,7 +39,7 @@ class How:
     device: str = "auto"
     batch_size: int = 256
     workers: int | Literal["auto"] = "auto"
-    most: int | None = None
+    max_train: int | None = None
     cache: bool = True
 
     def check(self) -> None:
@@ -48,9 +48,9 @@ class How:
         Raises:
             PatchloomError: a number out of its range, or a value of another kind.
         """
-        for name, hint in get_type_hints(How).items():
+        for name, hint in get_type_hints(EvalSettings).items():
             check(name, getattr(self, name), hint)
-        for name, least in {"batch_size": 1, "workers": 0, "seed": 0, "seeds": 1, "most": 2}.items():
+        for name, least in {"batch_size": 1, "workers": 0, "seed": 0, "seeds": 1, "max_train": 2}.items():
             value = getattr(self, name)
             if value not in (None, "auto") and value < least:
                 raise PatchloomError(f"--{name} must be {least} or more, not {value}")
@@ -101,7 +101,7 @@ class Parts:
     story: str
 
 
-def parts_of(data: str | Path, how: How, labels: bool = True) -> Parts:
+def parts_of(data: str | Path, settings: EvalSettings, labels: bool = True) -> Parts:
     """The training and test images of ``data``; a stratified fifth is split off where there is no test.
 
     Exact copies of test images that are split off are in neither part. Where the data's own test images are copies of
@@ -109,7 +109,7 @@ def parts_of(data: str | Path, how: How, labels: bool = True) -> Parts:
 
     Args:
         data: as `patchloom.data.open_data` takes it.
-        how: the seed, and how many training images to use.
+        settings: the seed, and how many training images to use.
         labels: only images that have one.
 
     Raises:
@@ -122,18 +122,18 @@ def parts_of(data: str | Path, how: How, labels: bool = True) -> Parts:
         train, test = whole, labelled(opened.test) if labels else opened.test
         story = "The data brings its own test images."
     else:
-        train, test = split_for_test(whole, seed=how.seed)
+        train, test = split_for_test(whole, seed=settings.seed)
         lacks, fifth, unseen = ("labelled ", "stratified ", ", without their labels") if labels else ("", "", "")
         story = (
             f"The data brings no {lacks}test images, so a {fifth}fifth was split off for the test "
-            f"(seed {how.seed}): pre-training may have seen those images{unseen}."
+            f"(seed {settings.seed}): pre-training may have seen those images{unseen}."
         )
         if copies := len(whole) - len(train) - len(test):
             story += f" Nothing was trained on {copies:,} exact copies of test images."
     n = len(train)
-    if how.most is not None and how.most < n:
-        train = stratified(train, how.most, how.seed)
-        used = f"a stratified {how.most:,} of {n:,} training images were used (seed {how.seed})"
+    if settings.max_train is not None and settings.max_train < n:
+        train = stratified(train, settings.max_train, settings.seed)
+        used = f"a stratified {settings.max_train:,} of {n:,} training images were used (seed {settings.seed})"
         story += f" For a quick look, only {used}."
     if (contents := train.contents()) is None:
         story += " Exact copies among the images were not looked for."

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from patchloom.data import Source, comparable, copies_among, copies_sentence
-from patchloom.data.splits import MOST_HELD_OUT, apart, choose
+from patchloom.data.splits import MAX_HELD_OUT, apart, choose
 from patchloom.nets.public import is_ours
 from patchloom.nets.weights import read_card, weights_file
 from patchloom.runs.folder import RunFolder
@@ -121,7 +121,7 @@ def doubt_of_test(folder: RunFolder, settings: Settings, test: Source) -> str:
 
 def wanted(settings: Settings, source: Source) -> int:
     """How many images of ``source`` are to be held out."""
-    return min(round(settings.held_out * len(source)), MOST_HELD_OUT)
+    return min(round(settings.held_out * len(source)), MAX_HELD_OUT)
 
 
 def _record_before(asked: Settings) -> Record:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from patchloom.data import Data, Source
-from patchloom.evaluate import KNN, LINEAR, How, Parts, Report, append_rows, compare, has_labels, labelled
+from patchloom.evaluate import KNN, LINEAR, EvalSettings, Parts, Report, append_rows, compare, has_labels, labelled
 from patchloom.files import write_whole
 from patchloom.look import draw_curves
 from patchloom.look.pictures import draw_task
@@ -93,9 +93,9 @@ class Closing(NamedTuple):
         seed, task, watch = self.settings.seed, self.watch.task, self.watch
         device = str(next(task.parameters()).device)
         # these weights and this split are measured once: nothing to keep
-        how = How(seed, device=device, batch_size=watch.batch_size, workers=watch.workers, cache=False)
+        evaluation = EvalSettings(seed, device=device, batch_size=watch.batch_size, workers=watch.workers, cache=False)
         head = next((module for module in task.beside().values() if module.use == "pooling"), None)
-        knn, linear = compare((KNN, LINEAR), task.encoder, self.card, parts, how, head)
+        knn, linear = compare((KNN, LINEAR), task.encoder, self.card, parts, evaluation, head)
         for report in (knn, linear):
             self.folder.check_lock()
             append_rows(self.folder.path / "results.csv", report, once=True)

@@ -15,11 +15,11 @@ from patchloom.data import (
     Data,
     Source,
     Stats,
+    cache_images,
     channels_of,
-    keep,
     lasting,
-    measure,
     open_data,
+    statistics_of,
 )
 from patchloom.errors import PatchloomError, Stopped, Told
 from patchloom.hints import check
@@ -247,7 +247,7 @@ class _Pretraining:
         training = held_out.parts(self.data.train)[0]
         found = channels_of(training)
         channels = found if asked.channels == "auto" else asked.channels
-        stats = measure(training, channels)
+        stats = statistics_of(training, channels)
         if asked.normalization == "imagenet":
             if channels != 3:
                 raise PatchloomError(
@@ -264,7 +264,7 @@ class _Pretraining:
             return self.training
         # with those that are held out, so that other seeds find the same images there
         say = partial(print, flush=True) if loud else lambda line: None
-        return self.apart.parts(keep(self.data.train, self.settings.cache, self.settings.workers, say))[0]
+        return self.apart.parts(cache_images(self.data.train, self.settings.cache, self.settings.workers, say))[0]
 
     def _announce(self, reasons: dict[str, str], told: list[str]) -> None:
         """Say what will be done, what every auto became, and with which weights it begins."""

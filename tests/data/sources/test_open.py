@@ -270,7 +270,7 @@ def test_hold_out(draw, tmp_path):
     assert len(train) == 950 and np.bincount(held.labels).tolist() == [5] * 10
     assert sorted([*train.indices, *held.indices]) == list(range(1000))
     assert hold_out(shapes)[1].fingerprint() == held.fingerprint() != hold_out(shapes, seed=1)[1].fingerprint()
-    assert len(hold_out(shapes, share=0.9, most=100)[1]) == 100
+    assert len(hold_out(shapes, share=0.9, max_images=100)[1]) == 100
     assert len(split_for_test(shapes)[1]) == 200
     small, one = hold_out(shapes.subset([3, 4]), share=0)
     assert len(small) == len(one) == 1 and len(hold_out(shapes.subset([3, 4]), share=1)[0]) == 1

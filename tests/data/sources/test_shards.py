@@ -22,8 +22,8 @@ from patchloom.data import (
     RandomCrop,
     Shapes,
     Unreadable,
+    cache_images,
     hold_out,
-    keep,
     open_data,
     read_image,
     training_batches,
@@ -195,7 +195,7 @@ def test_few_shards_are_shuffled_all_together():
 
 def test_a_subset_keeps_the_order_local_and_other_sources_keep_theirs():
     source = laid_out([40] * 50)
-    training, held = hold_out(source, 0.5, most=2000)
+    training, held = hold_out(source, 0.5, max_images=2000)
     part = training.subset(np.arange(len(training))[::-1])
     order = part.order(np.random.default_rng(0))
     assert sorted(order.tolist()) == list(range(1000))
@@ -431,7 +431,7 @@ def test_commands_have_no_stamp(folder):
     source = open_data(f"pipe:cat {folder}/a-00.tar").train
     assert source.stamp() is None
     with pytest.raises(PatchloomError, match="nobody can tell when the images"):
-        keep(source, "whole")
+        cache_images(source, "whole")
 
 
 @pytest.mark.parametrize("remote", [False, True])

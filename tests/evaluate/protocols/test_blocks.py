@@ -18,7 +18,7 @@ QUICK = {"device": "cpu", "epochs": 2, "flip": False}
 
 
 def test_the_encoder_stays_as_it_is(tiny_encoder: Path, record_reads, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, fit = [], blocks.measure
+    made, fit = [], blocks.train_and_test
 
     class Watched(Classifier):
         def __init__(self, *args, **kwargs):
@@ -28,7 +28,11 @@ def test_the_encoder_stays_as_it_is(tiny_encoder: Path, record_reads, monkeypatc
     monkeypatch.setattr(blocks, "Classifier", Watched)
     record = record_reads(48, 30)
     report = evaluate("blocks:2", tiny_encoder, "digits", **QUICK, blr=0.02)
-    assert [row.encoder for row in report.rows] == ["tiny", "untrained", "majority class"] and fit is blocks.measure
+    assert [row.encoder for row in report.rows] == [
+        "tiny",
+        "untrained",
+        "majority class",
+    ] and fit is blocks.train_and_test
     assert {row.protocol for row in report.rows} == {"blocks:2"} and report.headline.startswith("Probe of 2 blocks")
     assert set(record[: record.index("test")]) == {"train"} and record.count("test") == 60
     vit, _ = load_encoder(tiny_encoder)
@@ -43,7 +47,9 @@ def test_the_encoder_stays_as_it_is(tiny_encoder: Path, record_reads, monkeypatc
 
 
 def test_it_tells_digits_apart(tiny_encoder: Path) -> None:
-    report = evaluate("blocks:1", tiny_encoder, "digits", most=300, blr=0.03, control=False, **QUICK | {"epochs": 15})
+    report = evaluate(
+        "blocks:1", tiny_encoder, "digits", max_train=300, blr=0.03, control=False, **QUICK | {"epochs": 15}
+    )
     assert report.rows[0].value > 0.35 > 0.2 > report.rows[-1].value and len(report.rows) == 2
 
 

@@ -13,7 +13,7 @@ from patchloom.evaluate.protocols import fewshot
 from patchloom.evaluate.protocols.fewshot import few, projections
 from patchloom.evaluate.protocols.finetune import builder
 from patchloom.evaluate.recipes import Recipe
-from patchloom.evaluate.settings import How, Parts, parts_of
+from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder, save_extra_module
 from patchloom.tasks.extrema import ExtreMA
@@ -47,7 +47,7 @@ def _extrema(folder: Path, class_token: str = "cait") -> tuple[Path, ExtreMA]:
 
 @pytest.mark.parametrize(("share", "count"), [(0.01, 14), (0.1, 144), (None, 144)])
 def test_a_share_has_every_class(share: float | None, count: int) -> None:
-    parts = parts_of("digits", How())
+    parts = parts_of("digits", EvalSettings())
     some, what = few(parts, share, None, 0)
     assert len(some.train) == what["labelled"] == count and set(some.train.labels) == set(range(10))
     assert some.test is parts.test and f"a stratified {count} were used (seed 0)" in some.story
@@ -55,7 +55,7 @@ def test_a_share_has_every_class(share: float | None, count: int) -> None:
 
 
 def test_so_many_of_each_class() -> None:
-    some, what = few(parts_of("digits", How()), None, 3, 0)
+    some, what = few(parts_of("digits", EvalSettings()), None, 3, 0)
     assert np.bincount(some.train.labels).tolist() == [3] * 10 and what == {"per_class": 3, "labelled": 30}
 
 
@@ -71,17 +71,17 @@ def test_so_many_of_each_class() -> None:
 )
 def test_refusals(share: float | None, per_class: int | None, said: str) -> None:
     with pytest.raises(PatchloomError, match=said):
-        few(parts_of("digits", How()), share, per_class, 0)
+        few(parts_of("digits", EvalSettings()), share, per_class, 0)
 
 
 def test_fine_tuning_sees_only_those(tiny_encoder: Path, record_reads, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, measure = [], fewshot.measure
+    seen, train_and_test = [], fewshot.train_and_test
 
-    def watched(protocol, title, done, subjects, plan, parts: Parts):
+    def watched(protocol, title, done, candidates, plan, parts: Parts):
         seen.append(parts.train)
-        return measure(protocol, title, done, subjects, plan, parts)
+        return train_and_test(protocol, title, done, candidates, plan, parts)
 
-    monkeypatch.setattr(fewshot, "measure", watched)
+    monkeypatch.setattr(fewshot, "train_and_test", watched)
     record = record_reads(120, 40)
     report = evaluate("few-shot", tiny_encoder, "digits", per_class=2, blr=0.02, **QUICK)
     assert [len(train) for train in seen] == [20] and record.count("test") == 80  # tiny, and from scratch

@@ -15,10 +15,10 @@ from timm.models.vision_transformer_relpos import RelPosAttention, VisionTransfo
 from patchloom.cli import main
 from patchloom.data import Data, Source, open_data
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import How, Report, evaluate, settings, trained
+from patchloom.evaluate import EvalSettings, Report, evaluate, settings, trained
 from patchloom.evaluate.classifier import Classifier, load_classifier, read_classifier, variant_of
 from patchloom.evaluate.fit import _Training, answers, seeded
-from patchloom.evaluate.trained import Subject, fit, plan_for
+from patchloom.evaluate.trained import Candidate, fit, plan_for
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.encode import grid_size, patch_positions
 from patchloom.nets.variants import RelativeAttention, vary
@@ -110,8 +110,8 @@ def test_positions_that_are_given() -> None:
     on = vary(with_, other, "learned")
     assert torch.equal(on.pos_embed, with_.pos_embed) and on.pos_embed.requires_grad
     assert vary(with_, other, "none").pos_embed is None
-    kept = vary(*encoder(options=SMALL | {"class_token": False}), "keep", class_token=True)
-    assert torch.equal(patch_positions(kept), sincos) and not kept.pos_embed[0, 0].any()
+    unchanged = vary(*encoder(options=SMALL | {"class_token": False}), "keep", class_token=True)
+    assert torch.equal(patch_positions(unchanged), sincos) and not unchanged.pos_embed[0, 0].any()
     assert [block.drop_path1.drop_prob for block in vary(with_, other, drop_path=0.25).blocks[1:]] == [0.25]
     with pytest.raises(PatchloomError, match="relative positions cannot be given to register tokens"):
         vary(*encoder(options=SMALL | {"reg_tokens": 2}), "relative")
@@ -180,7 +180,7 @@ def test_the_rate_is_chosen_without_a_look_at_the_test_images(run: Path, record_
     assert record.count("test") == 60 and set(record[: record.index("test")]) == {"train"}
     assert set(record[record.index("test") :]) == {"test"}
     assert settings["held_out"] == 12 and 0 <= settings["held_out_accuracy"] <= 1
-    assert "for each subject by itself, on a stratified 10%" in honest.protocol
+    assert "for each candidate by itself, on a stratified 10%" in honest.protocol
 
     record_reads(120, 60, np.random.default_rng(0).permutation(open_data("digits").test.labels[:60]))
     blind = _tuned(run, blr=[0.02, 1e-4])
@@ -190,11 +190,11 @@ def test_the_rate_is_chosen_without_a_look_at_the_test_images(run: Path, record_
 def test_the_best_rate_is_chosen_and_of_equals_the_lowest(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vit, card = load_encoder(run)
     source = open_data("digits").train.subset(range(60))
-    plan = plan_for("small", {"blr": [0.4, 0.1, 0.2, 0.3]}, vit, card, source, How(device="cpu"), "float32")
+    plan = plan_for("small", {"blr": [0.4, 0.1, 0.2, 0.3]}, vit, card, source, EvalSettings(device="cpu"), "float32")
     shares, done = iter((0.3, 0.7, 0.7, 0.1)), []
     monkeypatch.setattr(trained, "train", lambda model, images, recipe, *rest: done.append((recipe.blr, len(images))))
     monkeypatch.setattr(trained, "answers", lambda *given: SimpleNamespace(accuracy=lambda: next(shares)))
-    _, settings = fit(Subject("one", lambda recipe: None, {"positions": "keep"}), plan, source)
+    _, settings = fit(Candidate("one", lambda recipe: None, {"positions": "keep"}), plan, source)
     assert done == [(0.1, 54), (0.2, 54), (0.3, 54), (0.4, 54), (0.2, 60)]
     assert settings.items() >= {"blr": 0.2, "held_out_accuracy": 0.7, "held_out": 6, "positions": "keep"}.items()
 
@@ -230,10 +230,10 @@ def _weights(run: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("positions", ["auto", "relative"])
 def test_what_is_saved_says_the_same_again(run: Path, tmp_path: Path, positions: str) -> None:
     out = tmp_path / "my.safetensors"
-    report = _tuned(run, positions=positions, pooling="class", most=60, blr=0.05, out=str(out))
+    report = _tuned(run, positions=positions, pooling="class", max_train=60, blr=0.05, out=str(out))
     model, card = load_classifier(out)
     data = open_data("digits")
-    found = answers(model, data.test, card.encoder, How(device="cpu"))
+    found = answers(model, data.test, card.encoder, EvalSettings(device="cpu"))
     assert found.accuracy() == report.rows[0].value and not model.training
     assert (card.classes, card.data, card.seed, card.pooling) == (data.test.classes, "digits", 0, "class")
     assert card.positions == {"auto": "keep"}.get(positions, positions) == card.settings["positions"]
@@ -253,13 +253,13 @@ def test_what_is_interrupted_leaves_nothing_and_begins_again(run: Path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(_Training, "_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            _tuned(run, most=40)
+            _tuned(run, max_train=40)
     assert [path.name for path in run.iterdir()] == ["encoder.safetensors"]
-    assert _tuned(run, most=40).n_test == 360 and [*_weights(run)] == ["digits-small-0.safetensors"]
+    assert _tuned(run, max_train=40).n_test == 360 and [*_weights(run)] == ["digits-small-0.safetensors"]
 
 
 def test_the_command_line_from_end_to_end(run: Path, capsys: pytest.CaptureFixture) -> None:
-    words = ["finetune", str(run), "digits", "--epochs", "1", "--most", "40", "--positions", "learned"]
+    words = ["finetune", str(run), "digits", "--epochs", "1", "--max_train", "40", "--positions", "learned"]
     words += ["--device", "cpu"]
     assert main(["evaluate", *words]) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -282,7 +282,7 @@ def test_the_command_line_from_end_to_end(run: Path, capsys: pytest.CaptureFixtu
 
 def test_wrong_pairs_are_refused_in_a_sentence(run: Path, tmp_path: Path, record_reads) -> None:
     for options, said in (
-        ({"most": 9}, "9 training images are too few for 10 classes"),
+        ({"max_train": 9}, "9 training images are too few for 10 classes"),
         ({"positions": "rotary"}, "--positions cannot be rotary"),
         ({"control": "no"}, "--control cannot be no: it takes true or false"),
         ({"from_scratch": True, "out": "here"}, "--from_scratch saves no classifier"),
@@ -297,7 +297,7 @@ def test_wrong_pairs_are_refused_in_a_sentence(run: Path, tmp_path: Path, record
     vit, card = encoder(channels=5, img_size=(8, 8))
     save_encoder(vit, card, tmp_path / "five.safetensors")
     with pytest.raises(PatchloomError, match="5 are expected"):
-        _tuned(tmp_path / "five.safetensors", most=40)
+        _tuned(tmp_path / "five.safetensors", max_train=40)
     record_reads(30, 20)
     one = settings.open_data("digits").train
     one.labels = np.zeros(30, np.int64)
@@ -308,9 +308,9 @@ def test_wrong_pairs_are_refused_in_a_sentence(run: Path, tmp_path: Path, record
 def test_a_loss_that_is_no_number_stops_it(run: Path) -> None:
     vit, card = load_encoder(run)
     source = open_data("digits").train.subset(range(20))
-    plan = plan_for("small", {"epochs": 1}, vit, card, source, How(device="cpu"), "float32")
+    plan = plan_for("small", {"epochs": 1}, vit, card, source, EvalSettings(device="cpu"), "float32")
     with torch.no_grad():
         vit.norm.weight[0] = torch.nan
-    subject = Subject("bad", lambda recipe: Classifier(vary(vit, card), 10, "mean"), {})
+    candidate = Candidate("bad", lambda recipe: Classifier(vary(vit, card), 10, "mean"), {})
     with pytest.raises(PatchloomError, match="no longer a number after 1 steps: lower --blr"):
-        fit(subject, plan, source)
+        fit(candidate, plan, source)

@@ -58,7 +58,7 @@ def _theirs(gallery: np.ndarray, labels: np.ndarray, queries: np.ndarray, truth:
 
 
 def test_the_curve_and_the_chosen_layer_agree_with_scikit_learn(tiny_encoder: Path) -> None:
-    report = evaluate("layers", tiny_encoder, "digits", device="cpu", most=400, seed=3)
+    report = evaluate("layers", tiny_encoder, "digits", device="cpu", max_train=400, seed=3)
     vit, card = load_encoder(tiny_encoder)
     train = DIGITS.train.subset(np.setdiff1d(np.arange(1437), pick(DIGITS.train.labels, 1437 - 400, 3)))
     held = pick(train.labels, 80, 3)
@@ -81,7 +81,9 @@ def test_the_curve_and_the_chosen_layer_agree_with_scikit_learn(tiny_encoder: Pa
 
 
 def test_the_last_layer_is_what_knn_quotes(tiny_encoder: Path) -> None:
-    by = {name: evaluate(name, tiny_encoder, "digits", device="cpu", most=300).quoted for name in ("knn", "layers")}
+    by = {
+        name: evaluate(name, tiny_encoder, "digits", device="cpu", max_train=300).quoted for name in ("knn", "layers")
+    }
     (ours, twin, pixels), (last, _, twins_last, _, same) = by["knn"], by["layers"]
     assert [row.value for row in (last, twins_last, same)] == [row.value for row in (ours, twin, pixels)]
 
@@ -90,7 +92,7 @@ def test_table_rows_and_picture_of_a_run(tiny_encoder: Path, tmp_path: Path, cap
     run = tmp_path / "run"
     run.mkdir()
     (run / "encoder.safetensors").write_bytes(tiny_encoder.read_bytes())
-    assert main(["evaluate", "layers", str(run), "digits", "--device", "cpu", "--most", "100", "--k", "5"]) == 0
+    assert main(["evaluate", "layers", str(run), "digits", "--device", "cpu", "--max_train", "100", "--k", "5"]) == 0
     printed = capsys.readouterr().out
     lines = [line.split("│")[1].strip() for line in printed.splitlines() if line.count("│") == 4]
     assert lines == [*NAMES, "raw pixels", "majority class"]
@@ -104,14 +106,17 @@ def test_table_rows_and_picture_of_a_run(tiny_encoder: Path, tmp_path: Path, cap
 
 def test_a_picture_elsewhere_or_none(tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    told = {"device": "cpu", "most": 60, "k": 3}
-    assert evaluate("layers", tiny_encoder, "digits", **told).drawings == ()
-    evaluate("layers", tiny_encoder, "digits", out="new/curve.png", **told)
+    options = {"device": "cpu", "max_train": 60, "k": 3}
+    assert evaluate("layers", tiny_encoder, "digits", **options).drawings == ()
+    evaluate("layers", tiny_encoder, "digits", out="new/curve.png", **options)
     assert [path.name for path in tmp_path.rglob("*.png")] == ["curve.png"]
 
 
 def test_what_cannot_be_meant(tiny_encoder: Path) -> None:
-    for options, message in (({"k": 0}, "--k must be 1 or more"), ({"k": 90, "most": 100}, "gallery of 80 images")):
+    for options, message in (
+        ({"k": 0}, "--k must be 1 or more"),
+        ({"k": 90, "max_train": 100}, "gallery of 80 images"),
+    ):
         with pytest.raises(PatchloomError, match=message):
             evaluate("layers", tiny_encoder, "digits", device="cpu", **options)
 

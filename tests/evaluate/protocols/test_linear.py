@@ -33,7 +33,7 @@ def test_agrees_with_scikit_learn() -> None:
 
 
 def test_the_protocol_agrees_with_scikit_learn_on_features_of_an_encoder(tiny_encoder: Path) -> None:
-    report = evaluate("linear", tiny_encoder, "digits", device="cpu", pooling="mean", most=400, seed=3)
+    report = evaluate("linear", tiny_encoder, "digits", device="cpu", pooling="mean", max_train=400, seed=3)
     row = report.rows[0]
     digits, (vit, card) = open_data("digits"), load_encoder(tiny_encoder)
     some = digits.train.subset(np.setdiff1d(np.arange(1437), pick(digits.train.labels, 1437 - 400, 3)))

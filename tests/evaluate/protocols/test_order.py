@@ -11,7 +11,7 @@ from patchloom.cli import main
 from patchloom.data import CentreCrop, open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import evaluate, extract
-from patchloom.evaluate.protocols.order import AS_THEY_ARE, SHUFFLED, UNTOLD, ShuffledPatches, without_positions
+from patchloom.evaluate.protocols.order import AS_THEY_ARE, SHUFFLED, ZEROED, ShuffledPatches, without_positions
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.encode import embed, encode
 from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
@@ -48,7 +48,7 @@ def test_only_the_places_change() -> None:
     ]
     assert not torch.equal(*orders)  # each image has its own
     assert np.array_equal(shuffled.labels, DIGITS.labels) and len(shuffled) == 40 and shuffled.name == DIGITS.name
-    for name in ("fingerprint", "stamp"):  # no kept features of others may be taken for theirs
+    for name in ("fingerprint", "stamp"):  # no cached features of others may be taken for theirs
         values = [getattr(source, name)() for source in (DIGITS, shuffled, again, other)]
         assert values[1] == values[2] and len(set(values)) == 3
     assert shuffled.describe(2) == DIGITS.describe(2)
@@ -109,7 +109,7 @@ def test_the_report(positions: str, tmp_path: Path, record_reads) -> None:
         for row in report.rows
         if row.settings
     }
-    given = (AS_THEY_ARE, SHUFFLED) + (UNTOLD,) * (positions != "none")
+    given = (AS_THEY_ARE, SHUFFLED) + (ZEROED,) * (positions != "none")
     probes = ("linear", "kNN, k = 5")
     expected = {(name, probe, which) for name in ("tiny", "untrained") for probe in probes for which in given}
     assert found.keys() == expected | {("raw pixels", probe, which) for probe in probes for which in given[:2]}
@@ -147,9 +147,9 @@ def test_training_comes_before_testing(tmp_path: Path, record_reads) -> None:
 def test_from_the_command_line(tmp_path: Path, record_reads, capsys: pytest.CaptureFixture) -> None:
     record_reads(80, 30)
     save(tmp_path / "encoder.safetensors", "sincos")
-    assert main(["evaluate", "order", str(tmp_path), "digits", "--k", "3", "--most", "60"]) == 0
+    assert main(["evaluate", "order", str(tmp_path), "digits", "--k", "3", "--max_train", "60"]) == 0
     printed = capsys.readouterr().out
-    assert all(heading in printed for heading in (AS_THEY_ARE, SHUFFLED.split()[1], UNTOLD.split()[1]))
+    assert all(heading in printed for heading in (AS_THEY_ARE, SHUFFLED.split()[1], ZEROED.split()[1]))
     rows = list(csv.DictReader((tmp_path / "results.csv").open()))
     assert len(rows) == 2 * 3 * 2 + 2 * 2 + 1 and sum(row["quoted"] == "True" for row in rows) == 8
 
@@ -161,7 +161,7 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         (["--k", "0"], "k = 0 does not fit"),
         (["--pooling", "instance"], "--pooling cannot be instance"),
     ):
-        assert main(["evaluate", "order", str(encoder), "digits", "--most", "20", *words]) == 2
+        assert main(["evaluate", "order", str(encoder), "digits", "--max_train", "20", *words]) == 2
         assert said in capsys.readouterr().err
     with pytest.raises(PatchloomError, match="no labels"):
         np.save(tmp_path / "a.npy", np.zeros((8, 8), np.uint8)), np.save(tmp_path / "b.npy", np.zeros((8, 8), np.uint8))

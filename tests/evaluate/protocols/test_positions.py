@@ -12,7 +12,7 @@ from PIL import Image
 
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import How
+from patchloom.evaluate import EvalSettings
 from patchloom.evaluate.position_scores import UNITS, Cell, centre_distance, chance, measure_positions, rows_of
 from patchloom.evaluate.protocols.positions import positions
 from patchloom.evaluate.report import Row
@@ -71,10 +71,10 @@ def placer(answer):
     return place
 
 
-@pytest.mark.parametrize("told", [0, 5, 9])
-def test_chance_is_that_of_simulated_guessers(told):
+@pytest.mark.parametrize("given", [0, 5, 9])
+def test_chance_is_that_of_simulated_guessers(given):
     grid, trials = (3, 4), 40_000
-    free = np.random.default_rng(0).permuted(np.tile(np.arange(12), (trials, 1)), axis=1)[:, told:]
+    free = np.random.default_rng(0).permuted(np.tile(np.arange(12), (trials, 1)), axis=1)[:, given:]
     true = free[:, :1]  # of what is free, the first is as good as any
     guesses = np.random.default_rng(1).permuted(free, axis=1)[:, :5]
     found = {
@@ -82,7 +82,7 @@ def test_chance_is_that_of_simulated_guessers(told):
         "top-5": (guesses == true).any(1).mean(),
         "distance": np.hypot(guesses[:, :1] // 4 - true // 4, guesses[:, :1] % 4 - true % 4).mean(),
     }
-    for name, value in chance(grid, told).items():
+    for name, value in chance(grid, given).items():
         assert found[name] == pytest.approx(value, abs=0.015), name
     places = list(product(range(3), range(4)))
     nearest = min(np.mean([np.hypot(r - y, c - x) for y, x in places]) for r, c in places)
@@ -118,8 +118,8 @@ def test_the_grid_against_a_loop(kind):
             assert cell.values[name].tolist() == pytest.approx(expected, abs=1e-6), (cell.ratios, name)
         expected = [hits / of if of else float("nan") for hits, of in zip(found, asked, strict=True)]
         assert cell.map(GRID).flatten().tolist() == pytest.approx(expected, nan_ok=True)
-        told = int(placed.told()[0])
-        assert cell.chance == chance(GRID, told) and (placed.told() == told).all()
+        given = int(placed.told()[0])
+        assert cell.chance == chance(GRID, given) and (placed.told() == given).all()
 
 
 @pytest.mark.parametrize(
@@ -242,18 +242,18 @@ def test_from_the_command_line(run: Path, photos: Path, capsys: pytest.CaptureFi
 def test_it_says_what_pretraining_may_have_seen(run: Path, tmp_path: Path) -> None:
     others = paint(tmp_path / "others", 10, 1)
     (others / "broken.png").write_bytes(b"no image")
-    report = positions(run, others, How(device="cpu"))
+    report = positions(run, others, EvalSettings(device="cpu"))
     assert "pre-training may have seen them" in report.protocol and report.n_test == 10
     assert "1 images could not be read and were left out" in report.protocol
-    some = positions(run, others, How(device="cpu"), images=4)
+    some = positions(run, others, EvalSettings(device="cpu"), images=4)
     assert "4 of 11 images were drawn (seed 0)" in some.protocol and some.n_test <= 4
     paint(tmp_path / "both" / "train", 5, 1), paint(tmp_path / "both" / "test", 6, 2)
-    own = positions(run, tmp_path / "both", How(device="cpu"))
+    own = positions(run, tmp_path / "both", EvalSettings(device="cpu"))
     assert own.n_test == 6 and "The data brings its own test images." in own.protocol
 
 
 def test_one_seed_one_result(run: Path, photos: Path) -> None:
-    first, again, other = (positions(run, photos, How(seed, device="cpu")) for seed in (0, 0, 1))
+    first, again, other = (positions(run, photos, EvalSettings(seed, device="cpu")) for seed in (0, 0, 1))
     assert first.rows == again.rows and first.headline == again.headline
     assert [row.value for row in first.rows] != [row.value for row in other.rows]
 

@@ -17,7 +17,7 @@ from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
 
 SIZES = {"depth": 1, "embed_dim": 32, "num_heads": 2}
 QUICK = {"device": "cpu", "steps": 60}
-CHANCE = 1 / 12  # 4 of 16 positions are told
+CHANCE = 1 / 12  # 4 of 16 positions are given
 
 
 def write_encoder(path: Path, seed: int = 0, size: int = 8, positions: str = "sincos", **sizes) -> Path:
@@ -140,7 +140,7 @@ def test_from_the_command_line(
     encoder: Path, images: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     (tmp_path / "encoder.safetensors").write_bytes(encoder.read_bytes())
-    words = [str(tmp_path), str(images["noise"]), "--steps", "3", "--most", "20", "--ratio", "0.5"]
+    words = [str(tmp_path), str(images["noise"]), "--steps", "3", "--max_train", "20", "--ratio", "0.5"]
     assert main(["evaluate", "position-sensitivity", *words]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "50 % of the position embeddings" in printed and "on 20 images, in 3 steps" in printed

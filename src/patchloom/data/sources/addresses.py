@@ -17,8 +17,22 @@ from patchloom.errors import PatchloomError
 
 PIPE = "pipe:"
 # what file systems call the property that changes with the content, the surest first
-_TELLS = ("etag", "checksum", "md5hash", "content_md5", "digest", "crc32c", "crc", "blob_id", "mtime", "lastmodified")
-_TELLS += ("last_modified", "modified", "updated", "created")
+_VERSION_KEYS = (
+    "etag",
+    "checksum",
+    "md5hash",
+    "content_md5",
+    "digest",
+    "crc32c",
+    "crc",
+    "blob_id",
+    "mtime",
+    "lastmodified",
+    "last_modified",
+    "modified",
+    "updated",
+    "created",
+)
 
 
 @dataclass(frozen=True)
@@ -155,9 +169,9 @@ def _state(address: str) -> Shard:
         raise _unreachable(address, error) from error
     if info.get("type") == "directory":
         raise PatchloomError(f"{address} is a folder: name the shards in it, as {address.rstrip('/')}/*.tar")
-    told = next((f"{key} {info[key]}" for key in _TELLS if info.get(key)), "")
+    known = next((f"{key} {info[key]}" for key in _VERSION_KEYS if info.get(key)), "")
     size = info.get("size") or 0
-    return Shard(address, f"{size} {told}", size, certain=bool(told))
+    return Shard(address, f"{size} {known}", size, certain=bool(known))
 
 
 def _unreachable(address: str, error: Exception) -> PatchloomError:

@@ -39,7 +39,7 @@ class Source(ABC):
         """16 hex digits that change when the content does."""
 
     def stamp(self) -> str | None:
-        """16 hex digits that no other pixels can have, for what is kept and used again; None: that cannot be known.
+        """16 hex digits that no other pixels can have, for what is cached; None: that cannot be known.
 
         Stricter than `fingerprint`, which a folder keeps when it is moved or copied with its times.
         """
@@ -48,7 +48,7 @@ class Source(ABC):
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
         """16 bytes of each image [n], `CONTENT`, which are equal for exact copies, and for them alone.
 
-        None: that cannot be told without fetching or decoding all images. chosen: of these images only, [len(chosen)].
+        None: all images would have to be fetched or decoded for it. chosen: of these images only, [len(chosen)].
         """
         return None
 

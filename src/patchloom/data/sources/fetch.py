@@ -1,4 +1,4 @@
-"""Shards from elsewhere are fetched whole, kept in a folder of bounded size, and then read like local ones.
+"""Shards from elsewhere are fetched whole, cached in a folder of bounded size, and then read like local ones.
 
 They lie in ``cache_root()/shards/fetched``. What was not used for longest goes first; any file there may be deleted at
 any time.
@@ -125,8 +125,8 @@ def _run(command: str, to: Path) -> None:
     with to.open("wb") as file:
         done = subprocess.run(command, shell=True, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.PIPE)
     if done.returncode:
-        told = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise ValueError(told[-1] if told else f"the command ended with code {done.returncode}")
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise ValueError(lines[-1] if lines else f"the command ended with code {done.returncode}")
 
 
 def _folder() -> Path:

@@ -69,8 +69,8 @@ def _labels(paths: Sequence[str], classes: tuple[str, ...]) -> np.ndarray:
 def images_in(root: Path, name: str) -> Names:
     """Sorted paths of the images under a folder, relative to it, with forward slashes.
 
-    Hidden files are skipped, and a folder that links reach twice is read once. The list of a large folder is kept in
-    the cache, with the state of every folder in it: one `stat` for each folder tells that it still holds.
+    Hidden files are skipped, and a folder that links reach twice is read once. The list of a large folder is cached,
+    with the state of every folder in it: one `stat` for each folder tells that it still holds.
 
     Args:
         root: the folder.
@@ -79,8 +79,8 @@ def images_in(root: Path, name: str) -> Names:
     Raises:
         PatchloomError: there are no images in it.
     """
-    kept = cache_root() / "listings" / digest([_FORMAT, os.path.abspath(root)])
-    paths = _read(kept, root)
+    cached = cache_root() / "listings" / digest([_FORMAT, os.path.abspath(root)])
+    paths = _read(cached, root)
     if paths is not None:
         return paths
     begin = time.time_ns()
@@ -91,16 +91,16 @@ def images_in(root: Path, name: str) -> Names:
         about = json.dumps(folders).encode()
         sizes = np.array([len(about), len(paths)], np.int64).tobytes()
         try:
-            write_whole(kept, b"".join([sizes, about, paths.ends.tobytes(), paths.letters]))
+            write_whole(cached, b"".join([sizes, about, paths.ends.tobytes(), paths.letters]))
         except PatchloomError:  # a full or read-only disc costs another listing, and nothing else
             pass
     return paths
 
 
-def _read(kept: Path, root: Path) -> Names | None:
-    """What is kept, if it still holds."""
+def _read(cached: Path, root: Path) -> Names | None:
+    """The cached listing, if it still holds."""
     try:
-        content = kept.read_bytes()
+        content = cached.read_bytes()
         about, count = np.frombuffer(content, np.int64, 2).tolist()
         folders = json.loads(content[16 : 16 + about])
         if not all(_state(os.path.join(root, folder)) == state for folder, *state in folders):

@@ -25,12 +25,12 @@ _SAVED = ("dataset_dict.json", "state.json")
 
 
 class Hub(Source):
-    """The images of one split of a map-style data set. told: the state of the files that it was made from."""
+    """The images of one split of a map-style data set. state: the state of the files that it was made from."""
 
-    def __init__(self, name: str, split: str, dataset: Dataset, told: str) -> None:
+    def __init__(self, name: str, split: str, dataset: Dataset, state: str) -> None:
         from datasets import ClassLabel, Image
 
-        self.name, self.split, self.told = name, split, told
+        self.name, self.split, self.state = name, split, state
         self.column = _column(dataset, Image, "image")
         if self.column is None:
             raise PatchloomError(
@@ -75,7 +75,7 @@ class Hub(Source):
     def fingerprint(self) -> str:
         """Of the state of the files in a folder, or of the hub's version, of the split and of the labels."""
         return digest(
-            [self.told, self.split, str(len(self)), str(None if self.labels is None else self.labels.tolist())]
+            [self.state, self.split, str(len(self)), str(None if self.labels is None else self.labels.tolist())]
         )
 
     def stamp(self) -> str | None:
@@ -131,8 +131,8 @@ def open_hub(name: str) -> Data:
 
     def source(split: str) -> Hub:
         versions = sorted({Path(file["filename"]).parent.name for file in splits[split].cache_files})
-        told = Files(name, folder, stored).fingerprint() if stored else digest([place, str(config), *versions])
-        return Hub(name, split, splits[split], told)
+        state = Files(name, folder, stored).fingerprint() if stored else digest([place, str(config), *versions])
+        return Hub(name, split, splits[split], state)
 
     train = source(first)
     second = next((split for split in TEST_SPLITS if split in splits and split != first), None)

@@ -1,6 +1,6 @@
 """Shards: tar files of images and labels, as WebDataset lays them out, read in any order.
 
-An index of every shard (which image begins where, and its label) is made once. It is kept in
+An index of every shard (which image begins where, and its label) is made once. It is cached in
 ``cache_root()/shards/index``, under a digest of the shard's address and state.
 """
 
@@ -161,7 +161,7 @@ def open_shard_folder(folder: Path, name: str, say: Callable[[str], None] = prin
 
 def _source(addresses: list[str], name: str, classes: tuple[str, ...] | None, say: Callable[[str], None]) -> Shards:
     """classes: of the training images, which others must not exceed."""
-    shards, told = states_of(addresses), time.monotonic()
+    shards, reported = states_of(addresses), time.monotonic()
     check_room(shards, 2 * WINDOW, name)  # workers are not all at the same place
     indices: list[_Index] = []
     with closing(in_threads(_index, shards)) as made:  # or threads would go on after an exception
@@ -170,9 +170,9 @@ def _source(addresses: list[str], name: str, classes: tuple[str, ...] | None, sa
             indices.append(index)
             if shards[number].pipe:  # its size was not known before
                 check_room(shards, 2 * WINDOW, name)
-            if time.monotonic() - told > _PAUSE:
+            if time.monotonic() - reported > _PAUSE:
                 say(f"  {number + 1:,} of {len(shards):,} shards of {name} are indexed")
-                told = time.monotonic()
+                reported = time.monotonic()
     names = [image for index in indices for image in index.names]
     if not names:
         some = shards[0].address if len(shards) == 1 else f"the {len(shards)} shards of {name}"
@@ -186,14 +186,14 @@ def _source(addresses: list[str], name: str, classes: tuple[str, ...] | None, sa
 
 
 def _index(shard: Shard) -> _Index:
-    kept = cache_root() / "shards" / "index" / f"{digest([_FORMAT, shard.address, shard.state])}.json"
+    cached = cache_root() / "shards" / "index" / f"{digest([_FORMAT, shard.address, shard.state])}.json"
     try:
-        return _Index(**json.loads(kept.read_text("utf-8")))
+        return _Index(**json.loads(cached.read_text("utf-8")))
     except (OSError, ValueError, TypeError):  # none there, or damaged
         pass
     with open_shard(shard) as file:
         index = _read_index(file, shard.address)
-    write_whole(kept, json.dumps(asdict(index)))
+    write_whole(cached, json.dumps(asdict(index)))
     return index
 
 

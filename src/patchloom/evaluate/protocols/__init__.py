@@ -13,7 +13,7 @@ from typing import Any
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.report import Report
 from patchloom.evaluate.rows import append_rows, check_rows
-from patchloom.evaluate.settings import How
+from patchloom.evaluate.settings import EvalSettings
 
 # function paths, not functions: a protocol is imported when it is asked for
 PROTOCOLS: dict[str, str] = {
@@ -49,9 +49,9 @@ def _at(path: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), attribute)
 
 
-def _with_readers(report: Report, how: How) -> Report:
+def _with_readers(report: Report, settings: EvalSettings) -> Report:
     """A report that tells what ``--workers auto`` became."""
-    number, why = how.readers
+    number, why = settings.readers
     return replace(report, protocol=f"{report.protocol} --workers auto is at most {number} here ({why}).")
 
 
@@ -64,7 +64,7 @@ def evaluate(protocol: str, run: str | Path, data: str | Path, **options: Any) -
         protocol: one of `PROTOCOLS`.
         run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
         data: labelled images, as `patchloom.data.open_data` takes them.
-        options: the fields of `How`, such as ``seeds=3``, and the protocol's own.
+        options: the fields of `EvalSettings`, such as ``seeds=3``, and the protocol's own.
 
     Returns:
         The report of the last seed, with those of the others in it.
@@ -73,25 +73,26 @@ def evaluate(protocol: str, run: str | Path, data: str | Path, **options: Any) -
         PatchloomError: no such protocol, option, encoder or data, or something that the protocol refuses.
     """
     function, given = protocol_of(protocol)
-    common = {field.name for field in fields(How)}
-    known = [name for name in signature(function).parameters if name not in ("run", "data", "how")]
+    common = {field.name for field in fields(EvalSettings)}
+    parameters = signature(function).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     for name in options:
         if name not in common and name not in known:
             near = get_close_matches(name, [*known, *common], n=1)
             hint = f"did you mean {near[0]}?" if near else f"its options are {', '.join([*known, *common])}"
             raise PatchloomError(f"{protocol} has no option {name}: {hint}")
-    how = How(**{name: options.pop(name) for name in list(options) if name in common})
-    how.check()
+    settings = EvalSettings(**{name: options.pop(name) for name in list(options) if name in common})
+    settings.check()
     results = None
     if not str(run).startswith("timm:") and Path(run).is_dir():
         results = Path(run) / "results.csv"
         check_rows(results)
     reports: list[Report] = []
-    for seed in range(how.seed, how.seed + how.seeds):
-        report = function(run, data, replace(how, seed=seed), **given, **options)
+    for seed in range(settings.seed, settings.seed + settings.seeds):
+        report = function(run, data, replace(settings, seed=seed), **given, **options)
         if results is not None:
             append_rows(results, report)
-        reports.append(report if how.workers != "auto" else _with_readers(report, how))
+        reports.append(report if settings.workers != "auto" else _with_readers(report, settings))
     for drawing in reports[-1].drawings:
         _at(drawing.function)(**drawing.content, out=drawing.out)
     return replace(reports[-1], others=tuple(reports[:-1]))

@@ -9,13 +9,12 @@ from timm.models.vision_transformer import VisionTransformer
 
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier, class_names, fresh_blocks
-from patchloom.evaluate.features import check_pooling, tokens_of
-from patchloom.evaluate.fit import Precision
+from patchloom.evaluate.features import Precision, check_pooling, tokens_of
 from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.recipes import Recipe, takes_recipe
 from patchloom.evaluate.report import Report
-from patchloom.evaluate.settings import How, parts_of
-from patchloom.evaluate.trained import Build, Subject, measure, plan_for
+from patchloom.evaluate.settings import EvalSettings, parts_of
+from patchloom.evaluate.trained import Build, Candidate, plan_for, train_and_test
 from patchloom.hints import check_options
 from patchloom.nets.variants import vary
 from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
@@ -27,7 +26,7 @@ _IDLE = {"layer_decay": 1.0, "drop_path": 0.0}  # of a recipe, where the encoder
 def blocks(
     run: str | Path,
     data: str | Path,
-    how: How,
+    settings: EvalSettings,
     *,
     count: int = 2,
     recipe: str = "small",
@@ -40,7 +39,7 @@ def blocks(
     Args:
         run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
         data: labelled images, as `patchloom.data.open_data` takes them.
-        how: what is common to all protocols.
+        settings: what is common to all protocols.
         count: how many blocks.
         recipe: small (ours), droppos, mae, mp3, extrema or lut (the papers'); each value below replaces one of its own.
         control: do the same on an untrained encoder, too.
@@ -57,20 +56,20 @@ def blocks(
         if changes.get(name) is not None:
             raise PatchloomError(f"--{name} changes nothing in blocks:{count}: the encoder is frozen")
     vit, card = load_encoder(run)
-    parts = parts_of(data, how)
-    plan = plan_for(recipe, {**changes, **_IDLE}, vit, card, parts.train, how, precision)
+    parts = parts_of(data, settings)
+    plan = plan_for(recipe, {**changes, **_IDLE}, vit, card, parts.train, settings, precision)
     check_pooling(plan.recipe.pooling, tokens_of(vit, None))
     classes = len(class_names(parts.train))
-    subjects = [Subject(card.name, _builder(vit, card, count, classes), {"blocks": count})]
+    candidates = [Candidate(card.name, _builder(vit, card, count, classes), {"blocks": count})]
     if control:
-        twin, _ = untrained_twin(card, seed=how.seed)
-        subjects.append(Subject(UNTRAINED, _builder(twin, card, count, classes), {"blocks": count}))
+        twin, _ = untrained_twin(card, seed=settings.seed)
+        candidates.append(Candidate(UNTRAINED, _builder(twin, card, count, classes), {"blocks": count}))
     title = f"{count} block{'s'[: count > 1]}"
     done = (
         f"Non-linear probe: {title} of a transformer, a norm and a linear head, all fresh, were trained on the tokens "
         "of the frozen encoder."
     )
-    return measure(f"blocks:{count}", f"Probe of {title}", done, subjects, plan, parts)
+    return train_and_test(f"blocks:{count}", f"Probe of {title}", done, candidates, plan, parts)
 
 
 def _builder(vit: VisionTransformer, card: EncoderCard, count: int, classes: int) -> Build:

@@ -12,9 +12,10 @@ import torch
 from patchloom.data import Source
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, class_names, load_classifier, read_classifier
-from patchloom.evaluate.fit import Answers, Precision, answers
+from patchloom.evaluate.features import Precision
+from patchloom.evaluate.fit import Answers, answers
 from patchloom.evaluate.report import Report, Row
-from patchloom.evaluate.settings import How, parts_of
+from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.evaluate.trained import report_of
 from patchloom.hints import check_options
 
@@ -33,7 +34,7 @@ class Member:
 def ensemble(
     run: str | Path,
     data: str | Path,
-    how: How,
+    settings: EvalSettings,
     *,
     others: str | list[str] = "",
     precision: Precision = "auto",
@@ -43,7 +44,7 @@ def ensemble(
     Args:
         run: a classifier that finetune saved, or a run's folder that has one of this data and seed.
         data: labelled images, those on which the classifiers were fine-tuned.
-        how: what is common to all protocols; its seed is theirs, where the data brings no test images.
+        settings: what is common to all protocols; its seed is theirs, where the data brings no test images.
         others: further classifiers or folders, separated by commas.
         precision: float32, or bfloat16 products; auto is bfloat16 where a CUDA device has it.
 
@@ -55,14 +56,14 @@ def ensemble(
     paths = [path.strip() for path in paths if path.strip()]
     if len(paths) < 2:
         raise PatchloomError("an ensemble needs two classifiers or more: give the others as --others A,B")
-    parts = parts_of(data, how)
+    parts = parts_of(data, settings)
     fingerprint = parts.test.fingerprint()
-    members = [_member(path, parts.test, fingerprint, how) for path in paths]
-    said = [answers(member.model, parts.test, member.card.encoder, how, precision) for member in members]
+    members = [_member(path, parts.test, fingerprint, settings) for path in paths]
+    said = [answers(member.model, parts.test, member.card.encoder, settings, precision) for member in members]
     mean, agreement = average(said), agreement_of(said)
     n, pooling = len(mean.labels), "-"
-    settings = {"members": len(members), "agreement": agreement}
-    rows = [Row.of(ENSEMBLE, pooling, "ensemble", settings, mean.accuracy(), n)]
+    row_settings = {"members": len(members), "agreement": agreement}
+    rows = [Row.of(ENSEMBLE, pooling, "ensemble", row_settings, mean.accuracy(), n)]
     for member, found in zip(members, said, strict=True):
         rows.append(Row.of(member.name, member.model.pooling, "ensemble", {}, found.accuracy(), n))
     done = (
@@ -70,7 +71,7 @@ def ensemble(
         f"chosen. Two of them name the same class for {agreement:.1%} of the test images"
         f"{' on average' if len(members) > 2 else ''}."
     )
-    return report_of("ensemble", f"Ensemble of {len(members)}: ", [done], rows, parts, how, mean)
+    return report_of("ensemble", f"Ensemble of {len(members)}: ", [done], rows, parts, settings, mean)
 
 
 def average(said: Sequence[Answers]) -> Answers:
@@ -86,10 +87,10 @@ def agreement_of(said: Sequence[Answers]) -> float:
     return sum(shares) / len(shares)
 
 
-def _member(place: str, test: Source, fingerprint: str, how: How) -> Member:
+def _member(place: str, test: Source, fingerprint: str, settings: EvalSettings) -> Member:
     path = Path(place)
     if path.is_dir():
-        path = _only(path, test.name, how.seed)
+        path = _only(path, test.name, settings.seed)
     model, card = load_classifier(path)
     names = class_names(test)
     if len(card.classes) != len(names):

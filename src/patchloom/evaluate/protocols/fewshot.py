@@ -11,16 +11,15 @@ from timm.models.vision_transformer import VisionTransformer
 
 from patchloom.data import Source
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.classifier import Positions, class_names, variant_of
-from patchloom.evaluate.features import classes_of
-from patchloom.evaluate.fit import Precision
+from patchloom.evaluate.classifier import PositionChoice, class_names, variant_of
+from patchloom.evaluate.features import Precision, classes_of
 from patchloom.evaluate.frozen import compare
 from patchloom.evaluate.protocols.finetune import builder, scratch
 from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.recipes import takes_recipe
 from patchloom.evaluate.report import Report
-from patchloom.evaluate.settings import How, Parts, parts_of, stratified
-from patchloom.evaluate.trained import SCRATCH, Subject, measure, plan_for
+from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified
+from patchloom.evaluate.trained import SCRATCH, Candidate, plan_for, train_and_test
 from patchloom.hints import check_options
 from patchloom.nets.heads import Stem
 from patchloom.nets.weights import EncoderCard, load_encoder, load_extra_module, untrained_twin
@@ -35,14 +34,14 @@ _SHARE = 0.1
 def fewshot(
     run: str | Path,
     data: str | Path,
-    how: How,
+    settings: EvalSettings,
     *,
     labels: float | None = None,
     per_class: int | None = None,
     method: Method = "finetune",
     head_on: HeadOn = "features",
     recipe: str = "small",
-    positions: Positions = "auto",
+    positions: PositionChoice = "auto",
     control: bool = True,
     precision: Precision = "auto",
     **changes: Any,
@@ -52,7 +51,7 @@ def fewshot(
     Args:
         run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
         data: labelled images, as `patchloom.data.open_data` takes them.
-        how: what is common to all protocols.
+        settings: what is common to all protocols.
         labels: share of the training images whose labels are used, from each class alike, such as 0.01; 0.1, if
             neither this nor per_class is given.
         per_class: instead, so many images of each class.
@@ -70,31 +69,31 @@ def fewshot(
     """
     check_options(fewshot, locals())
     vit, card = load_encoder(run)
-    parts, what = few(parts_of(data, how), labels, per_class, how.seed)
+    parts, what = few(parts_of(data, settings), labels, per_class, settings.seed)
     idle = [name for name, value in changes.items() if value is not None]
     if method == "linear":
         usual = {"head_on": (head_on, "features"), "recipe": (recipe, "small"), "positions": (positions, "auto")}
         idle += [name for name, (value, default) in usual.items() if value != default]
         if idle:
             raise PatchloomError(f"--{idle[0]} is for --method finetune: the linear probe has no such choice")
-        return _linear(run, vit, card, parts, how, what)
-    plan = plan_for(recipe, changes, vit, card, parts.train, how, precision)
+        return _linear(run, vit, card, parts, settings, what)
+    plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision)
     variant, classes = variant_of(positions, vit), len(class_names(parts.train))
-    kept = {"positions": variant, "head_on": head_on, **what}
+    row_settings = {"positions": variant, "head_on": head_on, **what}
     more, fresh, on = {}, {}, "a linear head"
     if head_on == "projection":
         if "pooling" in idle:
             raise PatchloomError("--pooling changes nothing with --head_on projection, which has a pooling of its own")
-        more, fresh = projections(run, card, how.seed)
-        kept["pooling"] = more["pooling"]
+        more, fresh = projections(run, card, settings.seed)
+        row_settings["pooling"] = more["pooling"]
         on = f"the projection's first layer and a linear head on the {more['pooling']} representation"
-    subjects = [Subject(card.name, builder(vit, card, positions, classes, **more), kept)]
+    candidates = [Candidate(card.name, builder(vit, card, positions, classes, **more), row_settings)]
     if control:
-        subjects.append(replace(scratch(card, positions, classes, how, **fresh), settings=kept))
+        candidates.append(replace(scratch(card, positions, classes, settings, **fresh), settings=row_settings))
     done = f"Few labels: the encoder and {on} were trained together, positions: {variant}."
     if control:
         done += f" {SCRATCH.capitalize()} is the same with fresh weights."
-    return measure("few-shot", f"Fine-tuning with {len(parts.train):,} labels", done, subjects, plan, parts)
+    return train_and_test("few-shot", f"Fine-tuning with {len(parts.train):,} labels", done, candidates, plan, parts)
 
 
 def few(parts: Parts, share: float | None, per_class: int | None, seed: int) -> tuple[Parts, dict[str, Any]]:
@@ -142,11 +141,11 @@ def _linear(
     vit: VisionTransformer,
     card: EncoderCard,
     parts: Parts,
-    how: How,
+    settings: EvalSettings,
     what: dict[str, Any],
 ) -> Report:
     """The linear probe, under this protocol's name."""
-    (report,) = compare((LINEAR,), vit, card, parts, how, load_extra_module(run, "pooling"))
+    (report,) = compare((LINEAR,), vit, card, parts, settings, load_extra_module(run, "pooling"))
     renamed = {
         id(row): replace(row, protocol="few-shot", settings={**row.settings, "method": "linear", **what})
         for row in report.rows

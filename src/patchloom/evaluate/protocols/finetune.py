@@ -15,16 +15,16 @@ from patchloom.evaluate.classifier import (
     Classifier,
     ClassifierCard,
     Pool,
-    Positions,
+    PositionChoice,
     class_names,
     save_classifier,
     variant_of,
 )
-from patchloom.evaluate.fit import Precision
+from patchloom.evaluate.features import Precision
 from patchloom.evaluate.recipes import Recipe, takes_recipe
 from patchloom.evaluate.report import Report
-from patchloom.evaluate.settings import How, parts_of
-from patchloom.evaluate.trained import SCRATCH, Build, Subject, measure, plan_for
+from patchloom.evaluate.settings import EvalSettings, parts_of
+from patchloom.evaluate.trained import SCRATCH, Build, Candidate, plan_for, train_and_test
 from patchloom.hints import check_options
 from patchloom.nets.variants import vary
 from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
@@ -34,10 +34,10 @@ from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
 def finetune(
     run: str | Path,
     data: str | Path,
-    how: How,
+    settings: EvalSettings,
     *,
     recipe: str = "small",
-    positions: Positions = "auto",
+    positions: PositionChoice = "auto",
     control: bool = True,
     from_scratch: bool = False,
     precision: Precision = "auto",
@@ -49,7 +49,7 @@ def finetune(
     Args:
         run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
         data: labelled images, as `patchloom.data.open_data` takes them.
-        how: what is common to all protocols.
+        settings: what is common to all protocols.
         recipe: small (ours), droppos, mae, mp3, extrema or lut (the papers'); each value below replaces one of its own.
         positions: keep what the encoder has, fixed sine-cosine, learned, relative (a bias in each attention), or none;
             auto keeps, and gives fixed ones to an encoder without any.
@@ -66,40 +66,43 @@ def finetune(
     if from_scratch and out is not None:
         raise PatchloomError("--from_scratch saves no classifier: leave --out away")
     vit, card = load_encoder(run)
-    parts = parts_of(data, how)
-    plan = plan_for(recipe, changes, vit, card, parts.train, how, precision)
+    parts = parts_of(data, settings)
+    plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision)
     variant, classes = variant_of(positions, vit), class_names(parts.train)
-    kept = {"positions": variant}
-    path = None if from_scratch else _place(run, data, recipe, how, out)
+    row_settings = {"positions": variant}
+    path = None if from_scratch else _place(run, data, recipe, settings, out)
 
-    def keep(model: Classifier, settings: dict[str, Any]) -> None:
+    def save(model: Classifier, all_settings: dict[str, Any]) -> None:
         if path is None:
             print(f"  {card.name} is no file of yours, so its classifier is not saved: --out FILE saves it")
             return
-        about = (variant, model.pooling, classes, parts.train.name, parts.test.fingerprint(), how.seed, settings)
-        save_classifier(model, ClassifierCard(card, *about), path)
+        trained_on = parts.train.name, parts.test.fingerprint(), settings.seed
+        save_classifier(model, ClassifierCard(card, variant, model.pooling, classes, *trained_on, all_settings), path)
         print(f"  {card.name}: saved as {path}", flush=True)
 
-    subjects = [Subject(card.name, builder(vit, card, positions, len(classes)), kept, keep)] * (not from_scratch)
+    pretrained = Candidate(card.name, builder(vit, card, positions, len(classes)), row_settings, save)
+    candidates = [] if from_scratch else [pretrained]
     if control or from_scratch:
-        subjects.append(scratch(card, positions, len(classes), how))
+        candidates.append(scratch(card, positions, len(classes), settings))
     done = f"Fine-tuning: the encoder and a linear head were trained together, positions: {variant}."
-    if len(subjects) > 1:
+    if len(candidates) > 1:
         done += f" {SCRATCH.capitalize()} is the same with fresh weights."
-    return measure("finetune", "Fine-tuning", done, subjects, plan, parts)
+    return train_and_test("finetune", "Fine-tuning", done, candidates, plan, parts)
 
 
-def scratch(card: EncoderCard, positions: Positions, classes: int, how: How, **more: Any) -> Subject:
+def scratch(
+    card: EncoderCard, positions: PositionChoice, classes: int, settings: EvalSettings, **more: Any
+) -> Candidate:
     """The control: the same encoder with fresh weights."""
-    twin, _ = untrained_twin(card, seed=how.seed)
+    twin, _ = untrained_twin(card, seed=settings.seed)
     variant = variant_of(positions, twin)
-    return Subject(SCRATCH, builder(twin, card, positions, classes, **more), {"positions": variant})
+    return Candidate(SCRATCH, builder(twin, card, positions, classes, **more), {"positions": variant})
 
 
 def builder(
     vit: VisionTransformer,
     card: EncoderCard,
-    positions: Positions,
+    positions: PositionChoice,
     classes: int,
     pooling: Pool | None = None,
     **parts: nn.Module | int | None,
@@ -122,14 +125,14 @@ def builder(
     return build
 
 
-def _place(run: str | Path, data: str | Path, recipe: str, how: How, out: str | None) -> Path | None:
+def _place(run: str | Path, data: str | Path, recipe: str, settings: EvalSettings, out: str | None) -> Path | None:
     """Where a classifier is saved; None: nowhere."""
     if out is not None:
-        if how.seeds > 1:
-            raise PatchloomError(f"--out names one file, but --seeds {how.seeds} gives several: leave --out away")
+        if settings.seeds > 1:
+            raise PatchloomError(f"--out names one file, but --seeds {settings.seeds} gives several: leave --out away")
         return Path(out)
     if str(run).startswith("timm:"):
         return None
     folder = Path(run) if Path(run).is_dir() else Path(run).parent
     name = re.sub(r"[^\w.-]+", "-", Path(data).name)
-    return folder / "finetuned" / f"{name}-{recipe}-{how.seed}.safetensors"
+    return folder / "finetuned" / f"{name}-{recipe}-{settings.seed}.safetensors"

@@ -9,10 +9,10 @@ from typing import Literal
 
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import Features, Pooling
-from patchloom.evaluate.frozen import FrozenProtocol, Score, measure
+from patchloom.evaluate.frozen import FrozenProtocol, Score, measure_run
 from patchloom.evaluate.neighbours import TEMPERATURE, knn_accuracies
 from patchloom.evaluate.report import Report, Row
-from patchloom.evaluate.settings import How
+from patchloom.evaluate.settings import EvalSettings
 
 _USUAL_K = 20
 _KS = (1, 5, 20, 100)
@@ -21,7 +21,7 @@ _KS = (1, 5, 20, 100)
 def knn(
     run: str | Path,
     data: str | Path,
-    how: How,
+    settings: EvalSettings,
     *,
     pooling: Pooling | Literal["all"] = "all",
     ks: Sequence[int] = _KS,
@@ -32,7 +32,7 @@ def knn(
     Args:
         run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
         data: labelled images, as `patchloom.data.open_data` takes them.
-        how: what is common to all protocols.
+        settings: what is common to all protocols.
         pooling: "class", "mean", "instance" (of a head beside the encoder), "both" class and mean, or "all" there are.
         ks: numbers of neighbours.
         gallery: share of the training images, drawn from each class alike, that may vote.
@@ -44,7 +44,7 @@ def knn(
         raise PatchloomError(f"--ks must be 1 or more, not {min(ks)}")
     if not 0 < gallery <= 1:
         raise PatchloomError(f"--gallery must be a share above 0 and up to 1, such as 0.1, not {gallery:g}")
-    return measure(knn_with(tuple(ks)), run, data, how, pooling, gallery)
+    return measure_run(knn_with(tuple(ks)), run, data, settings, pooling, gallery)
 
 
 def knn_with(ks: Sequence[int]) -> FrozenProtocol:
@@ -52,7 +52,7 @@ def knn_with(ks: Sequence[int]) -> FrozenProtocol:
     return FrozenProtocol("knn", partial(_fit, ks=ks), _quoted, _title, partial(_sentence, ks=ks))
 
 
-def _fit(train: Features, pooling: str, how: How, *, ks: Sequence[int]) -> Score:
+def _fit(train: Features, pooling: str, settings: EvalSettings, *, ks: Sequence[int]) -> Score:
     def score(test: Features) -> list[tuple[dict[str, float], float]]:
         found = knn_accuracies(train.pooled(pooling), train.labels, test.pooled(pooling), test.labels, ks)
         return [({"k": k, "temperature": TEMPERATURE}, value) for k, value in found.items()]

@@ -9,21 +9,23 @@ from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import Features
-from patchloom.evaluate.frozen import PIXELS, circumstances, majority, subjects
-from patchloom.evaluate.logistic import HELD_OUT_SHARE, hold_out_for_choice
+from patchloom.evaluate.frozen import PIXELS, circumstances, extractors, majority
+from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, hold_out_for_choice
 from patchloom.evaluate.neighbours import TEMPERATURE, knn_accuracies
 from patchloom.evaluate.report import Drawing, Report, Row
-from patchloom.evaluate.settings import How, parts_of
+from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.weights import load_encoder
 
 
-def layers(run: str | Path, data: str | Path, how: How, *, k: int = 20, out: str | Path | None = None) -> Report:
+def layers(
+    run: str | Path, data: str | Path, settings: EvalSettings, *, k: int = 20, out: str | Path | None = None
+) -> Report:
     """Let the most similar training images vote in every layer: what each knows of the classes.
 
     Args:
         run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
         data: labelled images, as `patchloom.data.open_data` takes them.
-        how: what is common to all protocols.
+        settings: what is common to all protocols.
         k: how many neighbours vote.
         out: the picture of the curve; ``RUN/pictures/layers.png`` if ``run`` is a folder.
 
@@ -33,21 +35,21 @@ def layers(run: str | Path, data: str | Path, how: How, *, k: int = 20, out: str
     if k < 1:
         raise PatchloomError(f"--k must be 1 or more, not {k}")
     vit, card = load_encoder(run)
-    parts = parts_of(data, how)
+    parts = parts_of(data, settings)
     groups: list[list[Row]] = []
-    kept = []
-    for name, features_of, _ in subjects(vit, card, how, layers=True):
+    cached = []
+    for name, features_of, _ in extractors(vit, card, settings, layers=True):
         train = features_of(parts.train)
-        settings = [{}] if name == PIXELS else _held_out(train, k, how)
+        row_settings = [{}] if name == PIXELS else _held_out(train, k, settings)
         # what chooses the best layer is known: now the test images are read
         test = features_of(parts.test)
         pooling, found = "pixels" if name == PIXELS else "mean", []
-        for values, queries, about in zip(train.tokens.values(), test.tokens.values(), settings, strict=True):
-            accuracy = _vote(values, train.labels, queries, test.labels, k, how)
+        for values, queries, about in zip(train.tokens.values(), test.tokens.values(), row_settings, strict=True):
+            accuracy = _vote(values, train.labels, queries, test.labels, k, settings)
             about = {"k": k, "temperature": TEMPERATURE, **about}
             found.append(Row.of(name, pooling, "layers", about, accuracy, len(test.labels)))
         groups.append(found)
-        kept += [name] * (train.kept or test.kept)
+        cached += [name] * (train.cached or test.cached)
     ours, twins, (pixels,) = groups
     n_test = len(test.labels)
     guessed = majority("layers", train.labels, test.labels)
@@ -55,12 +57,12 @@ def layers(run: str | Path, data: str | Path, how: How, *, k: int = 20, out: str
     size = tuple(vit.patch_embed.img_size)
     return Report(
         rows=[*ours, *twins, pixels, guessed],
-        protocol=f"{_sentences(len(ours) - 2, k, train, test)} {circumstances(parts, train, test, size, kept)}",
+        protocol=f"{_sentences(len(ours) - 2, k, train, test)} {circumstances(parts, train, test, size, cached)}",
         headline=_headline(*quoted, n_test),
         quoted=quoted,
         data=parts.test.name,
         fingerprint=parts.test.fingerprint(),
-        seed=how.seed,
+        seed=settings.seed,
         n_test=n_test,
         across="layer",
         down=True,
@@ -68,20 +70,20 @@ def layers(run: str | Path, data: str | Path, how: How, *, k: int = 20, out: str
     )
 
 
-def _vote(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor, k: int, how: How) -> float:
-    return knn_accuracies(*(part.to(how.at) for part in (gallery, labels, queries, truth)), (k,))[k]
+def _vote(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor, k: int, settings: EvalSettings) -> float:
+    return knn_accuracies(*(part.to(settings.at) for part in (gallery, labels, queries, truth)), (k,))[k]
 
 
-def _held_out(train: Features, k: int, how: How) -> list[dict[str, Any]]:
+def _held_out(train: Features, k: int, settings: EvalSettings) -> list[dict[str, Any]]:
     """Each layer's name, and its accuracy on a held-out part of the training images when the rest of them vote."""
     if len(train.labels) < 2:
         raise PatchloomError("the best layer is chosen on held-out training images: add a second training image")
-    rest, held = hold_out_for_choice(train.labels, how.seed)
+    rest, held = hold_out_for_choice(train.labels, settings.seed)
     labels = train.labels
     return [
         {
             "layer": layer,
-            "held_out_accuracy": _vote(values[rest], labels[rest], values[held], labels[held], k, how),
+            "held_out_accuracy": _vote(values[rest], labels[rest], values[held], labels[held], k, settings),
             "held_out": len(held),
         }
         for layer, values in train.tokens.items()
@@ -99,8 +101,8 @@ def _sentences(blocks: int, k: int, train: Features, test: Features) -> str:
         f"final norm, all of one pass; in each layer the {k} most similar of {len(train.labels):,} training images "
         f"vote for each of {len(test.labels):,} test images (kNN by cosine similarity, votes weighted by "
         f"exp(similarity / {TEMPERATURE})). The best layer was chosen by the same vote on a stratified "
-        f"{100 * HELD_OUT_SHARE:.0f} % of the training images, for which the rest of them voted; the test images took "
-        "no part."
+        f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training images, for which the rest of them voted; the test "
+        "images took no part."
     )
 
 

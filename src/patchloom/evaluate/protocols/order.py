@@ -15,23 +15,23 @@ from torch import Tensor
 from patchloom.data import CentreCrop, Source
 from patchloom.data.sources.base import digest
 from patchloom.evaluate.features import Features, check_pooling, tokens_of
-from patchloom.evaluate.frozen import circumstances, majority, subjects
+from patchloom.evaluate.frozen import circumstances, extractors, majority
 from patchloom.evaluate.logistic import linear_probe
 from patchloom.evaluate.neighbours import TEMPERATURE, knn_accuracies
 from patchloom.evaluate.report import Report, Row
-from patchloom.evaluate.settings import How, parts_of
+from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.encode import patch_positions, patch_side
 from patchloom.nets.weights import load_encoder
 from patchloom.views.tokens import grid_of, patchify, unpatchify
 
 LINEAR = "linear"
-AS_THEY_ARE, SHUFFLED, UNTOLD = "as they are", "patches shuffled", "positions zeroed"
+AS_THEY_ARE, SHUFFLED, ZEROED = "as they are", "patches shuffled", "positions zeroed"
 
 
 def order(
     run: str | Path,
     data: str | Path,
-    how: How,
+    settings: EvalSettings,
     *,
     pooling: Literal["class", "mean", "both"] = "mean",
     k: int = 20,
@@ -41,7 +41,7 @@ def order(
     Args:
         run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
         data: labelled images, as `patchloom.data.open_data` takes them.
-        how: what is common to all protocols.
+        settings: what is common to all protocols.
         pooling: "class", "mean", or "both".
         k: how many neighbours vote.
 
@@ -50,34 +50,34 @@ def order(
     """
     vit, card = load_encoder(run)
     check_pooling(pooling, tokens_of(vit, None))
-    parts, size = parts_of(data, how), tuple(vit.patch_embed.img_size)
-    shuffled = ShuffledPatches(parts.test, size, patch_side(vit), how.seed)
+    parts, size = parts_of(data, settings), tuple(vit.patch_embed.img_size)
+    shuffled = ShuffledPatches(parts.test, size, patch_side(vit), settings.seed)
     rows: list[Row] = []
-    kept: list[str] = []
-    for name, features_of, net in subjects(vit, card, how):
+    cached: list[str] = []
+    for name, features_of, net in extractors(vit, card, settings):
         train = features_of(parts.train)
         pooled = "pixels" if net is None else pooling
-        probes = _probes(train, pooled, k, how)
+        probes = _probes(train, pooled, k, settings)
         # all that is chosen has been chosen: now the test images are read
         tests = {AS_THEY_ARE: features_of(parts.test), SHUFFLED: features_of(shuffled)}
         if net is not None and patch_positions(net) is not None:
-            tests[UNTOLD] = subjects(without_positions(net), card, how)[0].features_of(parts.test)
+            tests[ZEROED] = extractors(without_positions(net), card, settings)[0].features_of(parts.test)
         for probe, accuracy in probes.items():
             for given, test in tests.items():
-                settings = {"probe": probe, "test_images": given}
-                rows.append(Row.of(name, pooled, "order", settings, accuracy(test), len(test.labels)))
-        kept += [name] * any(features.kept for features in (train, *tests.values()))
+                row_settings = {"probe": probe, "test_images": given}
+                rows.append(Row.of(name, pooled, "order", row_settings, accuracy(test), len(test.labels)))
+        cached += [name] * any(features.cached for features in (train, *tests.values()))
     test = tests[AS_THEY_ARE]
     n_test = len(test.labels)
     quoted = tuple(row for row in rows if row.settings["probe"] == LINEAR)
     return Report(
         rows=[*rows, majority("order", train.labels, test.labels)],
-        protocol=_sentences(vit, len(train.labels), n_test, k) + circumstances(parts, train, test, size, kept),
+        protocol=_sentences(vit, len(train.labels), n_test, k) + circumstances(parts, train, test, size, cached),
         headline=_headline(quoted, n_test),
         quoted=quoted,
         data=parts.test.name,
         fingerprint=parts.test.fingerprint(),
-        seed=how.seed,
+        seed=settings.seed,
         n_test=n_test,
         across="test_images",
     )
@@ -128,10 +128,10 @@ def without_positions(vit: VisionTransformer) -> VisionTransformer:
     return copy
 
 
-def _probes(train: Features, pooled: str, k: int, how: How) -> dict[str, Callable[[Features], float]]:
+def _probes(train: Features, pooled: str, k: int, settings: EvalSettings) -> dict[str, Callable[[Features], float]]:
     """By name, the accuracy on test images of what training images teach."""
     features, labels = train.pooled(pooled), train.labels
-    probe, _ = linear_probe(features, labels, seed=how.seed, device=how.at)
+    probe, _ = linear_probe(features, labels, seed=settings.seed, device=settings.at)
     return {
         LINEAR: lambda test: probe.accuracy(test.pooled(pooled), test.labels),
         f"kNN, k = {k}": lambda test: knn_accuracies(features, labels, test.pooled(pooled), test.labels, (k,))[k],

@@ -10,7 +10,7 @@ import numpy as np
 
 from patchloom.data import Source, open_data, plain_batches
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import How, Report, Row
+from patchloom.evaluate import EvalSettings, Report, Row
 from patchloom.evaluate.position_scores import (
     AVERAGE,
     CHANCE,
@@ -34,13 +34,13 @@ _WITHHELD = {
 }
 
 
-def positions(run: str | Path, data: str | Path, how: How, *, images: int = 1000) -> Report:
+def positions(run: str | Path, data: str | Path, settings: EvalSettings, *, images: int = 1000) -> Report:
     """Ask a run's own task where patches were, with more and with less withheld than in its training.
 
     Args:
         run: the folder of a run that asked for positions: droppos, mp3, or a mixture.
         data: images, as `patchloom.data.open_data` takes them; labels are not needed.
-        how: what is common to all protocols.
+        settings: what is common to all protocols.
         images: measure on at most so many test images.
 
     Raises:
@@ -57,17 +57,17 @@ def positions(run: str | Path, data: str | Path, how: How, *, images: int = 1000
             "measured: give a run of droppos or mp3, or measure its encoder with position-sensitivity"
         )
     source, story = _test_images(loaded, data)
-    some = np.random.default_rng(how.seed).permutation(len(source))[:images]
+    some = np.random.default_rng(settings.seed).permutation(len(source))[:images]
     if len(some) < len(source):
-        story += f" {len(some):,} of {len(source):,} images were drawn (seed {how.seed})."
+        story += f" {len(some):,} of {len(source):,} images were drawn (seed {settings.seed})."
         source = source.subset(np.sort(some))
     unreadable: list[str] = []
     # larger than the encoder's where a task sees a part of its images
     size = tuple(task.augment.size)
-    drawn = plain_batches(source, size, **how.reading(source), channels=task.channels, device=how.at)
+    drawn = plain_batches(source, size, **settings.reading(source), channels=task.channels, device=settings.at)
     batches = normalized(drawn, card, unreadable)
-    task.to(how.at)
-    cells = measure_positions(task.place, axes, task.grid, batches, how.seed)
+    task.to(settings.at)
+    cells = measure_positions(task.place, axes, task.grid, batches, settings.seed)
     rows = rows_of("positions", {card.name: cells}, task.grid)
     quoted = tuple(row for row in rows if row.settings["measure"] == "top-1" and AVERAGE in row.settings.values())
     n_test, n = len(cells[0].values["top-1"]), task.patches
@@ -92,7 +92,7 @@ def positions(run: str | Path, data: str | Path, how: How, *, images: int = 1000
         quoted=quoted,
         data=source.name,
         fingerprint=source.fingerprint(),
-        seed=how.seed,
+        seed=settings.seed,
         n_test=n_test,
         across=list(axes)[-1],
         short=True,

@@ -17,7 +17,7 @@ from patchloom.evaluate.classifier import load_classifier
 from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.position_scores import STORY, Cell, measure_positions, normalized, rows_of
 from patchloom.evaluate.report import Report, lost_images
-from patchloom.evaluate.settings import How, Parts, parts_of
+from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
 from patchloom.hints import check
 from patchloom.nets.encode import encode, grid_size, patch_positions
 from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
@@ -33,7 +33,7 @@ _BATCH, _RATE = 64, 1e-2
 def position_sensitivity(
     run: str | Path,
     data: str | Path,
-    how: How,
+    settings: EvalSettings,
     *,
     finetuned: str | Path | None = None,
     ratio: float = 0.75,
@@ -45,7 +45,7 @@ def position_sensitivity(
     Args:
         run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
         data: images, as `patchloom.data.open_data` takes them; labels are not needed.
-        how: what is common to all protocols.
+        settings: what is common to all protocols.
         finetuned: file of a classifier, or of an encoder, that was fine-tuned from it, to be measured too.
         ratio: share of the position embeddings that is masked.
         placeholder: what stands for a masked embedding: a learned vector, or zeros.
@@ -71,12 +71,12 @@ def position_sensitivity(
             )
         if grid_size(one) != grid_size(vit):
             raise PatchloomError(f"{name} has another patch grid than {card.name}, so the two cannot be compared")
-    encoders[UNTRAINED] = untrained_twin(card, seed=how.seed)[0], card
-    parts, grid = parts_of(data, how, labels=False), grid_size(vit)
+    encoders[UNTRAINED] = untrained_twin(card, seed=settings.seed)[0], card
+    parts, grid = parts_of(data, settings, labels=False), grid_size(vit)
     unreadable: dict[str, None] = {}
     cells = {}
     for name, encoder in encoders.items():
-        cells[name], lost = _measure(*encoder, parts, how, placeholder, ratio, steps)
+        cells[name], lost = _measure(*encoder, parts, settings, placeholder, ratio, steps)
         unreadable |= dict.fromkeys(lost)
     rows = rows_of("position-sensitivity", cells, grid)
     quoted = tuple(row for row in rows if row.settings["measure"] == "top-1")
@@ -91,7 +91,7 @@ def position_sensitivity(
         quoted=quoted,
         data=parts.test.name,
         fingerprint=parts.test.fingerprint(),
-        seed=how.seed,
+        seed=settings.seed,
         n_test=n_test,
         across="measure",
     )
@@ -164,7 +164,7 @@ def _measure(
     vit: VisionTransformer,
     card: EncoderCard,
     parts: Parts,
-    how: How,
+    settings: EvalSettings,
     placeholder: Placeholder,
     ratio: float,
     steps: int,
@@ -172,11 +172,11 @@ def _measure(
     """What is found on test images after training on training images; and what could not be read."""
     size, channels = tuple(vit.patch_embed.img_size), vit.patch_embed.proj.in_channels
     unreadable: list[str] = []
-    asker = Asker(vit, placeholder).to(how.at)
-    reading = how.seed, 0, steps, how.workers_for(parts.train, steps), channels
-    drawn = training_batches(parts.train, CentreCrop(size), _BATCH, *reading, device=how.at)
+    asker = Asker(vit, placeholder).to(settings.at)
+    reading = settings.seed, 0, steps, settings.workers_for(parts.train, steps), channels
+    drawn = training_batches(parts.train, CentreCrop(size), _BATCH, *reading, device=settings.at)
     seen = normalized(drawn, card, unreadable)
-    train_asker(asker, seen, ratio, torch.Generator().manual_seed(how.seed), steps)
-    tested = plain_batches(parts.test, size, **how.reading(parts.test), channels=channels, device=how.at)
+    train_asker(asker, seen, ratio, torch.Generator().manual_seed(settings.seed), steps)
+    tested = plain_batches(parts.test, size, **settings.reading(parts.test), channels=channels, device=settings.at)
     asked = normalized(tested, card, unreadable)
-    return measure_positions(asker.place, {"ratio": (ratio,)}, grid_size(vit), asked, how.seed), unreadable
+    return measure_positions(asker.place, {"ratio": (ratio,)}, grid_size(vit), asked, settings.seed), unreadable

@@ -1,4 +1,4 @@
-"""A run whose images are kept on the disc."""
+"""A run whose images are cached on the disc."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_whole_images_train_the_same_encoder(photos, tmp_path, capsys):
         run = patchloom.pretrain(photos, out=tmp_path / name / "run", **HOW, **more)
         weights.append((run.folder / "encoder.safetensors").read_bytes())
         said = capsys.readouterr().out
-        assert ("Decoding 30 images, to be kept in" in said) == (name == "whole")
+        assert ("Decoding 30 images, to be cached in" in said) == (name == "whole")
         assert (run.folder / "unreadable.txt").read_text().split() == [str(photos / "29.jpg")]
     assert weights[0] == weights[1] == weights[2]
 
