@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
-from patchloom.errors import PatchloomError, Stopped, Told
+from patchloom.errors import AlreadyReported, PatchloomError, Stopped
 from patchloom.files import mendable
 from patchloom.stopping import StopAtOnce, nobody_reads
 
@@ -73,7 +73,7 @@ def _failed(error: Exception) -> int:
     if told is None:
         _say(f"unexpected {type(error).__name__}: {error}. Run again with --debug and report what it shows.")
         return 1
-    if not isinstance(told, Told):
+    if not isinstance(told, AlreadyReported):
         _say(str(told))
     return 130 if isinstance(told, Stopped) else 2
 

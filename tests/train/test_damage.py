@@ -12,7 +12,7 @@ from killing import draw_images, left_behind, typed
 
 from patchloom.cli import main
 from patchloom.runs.checkpoint import Checkpoints
-from patchloom.train import loop
+from patchloom.train import pretrain as training
 
 TASK = {"task": "extrema", "epochs": 2, "task.masks": 2, "task.head_width": 64, "task.head_out": 64}
 
@@ -30,7 +30,7 @@ def whole(tmp_path_factory):
     root = tmp_path_factory.mktemp("whole")
     images = draw_images(root / "images", 40)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "_SAVE_EVERY", 0.0)  # so that the checkpoint before the last one is of another step
+        patch.setattr(training, "_SAVE_EVERY", 0.0)  # so that the checkpoint before the last one is of another step
         assert main(typed(images, root / "run", TASK)) == 0
     return Whole(images, root / "run", left_behind(root / "run"))
 
