@@ -21,7 +21,7 @@ from patchloom.nets.heads import InstanceHead
 from patchloom.nets.weights import EncoderCard, load_extra_module, save_encoder, save_extra_module, untrained_twin
 from patchloom.tasks import build_task, with_defaults
 from patchloom.tasks.extrema import ExtreMA
-from patchloom.views.view import whole
+from patchloom.withhold.encoder_input import all_patches
 
 DIGITS = open_data("digits").train.subset(range(20))
 SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
@@ -43,13 +43,13 @@ def _task(**options) -> ExtreMA:
 
 def _represented(task: ExtreMA, images: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
-        return task.represent(task, whole(images, task.patches))
+        return task.agreement.represent(task.encoder, all_patches(images, task.geometry.n))
 
 
 @pytest.mark.parametrize("options", [{"class_token": False}, {}, {"reg_tokens": 3}])
 def test_features_are_the_tasks_own_and_of_one_pass(options: dict) -> None:
     task = _task(**options)
-    vit, head = task.encoder, task.beside()["instance_head"]
+    vit, head = task.encoder, task.extra_modules()["instance_head"]
     batches = []
     vit.norm_pre.register_forward_hook(lambda *_: batches.append(1))
     found = extract(vit, CARD, DIGITS, device="cpu", batch_size=7, head=head)
@@ -64,10 +64,10 @@ def test_features_are_the_tasks_own_and_of_one_pass(options: dict) -> None:
 
 def test_tasks_without_a_head_save_none() -> None:
     vit = build_encoder(EncoderSpec("nano", (8, 8), 2, channels=1, options=SMALL))
-    assert {name: module.use for name, module in ExtreMA(vit, class_token="mean").beside().items()} == {
+    assert {name: module.use for name, module in ExtreMA(vit, class_token="mean").extra_modules().items()} == {
         "projection": "stem"
     }
-    assert build_task(with_defaults({"name": "mae"}), vit).beside() == {}
+    assert build_task(with_defaults({"name": "mae"}), vit).extra_modules() == {}
 
 
 def _save(task: ExtreMA, folder: Path) -> EncoderCard:
@@ -75,13 +75,13 @@ def _save(task: ExtreMA, folder: Path) -> EncoderCard:
     spec = EncoderSpec("nano", (8, 8), 2, channels=1, options=SMALL)
     card = EncoderCard(spec, (0.3,), (0.4,), "extrema", "small", extra_modules={"head": "pooling"})
     save_encoder(task.encoder, card, folder / "encoder.safetensors")
-    save_extra_module(task.instance_head, folder / "head.safetensors")
+    save_extra_module(task.agreement.instance_head, folder / "head.safetensors")
     return card
 
 
 def test_a_head_is_saved_whole_and_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task, path = _task(), tmp_path / "head.safetensors"
-    head = task.instance_head
+    head = task.agreement.instance_head
     _save(task, tmp_path)
     before = path.read_bytes()
     for source in (tmp_path, tmp_path / "encoder.safetensors", str(tmp_path)):
@@ -109,7 +109,7 @@ def test_a_head_is_saved_whole_and_read_back(tmp_path: Path, monkeypatch: pytest
 def test_the_untrained_twin_has_an_untrained_head() -> None:
     spec = EncoderSpec("nano", (8, 8), 2, channels=1, options=SMALL)
     card = EncoderCard(spec, (0.3,), (0.4,), "extrema", "small")
-    head = _task().instance_head
+    head = _task().agreement.instance_head
     (alone, none), (twin, fresh), (_, again), (_, other) = (
         untrained_twin(card, *rest) for rest in ((), (head,), (head,), (head, 1))
     )
@@ -129,7 +129,7 @@ def test_the_control_is_measured_with_the_untrained_head(tmp_path: Path, monkeyp
     )
     evaluate("knn", tmp_path, "digits", pooling="instance", max_train=50, device="cpu", seed=3)
     tokens = [head.token for head in asked]
-    expected = (task.instance_head.token, untrained_twin(card, task.instance_head, 3)[1].token)
+    expected = (task.agreement.instance_head.token, untrained_twin(card, task.agreement.instance_head, 3)[1].token)
     assert all(map(torch.equal, tokens, (expected[0], expected[0], expected[1], expected[1]))) and len(tokens) == 4
 
 

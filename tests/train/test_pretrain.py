@@ -9,9 +9,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from patchloom.errors import PatchloomError
+from patchloom.questions.measure import Measure
 from patchloom.runs.held_out import HeldOut
 from patchloom.runs.settings import request
-from patchloom.tasks.measure import Measure
 from patchloom.train.pretrain import pretrain
 from patchloom.train.validation import verdict
 

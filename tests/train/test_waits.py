@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from patchloom.data import Arriving
-from patchloom.tasks.measure import Measure
+from patchloom.questions.measure import Measure
 from patchloom.train import pretrain as training
 from patchloom.train.final_evaluation import FinalEvaluation
 from patchloom.train.pretrain import pretrain

@@ -1,6 +1,6 @@
 """Where were these patches? Found positions and how far off the others are, against how much is withheld.
 
-Nothing here knows of tasks: a `Place` is any function that places patches. Letters as in `patchloom.views`; m images.
+Nothing here knows of tasks: a `Place` is any function that places patches. Letters as in `patchloom.patches`; m images.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from patchloom.data import Batch, normalize
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.report import Row
 from patchloom.nets.weights import EncoderCard
-from patchloom.views.positions import Placed, blind_guess, distances
+from patchloom.patches.positions import distances
+from patchloom.questions.positions import PositionPrediction, chance_accuracy
 
 UNITS = {"top-1": "%", "top-5": "%", "distance": "patches"}  # by measure
 CHANCE, CENTRE = "chance", "always the centre"
@@ -34,7 +35,7 @@ STORY = (
 class Place(Protocol):
     """Places patches of normalised images [b c h w], when shares of what could be known are withheld."""
 
-    def __call__(self, images: Tensor, generator: torch.Generator, **ratios: float) -> Placed: ...
+    def __call__(self, images: Tensor, generator: torch.Generator, **ratios: float) -> PositionPrediction: ...
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Cell:
         return self.values["top-1"].mean().item()
 
 
-def scores(placed: Placed, grid: tuple[int, int]) -> dict[str, Tensor]:
+def scores(placed: PositionPrediction, grid: tuple[int, int]) -> dict[str, Tensor]:
     """Each measure of `UNITS` [b k] for every patch, asked or not."""
     best = placed.logits.topk(min(5, placed.logits.shape[-1]), dim=-1).indices
     right = best == placed.visible[..., None]
@@ -76,7 +77,7 @@ def chance(grid: tuple[int, int], given: int) -> dict[str, float]:
     """Expected scores of a guesser who never names one of the ``given`` positions, and all others alike."""
     n = grid[0] * grid[1]
     others = distances(grid).double().sum().item() / (n * (n - 1))  # between two patches
-    hit = blind_guess(n, given)
+    hit = chance_accuracy(n, given)
     return {"top-1": hit, "top-5": min(5 * hit, 1.0), "distance": (1 - hit) * others}
 
 
@@ -134,7 +135,7 @@ def measure_positions(
             where = placed.visible.flatten().cpu()
             found[i].index_add_(0, where, each["top-1"].flatten())
             asked[i].index_add_(0, where, dropped.double().flatten())
-            given[i] = int(placed.told()[0])
+            given[i] = int(placed.known()[0])
     return [
         Cell(ratios, {name: torch.cat(parts) for name, parts in values[i].items()}, chance(grid, given[i]), *counts)
         for i, (ratios, *counts) in enumerate(zip(settings, found, asked, strict=True))

@@ -19,11 +19,11 @@ from patchloom.files import write_whole
 from patchloom.look import draw_curves
 from patchloom.look.pictures import draw_task
 from patchloom.nets.weights import EncoderCard, save_encoder, save_extra_module
+from patchloom.questions.measure import Measure
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import HeldOut, doubt_of_test
 from patchloom.runs.record import digest_of_record
 from patchloom.runs.settings import Settings
-from patchloom.tasks.measure import Measure
 from patchloom.train.progress import Reporter
 from patchloom.train.validation import Validation, verdict
 
@@ -66,7 +66,7 @@ class FinalEvaluation(NamedTuple):
             The closing sentence.
         """
         validation, folder, task = self.validation, self.folder, self.validation.task
-        extra = task.beside()
+        extra = task.extra_modules()
         folder.check_lock()
         for name, module in extra.items():
             save_extra_module(module, folder.encoder.with_name(f"{name}.safetensors"))
@@ -110,7 +110,7 @@ class FinalEvaluation(NamedTuple):
         evaluation = EvalSettings(
             seed, device=device, batch_size=validation.batch_size, workers=validation.workers, cache=False
         )
-        head = next((module for module in task.beside().values() if module.use == "pooling"), None)
+        head = next((module for module in task.extra_modules().values() if module.use == "pooling"), None)
         knn, linear = compare((KNN, LINEAR), task.encoder, self.card, parts, evaluation, head)
         for report in (knn, linear):
             self.folder.check_lock()

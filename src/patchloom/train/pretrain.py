@@ -19,14 +19,14 @@ from torch.distributed.fsdp import FSDPModule
 from patchloom.data import Source, cache_images, open_data, steps_per_epoch
 from patchloom.errors import AlreadyReported, PatchloomError, Stopped
 from patchloom.memory import keep_freed_memory
-from patchloom.nets.encode import compile_blocks
 from patchloom.nets.native import missing
+from patchloom.nets.performance import compile_blocks
 from patchloom.processes import Shared, cores_here, rank, world
+from patchloom.questions.measure import Measure
 from patchloom.runs.folder import RunFolder, metrics_row, plain_name
 from patchloom.runs.settings import DEFAULT_TASK, Settings, request
 from patchloom.runs.task import load_task, prepare_task, run_card
 from patchloom.stopping import Stop
-from patchloom.tasks.measure import Measure
 from patchloom.tasks.task import Task
 from patchloom.train.batches import batches_of
 from patchloom.train.failures import explained

@@ -18,7 +18,7 @@ from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder, save_extra_module
 from patchloom.tasks.extrema import ExtreMA
 from patchloom.tasks.lut import LUT
-from patchloom.views.view import whole
+from patchloom.withhold.encoder_input import all_patches
 
 QUICK = {"device": "cpu", "epochs": 2, "flip": False}
 SPEC = EncoderSpec("nano", (8, 8), 2, channels=1, options={"depth": 1, "embed_dim": 32, "num_heads": 2})
@@ -26,7 +26,7 @@ BARE = EncoderSpec("nano", (8, 8), 2, channels=1, options={**SPEC.options, "clas
 
 
 def _run(folder: Path, task, spec: EncoderSpec, name: str) -> Path:
-    beside = task.beside()
+    beside = task.extra_modules()
     uses = {key: module.use for key, module in beside.items()}
     card = EncoderCard(spec, (0.3,), (0.37,), name, name, extra_modules=uses)
     save_encoder(task.encoder, card, folder / "encoder.safetensors")
@@ -116,11 +116,11 @@ def test_the_projections_first_layer_is_the_tasks_own(tmp_path: Path, class_toke
     digits = open_data("digits").train
     images = normalize(torch.stack([digits.read(i) for i in range(5)]), card.mean, card.std)
     with torch.no_grad():
-        expected = task.projection[:3](task.represent(task, whole(images, 16)))
+        expected = task.agreement.projection[:3](task.agreement.represent(task.encoder, all_patches(images, 16)))
         if class_token != "mean":  # there, the norm comes after the mean
             torch.testing.assert_close(model.stem(model.pooled(images)), expected)
         assert model(images).shape == (5, 10)
-    assert torch.equal(model.stem[0].weight, task.projection[0].weight)
+    assert torch.equal(model.stem[0].weight, task.agreement.projection[0].weight)
     assert model.stem[0].weight is not again.stem[0].weight
     scratch = builder(vit, card, "auto", 10, **fresh)(Recipe())
     assert not torch.equal(scratch.stem[0].weight, model.stem[0].weight)

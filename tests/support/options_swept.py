@@ -1,0 +1,142 @@
+"""Sets of options with which every option of every task is met away from its default, for sweeps without task code.
+
+They are for the small encoders of `sweep`. `left_out` finds from the signatures what no set has.
+"""
+
+import inspect
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from sweep import TEACHER
+
+from patchloom.tasks import task_class
+from patchloom.tasks.mixture import _QUESTIONS, _SHARES, _STRENGTHS
+
+_DECODER = {"decoder_width": 24, "decoder_heads": 3}
+_MIXED = {"mask": 0.5, "blank": 0.25, "drop_positions": 0.5, "limit_context": 0.5}
+
+# the first set of each task is the empty one: everything as it is by default
+OPTION_SETS: dict[str, list[dict[str, Any]]] = {
+    "mae": [
+        {},
+        {"mask_ratio": 0.5, "normalized_pixels": False},
+        {"mask_ratio": 0.9, "decoder_depth": 1, **_DECODER},
+    ],
+    "simmim": [
+        {},
+        {"mask_ratio": 0.75, "mask_unit": 4},
+        {"mask_ratio": 0.3, "normalized_pixels": True},
+    ],
+    "droppos": [
+        {},
+        {"mask_ratio": 0.0, "position_mask_ratio": 1.0, "sigma": 0.0, "placeholder": "zeros"},
+        {"mask_ratio": 0.0, "temperature": 0.2, "squared_distances": True, "shuffle": True},
+        {"mask_ratio": 0.5, "position_mask_ratio": 0.5, "sigma": 2.0, "decoder_depth": 0},
+        {"temperature": float("inf"), "placeholder": "foreign", "decoder_depth": 1, **_DECODER},
+        {"pixels": True, "normalized_pixels": False, "pixel_decoder_depth": 1},
+        {"pixels": True, "placeholder": "zeros", "decoder_depth": 0, "pixel_decoder_depth": 3},
+    ],
+    "mp3": [
+        {},
+        {"context_mask_ratio": 0.0},
+        {"context_mask_ratio": 0.9, "known_positions": 0.05},
+        {"known_positions": 0.5},
+    ],
+    "restore": [
+        {},
+        {"band_weight": 0.0},
+        {"band_weight": 1.0, "canvas": 40, "normalized_pixels": False},
+        {"mask_ratio": 0.5, "scale": 0.5},
+        {"mask_ratio": 0.0, "scale": [0.5, 0.75]},
+        {"degradation": "masked"},
+        {"degradation": "masked", "mask_ratio": 0.5, "sampling": "block", "normalized_pixels": False},
+        {"degradation": "masked", "decoder_depth": 1, **_DECODER},
+        {"degradation": "zoom_out"},
+        {"degradation": "zoom_out", "scale": [0.5, 0.75], "mask_ratio": 0.5, "decoder_depth": 0},
+        {"degradation": "fisheye", "canvas": 28},
+        {"degradation": "fisheye", "twist": 0.1, "sampling": "block", "mask_ratio": 0.25},
+        {"degradation": "fisheye", "twist": [0.1, 0.3]},
+        {"degradation": "blur"},
+        {"degradation": "blur", "kernel": 5.0, "mask_ratio": 0.5},
+        {"degradation": "blur", "kernel": [3.0, 5.0], "decoder_depth": 0},
+        {"degradation": "decolorize", "saturation": 0.6},
+        {"degradation": "decolorize", "saturation": [0.0, 0.3]},
+        {"degradation": "none"},
+        {"degradation": "none", "mask_ratio": 0.5},
+    ],
+    "extrema": [
+        {},
+        {"mask_ratio": 0.5, "masks": 1, "momentum": 0.9, "head_width": 24, "head_out": 12},
+        {"masks": 5, "class_token": "vit", "crop": "none", "color": "none"},
+        {"loss": "infonce", "class_token": "mean", "crop": "own", "color": "shared"},
+        {"loss": "infonce", "temperature": 1.0, "momentum": 1.0},
+    ],
+    "lut": [
+        {},
+        {"mask_ratio": 0.5, "context_weight": 1.0, "normalized_pixels": False, "momentum": 0.9, "head_width": 24},
+        {"pixel_weight": 0.0, "mask_ratio": 0.9},
+        {"pixel_weight": 0.5, "decoder_depth": 1, **_DECODER},
+        {"base": "simmim"},
+        {"base": "simmim", "mask_ratio": 0.75, "mask_unit": 4, "normalized_pixels": True},
+        {"base": "simmim", "pixel_weight": 0.0},
+    ],
+    "distill": [
+        {},
+        {"features_of": TEACHER, "mask_ratio": 0.75, "loss": "smooth_l1"},
+    ],
+    "mixture": [
+        {},
+        {"sigma": 0.0, "decoder_depth": 1, "position_depth": 1, **_DECODER},
+        {"withhold": {"mask": 0.75}, "ask": {"pixels": 1.0}, "teacher": "none"},
+        {"withhold": {"blank": 0.5}, "ask": {"pixels": 1.0}},
+        {"withhold": {"mask": 0.25, "blank": 0.5}, "ask": {"pixels": 2.0}, "decoder_depth": 0},
+        {"withhold": {"drop_positions": 1.0}, "ask": {"positions": 1.0}, "position_depth": 0},
+        {"withhold": {"drop_positions": 1.0, "limit_context": 0.5}, "ask": {"positions": 1.0}, "sigma": 2.0},
+        {"withhold": _MIXED, "ask": {"pixels": 1.0, "positions": 0.5, "agreement": 0.25}},
+        {"withhold": _MIXED, "ask": {"agreement": 1.0}, "teacher": "second", "momentum": 0.9},
+        {"withhold": {}, "ask": {"agreement": 1.0}, "teacher": "second", "head_width": 24, "head_out": 12},
+        {"withhold": {"mask": 0.5}, "ask": {"agreement": 1.0, "pixels": 1.0}, "teacher": "same"},
+        {"withhold": {"zoom_in": 0.5}, "ask": {"pixels": 1.0}, "decoder_depth": 0},
+        {"withhold": {"zoom_out": 0.5, "mask": 0.5}, "ask": {"pixels": 1.0}},
+        {"withhold": {"fisheye": 0.2, "blank": 0.5}, "ask": {"pixels": 1.0}},
+        {"withhold": {"blur": 3.0, "drop_positions": 0.5}, "ask": {"positions": 1.0, "pixels": 1.0}},
+        {"withhold": {"decolorize": 0.3, "limit_context": 0.5}, "ask": {"agreement": 1.0, "pixels": 1.0}},
+        {"withhold": {"mask": 0.5, "blank": 0.25}, "ask": {"features": 1.0, "pixels": 1.0}, "features_of": TEACHER},
+        {"withhold": {"mask": 0.5}, "ask": {"features": 1.0}, "features_of": TEACHER, "feature_loss": "smooth_l1"},
+        {"withhold": {"fisheye": 0.2}, "ask": {"features": 1.0}, "features_of": TEACHER, "feature_loss": "cosine"},
+    ],
+}
+
+# what the names in an option that is a dict may be
+_NAMES = {"withhold": {*_SHARES, *_STRENGTHS}, "ask": {*_QUESTIONS}}
+
+
+def left_out(name: str) -> list[str]:
+    """What of the options of task ``name`` no set has: an option, a value of its choices, or a kind of value."""
+    cls, sets = task_class(name), OPTION_SETS[name]
+    hints, missing = get_type_hints(cls.__init__), []
+    for option, parameter in inspect.signature(cls).parameters.items():
+        if option == "encoder":
+            continue
+        met = [one[option] for one in sets if option in one]
+        words, kinds = _taken(hints[option])
+        words -= {parameter.default, "auto"}  # auto is only ever a default
+        missing += [f"{option}={word}" for word in words if word not in met]
+        for kind in kinds:
+            of_kind = [one for one in met if type(one) is kind and one != parameter.default]
+            if not of_kind:
+                missing.append(f"{option} as a {kind.__name__}")
+        if dict in kinds:
+            used = {key for one in met for key in one}
+            missing += [f"{option}: {key}" for key in _NAMES[option] - used]
+    return missing
+
+
+def _taken(hint: Any) -> tuple[set[Any], set[type]]:
+    """The words that a hint lists, and the types that it takes besides."""
+    if get_origin(hint) is Literal:
+        return set(get_args(hint)), set()
+    if get_origin(hint) in (list, dict) or not get_args(hint):
+        return set(), {get_origin(hint) or hint} - {NoneType}
+    parts = [_taken(one) for one in get_args(hint)]
+    return set().union(*(words for words, _ in parts)), set().union(*(kinds for _, kinds in parts))
