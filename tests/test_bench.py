@@ -10,8 +10,8 @@ from patchloom.cli import main
 from patchloom.data import Stats
 from patchloom.errors import PatchloomError
 from patchloom.machine import compile_gain
+from patchloom.runs.settings import request
 from patchloom.tasks import ready_tasks
-from patchloom.train.pretrain import request
 from patchloom.train.resolve import resolve
 
 STATS = Stats((0.5,) * 3, (0.2,) * 3, 32, 32, 10, [])

@@ -17,13 +17,12 @@ from patchloom.errors import PatchloomError
 from patchloom.machine import compile_gain, product_rates, seconds_of, wait_for
 from patchloom.memory import keep_freed_memory, peak_apart
 from patchloom.nets.performance import compile_blocks, fuse_attention
-from patchloom.runs.settings import Settings
+from patchloom.runs.settings import Settings, request
 from patchloom.runs.task import prepare_task
 from patchloom.tasks import ready_tasks
 from patchloom.tasks.task import Task
 from patchloom.train.failures import halvable
 from patchloom.train.optim import build_optimizer
-from patchloom.train.pretrain import request
 from patchloom.train.resolve import resolve
 from patchloom.train.step import autocast
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
-from patchloom.errors import PatchloomError, Stopped, Told
+from patchloom.errors import AlreadyReported, PatchloomError, Stopped
 from patchloom.files import mendable
 from patchloom.stopping import StopAtOnce, nobody_reads
 
@@ -73,7 +73,7 @@ def _failed(error: Exception) -> int:
     if problem is None:
         _say(f"unexpected {type(error).__name__}: {error}. Run again with --debug and report what it shows.")
         return 1
-    if not isinstance(problem, Told):
+    if not isinstance(problem, AlreadyReported):
         _say(str(problem))
     return 130 if isinstance(problem, Stopped) else 2
 

@@ -66,12 +66,11 @@ def _train(images: str, out: str, options: dict[str, Any], event: int | None, to
     sys.addaudithook(watch)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
-    from patchloom.train import loop
-    from patchloom.train.pretrain import pretrain
+    from patchloom.train import pretrain as training
 
-    loop._SAVE_EVERY = 0.02  # so that many kills meet a checkpoint that is being written
+    training._SAVE_EVERY = 0.02  # so that many kills meet a checkpoint that is being written
     torch.set_num_threads(1)
-    pretrain(images, out=out, **SMALL | options)
+    training.pretrain(images, out=out, **SMALL | options)
     told.put(seen)
 
 

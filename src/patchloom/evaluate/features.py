@@ -76,7 +76,7 @@ def check_pooling(pooling: str, tokens: Collection[str]) -> None:
         PatchloomError: a class token or an instance head is missing.
     """
     if pooling not in poolings_of(tokens):
-        lacks = "instance_head.safetensors beside it" if pooling == "instance" else "class token"
+        lacks = "module beside it" if pooling == "instance" else "class token"
         raise PatchloomError(f"this encoder has no {lacks} to give {pooling} features: use --pooling mean")
 
 

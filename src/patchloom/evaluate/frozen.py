@@ -26,7 +26,7 @@ from patchloom.evaluate.features import (
 from patchloom.evaluate.report import Report, Row, lost_images
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.weights import EncoderCard, load_encoder, load_instance_head, untrained_twin
+from patchloom.nets.weights import EncoderCard, load_encoder, load_extra_module, untrained_twin
 
 UNTRAINED, PIXELS, CHANCE = "untrained", "raw pixels", "majority class"
 
@@ -83,7 +83,7 @@ def measure_run(
         some = stratified(parts.train, max(1, round(gallery * n)), settings.seed)
         drawn = f"The gallery is a stratified {100 * gallery:.3g} % of {n:,} training images (seed {settings.seed})."
         parts = replace(parts, train=some, story=f"{parts.story} {drawn}")
-    (report,) = compare((protocol,), vit, card, parts, settings, load_instance_head(run), pooling)
+    (report,) = compare((protocol,), vit, card, parts, settings, load_extra_module(run, "pooling"), pooling)
     return report
 
 

@@ -13,7 +13,7 @@ QUICK = SMALL | {"epochs": 1, "task": "mae", "blr": 0.05}
 def test_the_untrained_knn_is_that_of_fresh_weights(tmp_path, monkeypatch):
     images, asked = draw_images(tmp_path / "images"), []
     monkeypatch.setattr(
-        "patchloom.train.watch.untrained_twin",
+        "patchloom.train.validation.untrained_twin",
         lambda card, seed: asked.append(seed) or untrained_twin(card, seed=seed),
     )
     runs = [pretrain(images, out=tmp_path / "fresh", **QUICK).folder]
