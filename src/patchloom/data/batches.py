@@ -17,7 +17,7 @@ from patchloom.data.transfer import Arriving, Batch
 from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError
 
-_MOST_TRIES = 100
+_MAX_TRIES = 100
 
 Augment = Callable[[Tensor, np.random.Generator], tuple[Tensor, ...]]
 
@@ -149,7 +149,7 @@ class _TrainingBatches(Dataset[Batch | PatchloomError]):
             except Unreadable as error:
                 unreadable.append(self.source.describe(index))
                 failed += 1
-                if failed > _MOST_TRIES:
+                if failed > _MAX_TRIES:
                     raise PatchloomError(
                         f"{failed} images of {self.source.name} in a row cannot be read; the last one: {error}"
                     ) from error

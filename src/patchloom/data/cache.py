@@ -36,7 +36,7 @@ from patchloom.files import cache_root, write_whole
 Cache = Literal["whole"] | int
 
 _FORMAT = "images 1"  # to be raised with changes of the code that decodes, resizes or stores images
-_MOST_BYTES, _MOST_IMAGES = 2**29, 4096  # of a part, which is what an interruption costs each process
+_MAX_BYTES, _MAX_IMAGES = 2**29, 4096  # of a part, which is what an interruption costs each process
 _SAMPLE = 64  # images from which the needed disc space is estimated
 _FORGOTTEN = 3600  # seconds after which a half-written part must be left over from a dead process
 _PAUSE = 10  # seconds between two lines of progress
@@ -132,7 +132,7 @@ class _Parts(Dataset[int | PatchloomError]):
 
     def __init__(self, source: Source, cache: Cache, folder: Path, mean: float) -> None:
         self.source, self.cache, self.folder, self.mean = source, cache, folder, mean
-        self.each = max(1, min(_MOST_IMAGES, int(_MOST_BYTES // max(mean, 1))))
+        self.each = max(1, min(_MAX_IMAGES, int(_MAX_BYTES // max(mean, 1))))
 
     def __len__(self) -> int:
         return -(-len(self.source) // self.each)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 _CHANCE, _GREY = 0.8, 0.2
-_MOST = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
+_MAX_CHANGE = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
 _LUMA = (0.2989, 0.587, 0.114)  # torchvision's
 # a draw: whether to jitter, whether to take the colours away, the four factors, and their order
-DRAW = 2 + 2 * len(_MOST)
+DRAW = 2 + 2 * len(_MAX_CHANGE)
 
 
 def draw_colors(rng: np.random.Generator) -> Tensor:
@@ -22,8 +22,8 @@ def draw_colors(rng: np.random.Generator) -> Tensor:
     order, with probability 0.8; the image becomes grey with 0.2 (ExtreMA, as MoCo v3).
     """
     jitter, grey = rng.random() < _CHANCE, rng.random() < _GREY
-    factors = [rng.uniform(-most, most) + (name != "hue") for name, most in _MOST.items()]
-    return torch.tensor([jitter, grey, *factors, *rng.permutation(len(_MOST))], dtype=torch.float32)
+    factors = [rng.uniform(-most, most) + (name != "hue") for name, most in _MAX_CHANGE.items()]
+    return torch.tensor([jitter, grey, *factors, *rng.permutation(len(_MAX_CHANGE))], dtype=torch.float32)
 
 
 class ColorPlan(NamedTuple):
@@ -59,8 +59,8 @@ def plan_colors(draws: Tensor, channels: int) -> ColorPlan:
 
     Images without 3 channels get brightness and contrast changes only, per channel.
     """
-    jitter, grey, factors, order = draws.split([1, 1, len(_MOST), len(_MOST)], dim=1)
-    names = [*_MOST][: len(_MOST) if channels == 3 else 2]
+    jitter, grey, factors, order = draws.split([1, 1, len(_MAX_CHANGE), len(_MAX_CHANGE)], dim=1)
+    names = [*_MAX_CHANGE][: len(_MAX_CHANGE) if channels == 3 else 2]
     parts = []
     for turn in order.T:
         for number, name in enumerate(names):

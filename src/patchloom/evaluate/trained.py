@@ -1,5 +1,5 @@
-"""What the protocols that train have in common: a base learning rate is chosen, controls are trained alike, and the
-test images are read once, at the end."""
+"""What the protocols that train share: the choice of a base learning rate, controls that are trained in the same way,
+and test images that are read once, at the end."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Plan:
 
     Attributes:
         name: of the recipe.
-        recipe: settled.
-        rates: base learning rates, of which the best is chosen.
+        recipe: with every ``auto`` resolved.
+        rates: base learning rates to choose from.
         card: its mean and std normalise the images.
         settings: seed, device and workers.
-        precision: of the products.
+        precision: of matrix products.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Something that is trained and tested.
+    """A model to be trained and tested: the encoder or a control.
 
     Attributes:
         name: in the report.
-        build: gives a fresh classifier; what is random in it follows from torch's seed.
-        settings: what is particular to it.
+        build: makes a classifier; random values come from torch's global generator.
+        settings: its own, for the row.
         keep: is called once with the trained classifier and its settings, before any test image is read.
     """
 
@@ -75,10 +75,10 @@ def plan_for(
     settings: EvalSettings,
     precision: Precision,
 ) -> Plan:
-    """The recipe of that name, settled for an encoder and training images; ``changes`` may have a list as ``blr``.
+    """The plan for an encoder and training images; ``changes`` of the recipe may have a list of values for ``blr``.
 
     Raises:
-        PatchloomError: no such recipe, a value that cannot be, or too few images for their classes.
+        PatchloomError: no such recipe, an invalid value, or too few images for their classes.
     """
     given = changes.get("blr")
     rates = tuple(given) if isinstance(given, list | tuple) else (given,)
@@ -97,9 +97,9 @@ def plan_for(
 
 
 def fit(candidate: Candidate, plan: Plan, source: Source) -> tuple[Classifier, dict[str, Any]]:
-    """Train a candidate on all images, after choosing the base learning rate on a stratified tenth of them.
+    """Train a candidate on all images, with the base learning rate chosen on a held-out, stratified tenth of them.
 
-    Of equally good rates the lowest wins.
+    Of equally good rates the lowest is chosen.
 
     Returns:
         The classifier and its settings.
@@ -129,15 +129,15 @@ def _fitted(candidate: Candidate, recipe: Recipe, plan: Plan, source: Source, na
 def train_and_test(
     protocol: str, title: str, done: str, candidates: Sequence[Candidate], plan: Plan, parts: Parts
 ) -> Report:
-    """Train every candidate, then read the test images and see what each says of them.
+    """Train every candidate, then test each on the test images, which are not read before.
 
     Args:
-        protocol: as the rows call it.
-        title: as the headline calls it.
-        done: what was trained, in words.
+        protocol: its name in the rows.
+        title: its name in the headline.
+        done: a sentence on what was trained.
         candidates: the encoder's first, then its controls.
         plan: how they are trained.
-        parts: on what.
+        parts: training and test images.
     """
     fitted = []
     for candidate in candidates:
@@ -145,7 +145,7 @@ def train_and_test(
         if candidate.save is not None:
             candidate.save(model, row_settings)
         fitted.append((candidate, model.cpu(), row_settings))
-    # all that is chosen has been chosen: now the test images are read
+    # every choice has been made: now the test images are read
     rows, found = [], None
     for candidate, model, row_settings in fitted:
         found = answers(model, parts.test, plan.card, plan.settings, plan.precision)
@@ -159,15 +159,16 @@ def train_and_test(
 def report_of(
     protocol: str, title: str, said: list[str], rows: list[Row], parts: Parts, settings: EvalSettings, found: Answers
 ) -> Report:
-    """A report of rows that are all quoted, beside the majority class.
+    """A report in which every row is quoted, beside the majority class.
 
     Args:
-        protocol: as the rows call it.
-        title: how the headline begins.
-        said: sentences; those on the data are added.
+        protocol: its name in the rows.
+        title: beginning of the headline.
+        said: sentences on what was done; those on the data are added.
         rows: the encoder's first, then its controls.
-        parts, settings: on what and how it was measured.
-        found: any candidate's answers.
+        parts: training and test images.
+        settings: of the evaluation.
+        found: predictions of any candidate.
     """
     n = len(found.labels)
     chance = majority(protocol, torch.from_numpy(parts.train.labels), found.labels)

@@ -312,5 +312,5 @@ def test_a_loss_that_is_no_number_stops_it(run: Path) -> None:
     with torch.no_grad():
         vit.norm.weight[0] = torch.nan
     candidate = Candidate("bad", lambda recipe: Classifier(vary(vit, card), 10, "mean"), {})
-    with pytest.raises(PatchloomError, match="no longer a number after 1 steps: lower --blr"):
+    with pytest.raises(PatchloomError, match="not finite after 1 steps: lower --blr"):
         fit(candidate, plan, source)

@@ -1,4 +1,4 @@
-"""Few labels: fine-tuning or a linear probe when only a small part of the training images has a label."""
+"""Few labels: fine-tuning or a linear probe with a small part of the training images."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from patchloom.nets.weights import EncoderCard, load_encoder, load_instance_head
 Method = Literal["finetune", "linear"]
 HeadOn = Literal["features", "projection"]
 
-_SHARE = 0.1
+_DEFAULT_SHARE = 0.1
 
 
 @takes_recipe
@@ -52,12 +52,12 @@ def fewshot(
     Args:
         run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
         data: labelled images, as `patchloom.data.open_data` takes them.
-        settings: what is common to all protocols.
-        labels: share of the training images whose labels are used, from each class alike, such as 0.01; 0.1, if
-            neither this nor per_class is given.
-        per_class: instead, so many images of each class.
+        settings: common to all protocols.
+        labels: share of the training images that is used, stratified, such as 0.01; 0.1, if neither this nor
+            per_class is given.
+        per_class: number of images per class, instead of a share.
         method: finetune or linear; the options from recipe on are for finetune.
-        head_on: the features; or the first layer of the run's projection, which is trained on, as ExtreMA does.
+        head_on: put the head on the features, or on the first layer of the run's projection, as ExtreMA does.
         recipe: small (ours), droppos, mae, mp3, extrema or lut (the papers'); each value below replaces one of its own.
         positions: keep, fixed, learned, relative or none, as in finetune.
         control: train from scratch, too.
@@ -97,10 +97,10 @@ def fewshot(
 
 
 def few(parts: Parts, share: float | None, per_class: int | None, seed: int) -> tuple[Parts, dict[str, Any]]:
-    """Parts whose training images are few, and how they were asked for.
+    """Parts with a subset of the training images, and its description for the rows.
 
     Raises:
-        PatchloomError: a share and a number were both given, or what is asked for is not there.
+        PatchloomError: both a share and a number per class, or fewer images than needed.
     """
     train = parts.train
     n, classes = len(train), classes_of(train)
@@ -109,7 +109,7 @@ def few(parts: Parts, share: float | None, per_class: int | None, seed: int) -> 
     if per_class is not None:
         some, what = _of_each(train, per_class, seed), {"per_class": per_class}
     else:
-        share = _SHARE if share is None else share
+        share = _DEFAULT_SHARE if share is None else share
         if not 0 < share <= 1:
             raise PatchloomError(f"--labels must be a share above 0 and up to 1, such as 0.01, not {share:g}")
         count = round(share * n)
@@ -144,7 +144,7 @@ def _linear(
     settings: EvalSettings,
     what: dict[str, Any],
 ) -> Report:
-    """The linear probe, under this protocol's name."""
+    """The linear probe, with rows of this protocol."""
     (report,) = compare((LINEAR,), vit, card, parts, settings, load_instance_head(run))
     renamed = {
         id(row): replace(row, protocol="few-shot", settings={**row.settings, "method": "linear", **what})
