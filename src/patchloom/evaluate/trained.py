@@ -57,7 +57,7 @@ class Candidate:
         name: in the report.
         build: makes a classifier; random values come from torch's global generator.
         settings: its own, for the row.
-        keep: is called once with the trained classifier and its settings, before any test image is read.
+        save: is called once with the trained classifier and all settings, before any test image is read.
     """
 
     name: str
