@@ -239,10 +239,10 @@ def cifar(device: str, tiny: bool, work: str, seconds: float, task: str, data: s
         write_whole(begun, json.dumps({"epochs": epochs, "images": images, "pace": rate}))
     found = json.loads(begun.read_text("utf-8"))
     done = pretrain(data, task, out=out, epochs=found["epochs"], **sizes)
-    measure, yardsticks, spent = measure_of(out)
+    measure, baselines, spent = measure_of(out)
     learnt: dict[str, dict[str, float]] = {}
     for (protocol, encoder), value in last_results(out).items():
         learnt.setdefault(protocol, {})[encoder] = value
     told = {"samples": found["images"] * found["epochs"], "images/s": steady(out), "waiting for data": waiting(out)}
     told |= {"data": Path(data).name, "model": sizes["model"], "trained seconds": spent, "learnt": learnt}
-    return found | told | {"measure": measure, "yardsticks": yardsticks, "summary": done.summary}
+    return found | told | {"measure": measure, "baselines": baselines, "summary": done.summary}

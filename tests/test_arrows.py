@@ -1,4 +1,4 @@
-"""Imports run one way: views <- nets <- objectives <- tasks <- runs <- evaluate, train <- cli.
+"""Imports run one way: patches <- withhold <- nets <- questions <- tasks <- runs <- evaluate, train <- cli.
 
 And no file holds two ideas.
 """
@@ -14,16 +14,17 @@ SOURCE = Path(__file__).parents[1] / "src" / "patchloom"
 
 # what each package may import besides itself; those of COMMON are for all
 MAY = {
-    "views": set(),
+    "patches": set(),
+    "withhold": {"patches"},
     "data": set(),
-    "nets": {"views"},
-    "objectives": {"views", "nets"},
-    "tasks": {"views", "nets", "objectives", "data"},
+    "nets": {"patches", "withhold"},
+    "questions": {"patches", "withhold", "nets"},
+    "tasks": {"patches", "withhold", "nets", "questions", "data"},
     "runs": {"nets", "data", "tasks"},
     "look": {"nets", "data", "tasks", "runs"},
-    "evaluate": {"views", "nets", "data", "runs", "look"},
-    "train": {"nets", "data", "tasks", "runs", "look", "evaluate"},
-    "export": {"views", "nets", "data", "runs"},
+    "evaluate": {"patches", "withhold", "nets", "questions", "data", "runs", "look"},
+    "train": {"nets", "questions", "data", "tasks", "runs", "look", "evaluate"},
+    "export": {"withhold", "nets", "data", "runs"},
     "bench": {"nets", "data", "tasks", "runs", "train"},
     "propose": {"data", "runs", "train", "bench"},
     "check": {"data", "runs", "train", "propose"},
@@ -43,7 +44,7 @@ MAY = {
 # timm's insides; a decoder has blocks of its own
 KNOWING = [
     SOURCE / "nets" / name
-    for name in ("build.py", "encode.py", "partial.py", "queries.py", "native/blocks.py", "decode.py")
+    for name in ("build.py", "encode.py", "performance.py", "partial.py", "queries.py", "native/blocks.py", "decode.py")
 ]
 COMMON = {"errors", "files", "hints", "machine", "memory", "processes", "stopping", "version"}
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -16,7 +16,7 @@ from patchloom.data import Batch, Source, channels_of, normalize, open_data, sta
 from patchloom.errors import PatchloomError
 from patchloom.machine import compile_gain, product_rates, seconds_of, wait_for
 from patchloom.memory import keep_freed_memory, peak_apart
-from patchloom.nets.encode import compile_blocks, fuse_attention
+from patchloom.nets.performance import compile_blocks, fuse_attention
 from patchloom.runs.settings import Settings
 from patchloom.runs.task import prepare_task
 from patchloom.tasks import TASKS

@@ -20,7 +20,7 @@ from patchloom.nets.heads import InstanceHead
 from patchloom.nets.weights import EncoderCard, load_instance_head, save_encoder, save_head, untrained_twin
 from patchloom.tasks import build_task, with_defaults
 from patchloom.tasks.extrema import ExtreMA
-from patchloom.views.view import whole
+from patchloom.withhold.encoder_input import all_patches
 
 DIGITS = open_data("digits").train.subset(range(20))
 SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
@@ -42,13 +42,13 @@ def _task(**options) -> ExtreMA:
 
 def _represented(task: ExtreMA, images: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
-        return task.represent(task, whole(images, task.patches))
+        return task.represent(task, all_patches(images, task.patches))
 
 
 @pytest.mark.parametrize("options", [{"class_token": False}, {}, {"reg_tokens": 3}])
 def test_features_are_the_tasks_own_and_of_one_pass(options: dict) -> None:
     task = _task(**options)
-    vit, head = task.encoder, task.beside()["instance_head"]
+    vit, head = task.encoder, task.extra_modules()["instance_head"]
     batches = []
     vit.norm_pre.register_forward_hook(lambda *_: batches.append(1))
     found = extract(vit, CARD, DIGITS, device="cpu", batch_size=7, head=head)
@@ -63,8 +63,8 @@ def test_features_are_the_tasks_own_and_of_one_pass(options: dict) -> None:
 
 def test_tasks_without_a_head_save_none() -> None:
     vit = build_encoder(EncoderSpec("nano", (8, 8), 2, channels=1, options=SMALL))
-    assert ExtreMA(vit, class_token="mean").beside() == {}
-    assert build_task(with_defaults({"name": "mae"}), vit).beside() == {}
+    assert ExtreMA(vit, class_token="mean").extra_modules() == {}
+    assert build_task(with_defaults({"name": "mae"}), vit).extra_modules() == {}
 
 
 def test_a_head_is_saved_whole_and_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from patchloom.errors import PatchloomError
+from patchloom.questions.measure import Measure
 from patchloom.runs.held_out import HeldOut
-from patchloom.tasks.measure import Measure
 from patchloom.train.pretrain import pretrain, request
 from patchloom.train.watch import verdict
 

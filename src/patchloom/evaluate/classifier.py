@@ -27,7 +27,7 @@ from patchloom.nets.weights import (
     save_net,
     untrained_twin,
 )
-from patchloom.views.view import whole
+from patchloom.withhold.encoder_input import all_patches
 
 FORMAT = "patchloom-classifier-1"
 
@@ -99,7 +99,7 @@ class Classifier(nn.Module):
         """Input of the stem or head [b d]. The norm comes after the mean, as in MAE's code, which trains faster."""
         vit, frozen = self.encoder, self.body is not None
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
-            tokens = encode(vit, whole(images, vit.patch_embed.num_patches), norm=frozen)
+            tokens = encode(vit, all_patches(images, vit.patch_embed.num_patches), norm=frozen)
         if self.pooling == "instance":
             return represent(vit, self.instance, tokens)
         tokens = self.body(tokens) if frozen else tokens

@@ -16,7 +16,7 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.encode import attend_each, embed, encode, final_norm, layer_names
 from patchloom.nets.heads import InstanceHead, represent
 from patchloom.nets.weights import EncoderCard
-from patchloom.views.view import whole
+from patchloom.withhold.encoder_input import all_patches
 
 Pooling = Literal["class", "mean", "instance", "both"]
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -135,7 +135,7 @@ def extract(
     device, patches = torch.device(device), vit.patch_embed.num_patches
 
     def pools(images: Tensor) -> dict[str, Tensor]:
-        unnormed = encode(vit, whole(images, patches), norm=False)
+        unnormed = encode(vit, all_patches(images, patches), norm=False)
         tokens = final_norm(vit, unnormed).float()
         found = {"class": tokens[:, 0], "mean": tokens[:, vit.num_prefix_tokens :].mean(1)}
         found = {name: vit.fc_norm(pooled) for name, pooled in found.items()}
@@ -144,7 +144,7 @@ def extract(
         return {name: found[name] for name in tokens_of(vit, head)}
 
     def layer_means(images: Tensor) -> dict[str, Tensor]:
-        each = attend_each(vit, embed(vit, whole(images, patches)))
+        each = attend_each(vit, embed(vit, all_patches(images, patches)))
         means = (tokens[:, vit.num_prefix_tokens :].float().mean(1) for tokens in each)
         return dict(zip(layer_names(vit), means, strict=True))
 

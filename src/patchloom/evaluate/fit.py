@@ -27,7 +27,7 @@ from patchloom.evaluate.features import Precision, runs_in_bfloat16
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.memory import keep_freed_memory
-from patchloom.nets.encode import fuse_attention
+from patchloom.nets.performance import fuse_attention
 from patchloom.nets.weights import EncoderCard
 
 _LINES = 10  # of progress in a training

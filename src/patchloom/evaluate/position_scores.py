@@ -18,7 +18,8 @@ from patchloom.data import Batch, normalize
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.report import Row
 from patchloom.nets.weights import EncoderCard
-from patchloom.views.positions import Placed, blind_guess, distances
+from patchloom.patches.positions import distances
+from patchloom.questions.positions import PositionPrediction, chance_accuracy
 
 UNITS = {"top-1": "%", "top-5": "%", "distance": "patches"}  # by measure
 CHANCE, CENTRE = "chance", "always the centre"
@@ -35,7 +36,7 @@ STORY = (
 class Place(Protocol):
     """Predicts the positions of patches of normalised images [b c h w], with the shares ``ratios`` withheld."""
 
-    def __call__(self, images: Tensor, generator: torch.Generator, **ratios: float) -> Placed: ...
+    def __call__(self, images: Tensor, generator: torch.Generator, **ratios: float) -> PositionPrediction: ...
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Cell:
         return self.values["top-1"].mean().item()
 
 
-def scores(placed: Placed, grid: tuple[int, int]) -> dict[str, Tensor]:
+def scores(placed: PositionPrediction, grid: tuple[int, int]) -> dict[str, Tensor]:
     """Measures of `UNITS` [b k] for every visible patch, with or without its position. Distances are in patches."""
     best = placed.logits.topk(min(5, placed.logits.shape[-1]), dim=-1).indices
     right = best == placed.visible[..., None]
@@ -77,7 +78,7 @@ def chance(grid: tuple[int, int], given: int) -> dict[str, float]:
     """Expected scores of uniform guessing among the positions that are not ``given``."""
     n = grid[0] * grid[1]
     others = distances(grid).double().sum().item() / (n * (n - 1))  # between two patches
-    hit = blind_guess(n, given)
+    hit = chance_accuracy(n, given)
     return {"top-1": hit, "top-5": min(5 * hit, 1.0), "distance": (1 - hit) * others}
 
 
@@ -135,7 +136,7 @@ def measure_positions(
             where = placed.visible.flatten().cpu()
             found[i].index_add_(0, where, each["top-1"].flatten())
             asked[i].index_add_(0, where, dropped.double().flatten())
-            given[i] = int(placed.told()[0])
+            given[i] = int(placed.known()[0])
     return [
         Cell(ratios, {name: torch.cat(parts) for name, parts in values[i].items()}, chance(grid, given[i]), *counts)
         for i, (ratios, *counts) in enumerate(zip(settings, found, asked, strict=True))

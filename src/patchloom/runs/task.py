@@ -11,10 +11,10 @@ from timm.models.vision_transformer import VisionTransformer
 from patchloom.errors import PatchloomError
 from patchloom.memory import Affordable
 from patchloom.nets.build import build_encoder
-from patchloom.nets.encode import checkpoint_gradients, fuse_attention
 from patchloom.nets.native import missing
 from patchloom.nets.native.blocks import use_native
-from patchloom.nets.teacher import halve_asides
+from patchloom.nets.performance import checkpoint_gradients, fuse_attention
+from patchloom.nets.teacher import use_half_without_grad
 from patchloom.nets.weights import EncoderCard
 from patchloom.runs.checkpoint import restore
 from patchloom.runs.folder import RunFolder
@@ -48,7 +48,7 @@ def prepare_task(
     fuse_attention(task, fused=settings.attention == "fused")
     use_native(task, settings.kernels == "native" and missing() is None)
     checkpoint_gradients(task, settings.checkpointing)
-    if settings.teacher_precision == "bfloat16" and not halve_asides(task):
+    if settings.teacher_precision == "bfloat16" and not use_half_without_grad(task):
         raise PatchloomError(
             f"--teacher_precision is for a teacher or a guide, and {settings.task['name']} has none here: leave it out"
         )

@@ -18,11 +18,11 @@ from patchloom.files import write_whole
 from patchloom.look import draw_curves
 from patchloom.look.pictures import draw_task
 from patchloom.nets.weights import EncoderCard, save_encoder, save_head
+from patchloom.questions.measure import Measure
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import HeldOut, doubt_of_test
 from patchloom.runs.record import digest_of_record
 from patchloom.runs.settings import Settings
-from patchloom.tasks.measure import Measure
 from patchloom.train.progress import Reporter
 from patchloom.train.watch import Watch, verdict
 
@@ -52,7 +52,7 @@ class Closing(NamedTuple):
             The closing sentence.
         """
         watch, folder, task = self.watch, self.folder, self.watch.task
-        beside = task.beside()
+        beside = task.extra_modules()
         folder.check_lock()
         for name, module in beside.items():
             save_head(module, folder.encoder.with_name(f"{name}.safetensors"))
@@ -92,7 +92,7 @@ class Closing(NamedTuple):
         device = str(next(task.parameters()).device)
         # these weights and this split are measured once: nothing to keep
         evaluation = EvalSettings(seed, device=device, batch_size=watch.batch_size, workers=watch.workers, cache=False)
-        head = task.beside().get("instance_head")
+        head = task.extra_modules().get("instance_head")
         knn, linear = compare((KNN, LINEAR), task.encoder, self.card, parts, evaluation, head)
         for report in (knn, linear):
             self.folder.check_lock()

@@ -13,8 +13,8 @@ from patchloom.machine import Cores, attention_gain, best_threads, bfloat16_gain
 from patchloom.memory import memory
 from patchloom.nets import native
 from patchloom.nets.build import EncoderSpec, outline
-from patchloom.nets.encode import attention_shape, weights_bytes
 from patchloom.nets.native.blocks import serves
+from patchloom.nets.performance import attention_shape, weights_bytes
 
 _WORTH = 1.05  # less than that is noise
 _CLEARLY = 0.8  # forms that are nearly alike shall not be chosen by chance: the results differ in their last digits

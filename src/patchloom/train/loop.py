@@ -13,11 +13,11 @@ from lightning_fabric import Fabric
 from patchloom.data import Arriving, Source, steps_per_epoch, training_batches
 from patchloom.errors import PatchloomError
 from patchloom.processes import Shared, collected, total, world
+from patchloom.questions.measure import Measure
 from patchloom.runs.checkpoint import finite, restore, tensors_of
 from patchloom.runs.folder import RunFolder, metrics_row, write_metrics
 from patchloom.runs.settings import Settings
 from patchloom.stopping import Stop
-from patchloom.tasks.measure import Measure
 from patchloom.tasks.task import Task
 from patchloom.train.batches import evened
 from patchloom.train.launch import gathered_weights

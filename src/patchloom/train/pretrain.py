@@ -25,8 +25,8 @@ from patchloom.errors import PatchloomError, Stopped, Told
 from patchloom.hints import check
 from patchloom.machine import Cores, cores
 from patchloom.memory import keep_freed_memory
-from patchloom.nets.encode import compile_blocks
 from patchloom.nets.native import missing
+from patchloom.nets.performance import compile_blocks
 from patchloom.processes import cores_here, rank, world
 from patchloom.runs.folder import RunFolder, plain_name
 from patchloom.runs.held_out import HeldOut, choose_held_out, stored_held_out, wanted

@@ -10,7 +10,7 @@ from patchloom.errors import PatchloomError
 from patchloom.machine import Cores, cores
 from patchloom.nets.build import PRESETS
 from patchloom.runs.settings import Auto, Settings
-from patchloom.tasks import check_images, encoder_wishes
+from patchloom.tasks import check_images, encoder_defaults
 from patchloom.train import device_defaults
 
 # Images seen by the end of a run, if epochs is auto: minutes on a CPU, hours on a GPU.
@@ -59,7 +59,7 @@ def resolve(
         h, w = auto("img_size", *_img_size(device, min(stats.height, stats.width), settings.patch_size))
         patch = auto("patch_size", _patch(min(h, w)), f"common for {min(h, w)} pixels")
     auto("model", *_model(device, (h // patch) * (w // patch)))
-    wishes = encoder_wishes(settings.task)
+    wishes = encoder_defaults(settings.task)
     auto("positions", *wishes.get("positions", ("sincos", "as in the papers")))
     if "class_token" in wishes and settings.model.get("class_token") is None:
         value, reasons["model.class_token"] = wishes["class_token"]

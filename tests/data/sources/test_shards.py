@@ -28,7 +28,7 @@ from patchloom.data import (
     read_image,
     training_batches,
 )
-from patchloom.data.sources import fetch, shard_index
+from patchloom.data.sources import fetch, shard_index, shards
 from patchloom.data.sources.addresses import Shard, expanded, states_of
 from patchloom.data.sources.open import lasting
 from patchloom.errors import PatchloomError

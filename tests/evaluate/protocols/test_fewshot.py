@@ -19,7 +19,7 @@ from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder, save_head
 from patchloom.tasks.extrema import ExtreMA
 from patchloom.tasks.lut import LUT
-from patchloom.views.view import whole
+from patchloom.withhold.encoder_input import all_patches
 
 QUICK = {"device": "cpu", "epochs": 2, "flip": False}
 SPEC = EncoderSpec("nano", (8, 8), 2, channels=1, options={"depth": 1, "embed_dim": 32, "num_heads": 2})
@@ -28,7 +28,7 @@ BARE = EncoderSpec("nano", (8, 8), 2, channels=1, options={**SPEC.options, "clas
 
 def _run(folder: Path, task, spec: EncoderSpec, name: str) -> Path:
     save_encoder(task.encoder, EncoderCard(spec, (0.3,), (0.37,), name, name), folder / "encoder.safetensors")
-    for head, module in task.beside().items():
+    for head, module in task.extra_modules().items():
         save_head(module, folder / f"{head}.safetensors")
     (folder / "checkpoints").mkdir()
     save_file(
@@ -119,7 +119,7 @@ def test_the_projections_first_layer_is_the_tasks_own(tmp_path: Path, class_toke
     digits = open_data("digits").train
     images = normalize(torch.stack([digits.read(i) for i in range(5)]), card.mean, card.std)
     with torch.no_grad():
-        expected = task.projection[:3](task.represent(task, whole(images, 16)))
+        expected = task.projection[:3](task.represent(task, all_patches(images, 16)))
         if class_token != "mean":  # there, the norm comes after the mean
             torch.testing.assert_close(model.stem(model.pooled(images)), expected)
         assert model(images).shape == (5, 10)

@@ -15,8 +15,8 @@ from patchloom.evaluate.protocols.order import AS_THEY_ARE, SHUFFLED, ZEROED, Sh
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.encode import embed, encode
 from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
-from patchloom.views.tokens import patchify
-from patchloom.views.view import whole
+from patchloom.patches.tokens import patchify
+from patchloom.withhold.encoder_input import all_patches
 
 SIZES = {"depth": 2, "embed_dim": 32, "num_heads": 2}
 DIGITS = open_data("digits").test.subset(range(40))
@@ -88,9 +88,9 @@ def test_removing_positions_leaves_the_encoder_and_its_tokens_alone() -> None:
     before = {name: value.clone() for name, value in vit.state_dict().items()}
     bare = without_positions(vit)
     assert all(torch.equal(value, before[name]) for name, value in vit.state_dict().items())
-    theirs, ours = (embed(one, whole(images, 16)) for one in (bare, vit))
+    theirs, ours = (embed(one, all_patches(images, 16)) for one in (bare, vit))
     assert torch.equal(theirs[:, :1], ours[:, :1]) and not torch.allclose(theirs[:, 1:], ours[:, 1:])
-    assert not torch.allclose(encode(bare, whole(images, 16)), encode(vit, whole(images, 16)))
+    assert not torch.allclose(encode(bare, all_patches(images, 16)), encode(vit, all_patches(images, 16)))
 
 
 def save(path: Path, positions: str) -> Path:

@@ -17,9 +17,10 @@ from patchloom.evaluate.position_scores import UNITS, Cell, centre_distance, cha
 from patchloom.evaluate.protocols.positions import positions
 from patchloom.evaluate.report import Row
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.tasks import build_task, encoder_wishes, with_defaults
-from patchloom.views.positions import Placed, deal_dropped
-from patchloom.views.view import whole
+from patchloom.patches.partition import random_dropped
+from patchloom.questions.positions import PositionPrediction
+from patchloom.tasks import build_task, encoder_defaults, with_defaults
+from patchloom.withhold.encoder_input import all_patches
 
 N, GRID = 16, (4, 4)
 SIZES = {"embed_dim": 32, "depth": 1, "num_heads": 2}
@@ -47,7 +48,7 @@ TASKS = {
 def made(kind):
     torch.manual_seed(0)
     options = with_defaults(TASKS[kind])
-    spec = EncoderSpec("nano", (16, 16), 4, 3, encoder_wishes(options).get("positions", ("sincos",))[0], SIZES)
+    spec = EncoderSpec("nano", (16, 16), 4, 3, encoder_defaults(options).get("positions", ("sincos",))[0], SIZES)
     task = build_task(options, build_encoder(spec))
     with torch.no_grad():  # else all answers are nearly alike
         for weight in task.parameters():
@@ -64,9 +65,9 @@ def placer(answer):
     """Places patches of which a share ``ratio`` is asked, with the logits [b n n] that ``answer`` gives."""
 
     def place(images, generator, ratio):
-        dropped = deal_dropped(len(images), N, ratio, generator, "cpu")
-        visible = whole(images, N).visible
-        return Placed(visible, torch.zeros_like(visible).scatter(1, dropped, 1).bool(), answer(visible))
+        dropped = random_dropped(len(images), N, ratio, generator, "cpu")
+        visible = all_patches(images, N).visible
+        return PositionPrediction(visible, torch.zeros_like(visible).scatter(1, dropped, 1).bool(), answer(visible))
 
     return place
 
@@ -275,6 +276,6 @@ def test_refusals(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -
 
 
 def test_a_grid_of_too_few_patches_is_refused() -> None:
-    one = Placed(torch.zeros(2, 1).long(), torch.ones(2, 1).bool(), torch.zeros(2, 1, 4))
+    one = PositionPrediction(torch.zeros(2, 1).long(), torch.ones(2, 1).bool(), torch.zeros(2, 1, 4))
     with pytest.raises(PatchloomError, match=r"of 4 patches only one would be visible \(mask ratio 0.75\)"):
         measure_positions(lambda *_, **__: one, {"mask_ratio": (0.75,)}, (2, 2), [torch.zeros(2, 3, 8, 8)], 0)

@@ -125,7 +125,7 @@ def _drawings(
         "layers": [row.settings["layer"] for row in ours],
         "values": [(row.value, row.low, row.high) for row in ours],
         "untrained": [row.value for row in twins],
-        "yardsticks": {row.encoder: row.value for row in controls},
+        "baselines": {row.encoder: row.value for row in controls},
         "best": ours.index(_best(ours)),
         "name": ours[0].encoder,
         "note": f"accuracy of {ours[0].settings['k']} nearest neighbours, mean patch token, 95 % interval",

@@ -22,7 +22,7 @@ from patchloom.evaluate.report import Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.encode import patch_positions, patch_side
 from patchloom.nets.weights import load_encoder
-from patchloom.views.tokens import grid_of, patchify, unpatchify
+from patchloom.patches.tokens import grid_of, patchify, unpatchify
 
 LINEAR = "linear"
 AS_THEY_ARE, SHUFFLED, ZEROED = "as they are", "patches shuffled", "positions zeroed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from patchloom.evaluate.position_scores import (
 )
 from patchloom.evaluate.report import Drawing, lost_images
 from patchloom.look import Map
+from patchloom.questions.position_pictures import predict_positions
 from patchloom.runs.folder import plain_name
 from patchloom.runs.held_out import doubt_of_test, stored_held_out
 from patchloom.runs.task import Loaded, load_task
@@ -50,12 +52,12 @@ def positions(run: str | Path, data: str | Path, settings: EvalSettings, *, imag
         raise PatchloomError(f"--images must be 1 or more, not {images}")
     loaded = load_task(run)
     task, card, folder = loaded.task, loaded.card, loaded.folder
-    axes = task.position_axes()
-    if not axes:
+    if "positions" not in task.questions:
         raise PatchloomError(
             f"{folder.path} was trained by {loaded.settings.task['name']}, which asks for no positions, so none can be "
             "measured: give a run of droppos or mp3, or measure its encoder with position-sensitivity"
         )
+    axes, grid = task.questions["positions"].ratios, task.geometry.grid
     source, story = _test_images(loaded, data)
     some = np.random.default_rng(settings.seed).permutation(len(source))[:images]
     if len(some) < len(source):
@@ -64,13 +66,13 @@ def positions(run: str | Path, data: str | Path, settings: EvalSettings, *, imag
     unreadable: list[str] = []
     # larger than the encoder's where a task sees a part of its images
     size = tuple(task.augment.size)
-    drawn = plain_batches(source, size, **settings.reading(source), channels=task.channels, device=settings.at)
+    drawn = plain_batches(source, size, **settings.reading(source), channels=task.geometry.channels, device=settings.at)
     batches = normalized(drawn, card, unreadable)
     task.to(settings.at)
-    cells = measure_positions(task.place, axes, task.grid, batches, settings.seed)
-    rows = rows_of("positions", {card.name: cells}, task.grid)
+    cells = measure_positions(partial(predict_positions, task), axes, grid, batches, settings.seed)
+    rows = rows_of("positions", {card.name: cells}, grid)
     quoted = tuple(row for row in rows if row.settings["measure"] == "top-1" and AVERAGE in row.settings.values())
-    n_test, n = len(cells[0].values["top-1"]), task.patches
+    n_test, n = len(cells[0].values["top-1"]), task.geometry.n
     withheld = ", ".join(_WITHHELD[name] for name in axes)
     out = folder.pictures / f"position_map-{plain_name(data)}.png"
     caption = (
@@ -97,7 +99,7 @@ def positions(run: str | Path, data: str | Path, settings: EvalSettings, *, imag
         across=list(axes)[-1],
         short=True,
         symbols=_SYMBOLS,
-        drawings=(Drawing("patchloom.look.maps.draw_maps", out, {**_maps(cells, task.grid), "caption": caption}),),
+        drawings=(Drawing("patchloom.look.maps.draw_maps", out, {**_maps(cells, grid), "caption": caption}),),
     )
 
 

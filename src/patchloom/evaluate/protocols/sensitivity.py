@@ -21,8 +21,9 @@ from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
 from patchloom.hints import check
 from patchloom.nets.encode import encode, grid_size, patch_positions
 from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
-from patchloom.views.positions import Placed, deal_dropped
-from patchloom.views.view import drop_positions, whole
+from patchloom.patches.partition import random_dropped
+from patchloom.questions.positions import PositionPrediction
+from patchloom.withhold.encoder_input import all_patches, drop_positions
 
 Placeholder = Literal["learned", "zeros"]
 
@@ -136,13 +137,13 @@ class PositionProbe(nn.Module):
         for weight in self.layer.parameters():
             nn.init.zeros_(weight)
 
-    def place(self, images: Tensor, generator: torch.Generator, ratio: float) -> Placed:
+    def place(self, images: Tensor, generator: torch.Generator, ratio: float) -> PositionPrediction:
         """Predict the positions of patches of images [b c h w], with the share ``ratio`` of the embeddings masked."""
-        dropped = deal_dropped(len(images), self.n, ratio, generator, images.device)
-        view = drop_positions(whole(images, self.n), dropped)
-        tokens = encode(self.vit, view, position_token=self.token)[:, self.vit.num_prefix_tokens :]
+        dropped = random_dropped(len(images), self.n, ratio, generator, images.device)
+        given = drop_positions(all_patches(images, self.n), dropped)
+        tokens = encode(self.vit, given, position_token=self.token)[:, self.vit.num_prefix_tokens :]
         features = self.standardize(tokens.flatten(0, 1)).view_as(tokens)
-        return Placed(view.visible, view.dropped, self.layer(features))
+        return PositionPrediction(given.visible, given.dropped, self.layer(features))
 
 
 def train_probe(
