@@ -119,8 +119,8 @@ def test_the_grid_against_a_loop(kind):
             assert cell.values[name].tolist() == pytest.approx(expected, abs=1e-6), (cell.ratios, name)
         expected = [hits / of if of else float("nan") for hits, of in zip(found, asked, strict=True)]
         assert cell.map(GRID).flatten().tolist() == pytest.approx(expected, nan_ok=True)
-        given = int(placed.told()[0])
-        assert cell.chance == chance(GRID, given) and (placed.told() == given).all()
+        given = int(placed.known()[0])
+        assert cell.chance == chance(GRID, given) and (placed.known() == given).all()
 
 
 @pytest.mark.parametrize(
