@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import numpy as np
@@ -34,6 +34,31 @@ _LINES = 10  # of progress in a training
 # timm's RandAugment of the papers (rand-m9-mstd0.5-inc1): two operations, each with probability 0.5, in 0 ... 10; and
 # torchvision's bins, which span the same strengths
 _OPERATIONS, _PROBABILITY, _MAX_MAGNITUDE, _BINS = 2, 0.5, 10, 31
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the encoder and its controls are trained.
+
+    Attributes:
+        name: of the recipe.
+        recipe: with every ``auto`` resolved.
+        rates: base learning rates to choose from.
+        card: its mean and std normalise the images.
+        settings: seed, device and workers.
+        precision: of matrix products; weights are float32.
+    """
+
+    name: str
+    recipe: Recipe
+    rates: tuple[float, ...]
+    card: EncoderCard
+    settings: EvalSettings
+    precision: Precision
+
+    def at(self, rate: float) -> Plan:
+        """The same with another base learning rate."""
+        return replace(self, recipe=replace(self.recipe, blr=rate))
 
 
 class Views:
@@ -92,24 +117,13 @@ def seeded(seed: int) -> Iterator[None]:
             np.random.set_state(before[1])
 
 
-def train(
-    model: Classifier,
-    source: Source,
-    recipe: Recipe,
-    card: EncoderCard,
-    settings: EvalSettings,
-    precision: Precision,
-    name: str,
-) -> Classifier:
+def train(model: Classifier, source: Source, plan: Plan, name: str) -> Classifier:
     """Train on all images of ``source``, whose labels are 0 ... c-1.
 
     Args:
         model: is trained in place.
         source: labelled images.
-        recipe: with every ``auto`` resolved.
-        card: its mean and std normalise the images.
-        settings: seed, device and workers.
-        precision: of matrix products; weights are float32.
+        plan: how.
         name: begins the lines of progress.
 
     Returns:
@@ -118,35 +132,29 @@ def train(
     Raises:
         PatchloomError: a non-finite loss, too little memory on the device, or unreadable images.
     """
-    with seeded(settings.seed):
+    with seeded(plan.settings.seed):
         try:
-            return _Training(model, source, recipe, card, settings, precision).run(name)
+            return _Training(model, source, plan).run(name)
         except torch.OutOfMemoryError as problem:
+            images = of_step(plan.recipe, len(source))[1]
             raise PatchloomError(
-                f"the device has too little memory for {of_step(recipe, len(source))[1]} images at once: lower --batch"
+                f"the device has too little memory for {images} images at once: lower --batch"
             ) from problem
 
 
 class _Training:
-    def __init__(
-        self,
-        model: Classifier,
-        source: Source,
-        recipe: Recipe,
-        card: EncoderCard,
-        settings: EvalSettings,
-        precision: Precision,
-    ):
-        self.recipe, self.card, self.device, self.seed = recipe, card, settings.at, settings.seed
+    def __init__(self, model: Classifier, source: Source, plan: Plan) -> None:
+        recipe, settings = plan.recipe, plan.settings
+        self.recipe, self.card, self.device, self.seed = recipe, plan.card, settings.at, settings.seed
         self.model = model.to(self.device).train()
-        self.half = runs_in_bfloat16(self.device, precision)
+        self.half = runs_in_bfloat16(self.device, plan.precision)
         keep_freed_memory()
         fuse_attention(model, not (self.half and self.device.type == "cpu"))
         n, (images, self.batch) = len(source), of_step(recipe, len(source))
         self.per_epoch = max(1, n // self.batch)
         self.steps = recipe.epochs * self.per_epoch
         self.labels = torch.from_numpy(source.labels)
-        views = Views(model.size, recipe, card.mean)
+        views = Views(model.size, recipe, plan.card.mean)
         reading = settings.seed, 0, self.steps, settings.workers_for(source, self.steps, trained=True), model.channels
         self.batches = training_batches(source, views, images, *reading, device=self.device)
         self.optimizer = torch.optim.AdamW(

@@ -4,7 +4,7 @@ and test images that are read once, at the end."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from patchloom.data import Source, hold_out
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier, class_names
 from patchloom.evaluate.features import Precision, classes_of, runs_in_bfloat16
-from patchloom.evaluate.fit import Answers, answers, seeded, train
+from patchloom.evaluate.fit import Answers, Plan, answers, seeded, train
 from patchloom.evaluate.frozen import majority
 from patchloom.evaluate.recipes import Recipe, recipe_for
 from patchloom.evaluate.report import Report, Row, lost_images
@@ -26,27 +26,6 @@ SCRATCH = "from scratch"
 RATE_VALIDATION_SHARE = 0.1
 
 Build = Callable[[Recipe], Classifier]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How every candidate is trained.
-
-    Attributes:
-        name: of the recipe.
-        recipe: with every ``auto`` resolved.
-        rates: base learning rates to choose from.
-        card: its mean and std normalise the images.
-        settings: seed, device and workers.
-        precision: of matrix products.
-    """
-
-    name: str
-    recipe: Recipe
-    rates: tuple[float, ...]
-    card: EncoderCard
-    settings: EvalSettings
-    precision: Precision
 
 
 @dataclass(frozen=True)
@@ -104,26 +83,26 @@ def fit(candidate: Candidate, plan: Plan, source: Source) -> tuple[Classifier, d
     Returns:
         The classifier and its settings.
     """
-    recipe, chosen = plan.recipe, {}
+    chosen = {}
     if len(plan.rates) > 1:
         rest, held = hold_out(source, RATE_VALIDATION_SHARE, len(source), plan.settings.seed)
         found = []
         for rate in plan.rates:
-            model = _fitted(candidate, replace(recipe, blr=rate), plan, rest, f"{candidate.name}, blr {rate:g}")
+            model = _fitted(candidate, plan.at(rate), rest, f"{candidate.name}, blr {rate:g}")
             found.append(answers(model, held, plan.card, plan.settings, plan.precision).accuracy())
             print(f"  {candidate.name}, blr {rate:g}: {found[-1]:.1%} of {len(held):,} held-out images", flush=True)
         best = int(np.argmax(found))
-        recipe = replace(recipe, blr=plan.rates[best])
+        plan = plan.at(plan.rates[best])
         chosen = {"held_out_accuracy": found[best], "held_out": len(held)}
     precision = "bfloat16" if runs_in_bfloat16(plan.settings.at, plan.precision) else "float32"
-    row_settings = {"recipe": plan.name, **recipe.plain(), "precision": precision, **candidate.settings, **chosen}
-    return _fitted(candidate, recipe, plan, source, candidate.name), row_settings
+    row_settings = {"recipe": plan.name, **plan.recipe.plain(), "precision": precision, **candidate.settings, **chosen}
+    return _fitted(candidate, plan, source, candidate.name), row_settings
 
 
-def _fitted(candidate: Candidate, recipe: Recipe, plan: Plan, source: Source, name: str) -> Classifier:
+def _fitted(candidate: Candidate, plan: Plan, source: Source, name: str) -> Classifier:
     with seeded(plan.settings.seed):
-        model = candidate.build(recipe)
-    return train(model, source, recipe, plan.card, plan.settings, plan.precision, name)
+        model = candidate.build(plan.recipe)
+    return train(model, source, plan, name)
 
 
 def train_and_test(
@@ -195,7 +174,7 @@ def _recipe_sentence(plan: Plan, parts: Parts, row_settings: Mapping[str, Any]) 
     chosen = ""
     if len(plan.rates) > 1:
         chosen = (
-            " The base learning rate was chosen, for each candidate by itself, on a stratified "
+            " The base learning rate was chosen, for each model by itself, on a stratified "
             f"{RATE_VALIDATION_SHARE:.0%} of the training images, then all of them were trained on."
         )
     return (

@@ -37,9 +37,7 @@ def blocks(
     """Train new transformer blocks on the frozen encoder's tokens (blocks:2, blocks:4), beside an untrained encoder.
 
     Args:
-        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
-        data: labelled images, as `patchloom.data.open_data` takes them.
-        settings: common to all protocols.
+        run, data, settings: as in `patchloom.evaluate.evaluate`.
         count: number of blocks.
         recipe: small (ours), droppos, mae, mp3, extrema or lut (the papers'); each value below replaces one of its own.
         control: do the same on an untrained encoder, too.

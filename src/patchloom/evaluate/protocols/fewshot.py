@@ -50,9 +50,7 @@ def fewshot(
     """Fine-tune, or fit a linear probe, with a small part of the labels.
 
     Args:
-        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
-        data: labelled images, as `patchloom.data.open_data` takes them.
-        settings: common to all protocols.
+        run, data, settings: as in `patchloom.evaluate.evaluate`.
         labels: share of the training images that is used, stratified, such as 0.01; 0.1, if neither this nor
             per_class is given.
         per_class: number of images per class, instead of a share.

@@ -47,9 +47,7 @@ def finetune(
     """Train the whole encoder and a linear head on labelled images, beside the same from scratch.
 
     Args:
-        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
-        data: labelled images, as `patchloom.data.open_data` takes them.
-        settings: common to all protocols.
+        run, data, settings: as in `patchloom.evaluate.evaluate`.
         recipe: small (ours), droppos, mae, mp3, extrema or lut (the papers'); each value below replaces one of its own.
         positions: keep the encoder's, fixed sine-cosine, learned, relative (a bias in each attention), or none; auto
             is keep, or fixed for an encoder without positions.

@@ -30,9 +30,7 @@ def knn(
     """Classify by the nearest neighbours among training images, by cosine similarity of frozen features.
 
     Args:
-        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
-        data: labelled images, as `patchloom.data.open_data` takes them.
-        settings: common to all protocols.
+        run, data, settings: as in `patchloom.evaluate.evaluate`.
         pooling: "class", "mean", "instance" (with an instance head), "both" class and mean, or "all" that exist.
         ks: numbers of neighbours.
         gallery: share of the training images that is searched, stratified.

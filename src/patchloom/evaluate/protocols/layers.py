@@ -23,9 +23,7 @@ def layers(
     """Classify by the nearest neighbours among training images, for the features of every layer.
 
     Args:
-        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
-        data: labelled images, as `patchloom.data.open_data` takes them.
-        settings: common to all protocols.
+        run, data, settings: as in `patchloom.evaluate.evaluate`.
         k: number of neighbours.
         out: picture of the accuracies by layer; by default ``RUN/pictures/layers.png`` if ``run`` is a folder.
 

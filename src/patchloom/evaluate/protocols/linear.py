@@ -19,9 +19,7 @@ def linear(
     """Train a linear classifier on frozen features.
 
     Args:
-        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
-        data: labelled images, as `patchloom.data.open_data` takes them.
-        settings: common to all protocols.
+        run, data, settings: as in `patchloom.evaluate.evaluate`.
         pooling: "class", "mean", "instance" (with an instance head), "both" class and mean, or "all" that exist.
 
     Raises:

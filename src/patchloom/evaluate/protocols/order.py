@@ -39,9 +39,7 @@ def order(
     """Test probes of normal images on images with shuffled patches, and with the position embeddings set to zero.
 
     Args:
-        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
-        data: labelled images, as `patchloom.data.open_data` takes them.
-        settings: common to all protocols.
+        run, data, settings: as in `patchloom.evaluate.evaluate`.
         pooling: "class", "mean", or "both".
         k: number of neighbours.
 
