@@ -60,7 +60,7 @@ def contents_on_disc(
         chosen: indices of images.
         say: is given lines of progress every 10 seconds.
     """
-    known: np.ndarray | None = vars(source).get("_contents")
+    known = source._contents
     if known is None:
         stamp = _stamp(source)
         place = None if stamp is None else cache_root() / "contents" / digest([_FORMAT, stamp])

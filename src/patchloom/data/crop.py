@@ -39,9 +39,10 @@ class RandomCrop:
         self.size, self.scale, self.flip = size, scale, flip
         self.ratio = (ratio[0] * aspect, ratio[1] * aspect)
 
-    def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor]:
+    def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
         """One view [c *size] of an image [c h w], of the same dtype."""
-        view = resize_part(image, *self._part(*image.shape[-2:], rng), self.size)
+        height, width = image.shape[-2:]
+        view = resize_part(image, *self._part(height, width, rng), self.size)
         if self.flip and rng.random() < 0.5:
             view = view.flip(-1)
         return (view,)
@@ -79,7 +80,7 @@ class TwoViews(RandomCrop):
         check("task.color", color, Sharing)
         self.crop, self.color, self.centre = crop, color, CentreCrop(size)
 
-    def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
         """Two views [c *size] of an image [c h w], of the same dtype."""
         views, draws = self.split(image, rng)
         if draws is None:
@@ -95,11 +96,11 @@ class TwoViews(RandomCrop):
             views = [*super().__call__(image, rng), *super().__call__(image, rng)]
         else:
             views = [*(self.centre(image) if self.crop == "none" else super().__call__(image, rng))] * 2
-        if self.color == "own":
-            draws = torch.stack([draw_colors(rng), draw_colors(rng)])
-        else:
-            draws = None if self.color == "none" else draw_colors(rng).expand(2, -1)
-        return (views[0], views[1]), draws
+        if self.color == "none":
+            return (views[0], views[1]), None
+        if self.color == "shared":
+            return (views[0], views[1]), draw_colors(rng).expand(2, -1)
+        return (views[0], views[1]), torch.stack([draw_colors(rng), draw_colors(rng)])
 
 
 class CentreCrop:
@@ -111,7 +112,8 @@ class CentreCrop:
     def __call__(self, image: Tensor, rng: np.random.Generator | None = None) -> tuple[Tensor]:
         """One view [c *size] of an image [c h w], of the same dtype; ``rng`` is not used."""
         # Cutting before resizing shows the same picture and never builds a huge strip out of a long, thin image.
-        return (resize_part(image, *_centre(*image.shape[-2:], self.size[1] / self.size[0]), self.size),)
+        height, width = image.shape[-2:]
+        return (resize_part(image, *_centre(height, width, self.size[1] / self.size[0]), self.size),)
 
 
 def _centre(height: int, width: int, ratio: float) -> tuple[int, int, int, int]:

@@ -263,8 +263,8 @@ def _read_tiff(source: Path | BytesIO) -> Tensor:
             raise ValueError(f"axes {series.axes} are not an image; save it as [h w] or [h w c]")
         if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE and array.dtype.kind == "u":
             array = np.iinfo(array.dtype).max - array
-        image = _from_array(_upright(array, int(page.tags.valueof(_ORIENTATION, 1))))
-        if alpha and not channel_pages and image.is_floating_point():
-            over = _over_white(image.permute(1, 2, 0).numpy(), premultiplied=int(page.extrasamples[-1]) == 1)
-            image = _channels_first(over)
-        return image
+        decoded = _from_array(_upright(array, int(page.tags.valueof(_ORIENTATION, 1))))
+        if alpha and not channel_pages and decoded.is_floating_point():
+            over = _over_white(decoded.permute(1, 2, 0).numpy(), premultiplied=int(page.extrasamples[-1]) == 1)
+            return _channels_first(over)
+        return decoded

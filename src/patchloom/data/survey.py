@@ -188,7 +188,10 @@ class _Parts(Dataset[_Part]):
         return -(-len(self.indices) // self.each)
 
     def __getitem__(self, number: int) -> _Part:
-        rows, moments, kinds, broken = [], {}, Counter(), []
+        rows: list[tuple[int | bool | bytes, ...]] = []
+        moments: dict[int, Moments] = {}
+        kinds: Counter[str] = Counter()
+        broken: list[tuple[int, str]] = []
         for i in self.indices[number * self.each : (number + 1) * self.each]:
             try:
                 image = self.source.read(i)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import numpy as np
 import torch
@@ -86,7 +86,7 @@ class EvalSettings:
         few = batches < _FEW_BATCHES and self.at.type == "cpu"
         return 0 if few or (in_memory(source) and not trained) else min(self.readers[0], batches - 1)
 
-    def reading(self, source: Source) -> dict[str, int]:
+    def reading(self, source: Source) -> dict[str, Any]:
         """Keyword arguments of functions that read every image of ``source`` once."""
         batches = -(-len(source) // self.batch_size)
         return {"batch_size": self.batch_size, "workers": self.workers_for(source, batches)}
@@ -116,10 +116,10 @@ def parts_of(data: str | Path, settings: EvalSettings, labels: bool = True) -> P
         PatchloomError: no such data, or no labels where they are needed.
     """
     opened = open_data(data)
-    own = has_labels(opened.test) if labels else opened.test is not None
+    own = opened.test if not labels or has_labels(opened.test) else None
     whole = labelled(opened.train) if labels else opened.train
-    if own:
-        train, test = whole, labelled(opened.test) if labels else opened.test
+    if own is not None:
+        train, test = whole, labelled(own) if labels else own
         story = "The data brings its own test images."
     else:
         train, test = split_for_test(whole, seed=settings.seed)
@@ -137,7 +137,7 @@ def parts_of(data: str | Path, settings: EvalSettings, labels: bool = True) -> P
         story += f" For a quick look, only {used}."
     if (contents := train.contents()) is None:
         story += " Exact copies among the images were not looked for."
-    elif own:
+    elif own is not None:
         story += copies_sentence(test, contents)
     return Parts(train, test, story)
 

@@ -125,14 +125,14 @@ def train_and_test(
             candidate.save(model, row_settings)
         fitted.append((candidate, model.cpu(), row_settings))
     # every choice has been made: now the test images are read
-    rows, found = [], None
+    rows, found = [], []
     for candidate, model, row_settings in fitted:
-        found = answers(model, parts.test, plan.card, plan.settings, plan.precision)
-        row = Row.of(candidate.name, model.pooling, protocol, row_settings, found.accuracy(), len(found.labels))
-        rows.append(row)
+        found.append(answers(model, parts.test, plan.card, plan.settings, plan.precision))
+        accuracy, n = found[-1].accuracy(), len(found[-1].labels)
+        rows.append(Row.of(candidate.name, model.pooling, protocol, row_settings, accuracy, n))
         model.cpu()
     said = [done, _recipe_sentence(plan, parts, rows[0].settings)]
-    return report_of(protocol, f"{title} ({plan.name}): ", said, rows, parts, plan.settings, found)
+    return report_of(protocol, f"{title} ({plan.name}): ", said, rows, parts, plan.settings, found[-1])
 
 
 def report_of(

@@ -113,7 +113,8 @@ def in_words(error: BaseException) -> str:
 
 def expanded(pattern: str) -> list[str]:
     """Expand braces as a shell does: ``{000..012}``, ``{0..8..2}``, ``{a,b}``, also nested; other braces stay."""
-    depth, cuts = 0, []
+    depth = 0
+    cuts: list[int] = []
     for place, letter in enumerate(pattern):
         if letter == "{":
             depth += 1

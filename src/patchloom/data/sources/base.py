@@ -28,6 +28,7 @@ class Source(ABC):
     name: str
     classes: tuple[str, ...] = ()
     labels: np.ndarray | None = None
+    _contents: np.ndarray | None = None  # of `contents_on_disc`
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -59,17 +59,17 @@ class Hub(Source):
         return len(self.images)
 
     def read(self, i: int) -> Tensor:
-        path, content = self._stored(i)
-        return read_image(path) if content is None else decode_image(content, self.describe(i))
+        stored = self._stored(i)
+        return decode_image(stored, self.describe(i)) if isinstance(stored, bytes) else read_image(stored)
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
         return contents_on_disc(self, self._pieces, chosen)
 
     def _pieces(self, i: int) -> Iterable[bytes]:
-        path, content = self._stored(i)
-        return pieces_of_file(path) if content is None else [content]
+        stored = self._stored(i)
+        return [stored] if isinstance(stored, bytes) else pieces_of_file(stored)
 
-    def _stored(self, i: int) -> tuple[str | None, bytes | None]:
+    def _stored(self, i: int) -> str | bytes:
         """Path of image i, or the bytes of its file.
 
         Raises:
@@ -81,7 +81,8 @@ class Hub(Source):
             raise Unreadable(f"{self.describe(i)} cannot be read: {in_words(error)}") from error
         if image is None or image["bytes"] is None and image["path"] is None:
             raise Unreadable(f"{self.describe(i)} has no image")
-        return image["path"], image["bytes"]
+        stored: str | bytes = image["path"] if image["bytes"] is None else image["bytes"]
+        return stored
 
     def describe(self, i: int) -> str:
         return f"{self.name} {self.split} #{i}"
