@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from patchloom.data.workers import lost_worker
 from patchloom.errors import PatchloomError
 from patchloom.files import mendable
-from patchloom.memory import lacking
+from patchloom.memory import memory_shortage
 from patchloom.processes import world
 from patchloom.runs.settings import Settings
 from patchloom.tasks import images_needed
@@ -24,7 +24,7 @@ def explained(settings: Settings) -> Iterator[None]:
         told = lost_worker(problem) or mendable(problem)
         if told is None and died(problem):
             told = PatchloomError(LOST)
-        if told is None and (need := lacking(problem)):
+        if told is None and (need := memory_shortage(problem)):
             told = PatchloomError(too_little_memory(need, settings))
         if told is None:
             raise
