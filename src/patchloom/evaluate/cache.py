@@ -26,7 +26,7 @@ from torch import Tensor
 
 from patchloom.data import Source
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.features import Features, Precision, labelled, runs_in_bfloat16
+from patchloom.evaluate.features import Features, Precision, labelled, labels_of, runs_in_bfloat16
 from patchloom.files import cache_root, write_whole
 from patchloom.nets.encode import attention_heads
 from patchloom.nets.heads import InstanceHead
@@ -116,7 +116,7 @@ def _read(path: Path, source: Source) -> Features | None:
     with contextlib.suppress(OSError):  # just removed, or of another user
         os.utime(path)
     places = tensors.pop("indices")
-    labels = torch.from_numpy(source.labels[places.numpy()])
+    labels = labels_of(source, places)
     missing = np.setdiff1d(np.arange(len(source)), places.numpy())
     return Features(tensors, labels, places, [source.describe(int(i)) for i in missing], cached=True)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from patchloom.data import Source
 from patchloom.errors import PatchloomError
+from patchloom.evaluate.features import labels_of
 from patchloom.nets.build import initialize
 from patchloom.nets.encode import attention_heads, encode, final_norm, patch_positions
 from patchloom.nets.heads import InstanceHead, represent
@@ -149,7 +150,7 @@ def variant_of(positions: PositionChoice, vit: VisionTransformer) -> Variant:
 
 def class_names(source: Source) -> tuple[str, ...]:
     """Names of the classes of labels 0 ... c-1."""
-    return source.classes or tuple(map(str, range(int(source.labels.max()) + 1)))
+    return source.classes or tuple(map(str, range(int(labels_of(source).max()) + 1)))
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,12 @@ def classes_of(source: Source) -> int:
     return len(np.unique(source.labels[source.labels >= 0])) if has_labels(source) else 0
 
 
+def labels_of(source: Source, indices: Tensor | None = None) -> Tensor:
+    """Labels [n] int64 of a labelled source; with ``indices`` [m], those of these images [m]."""
+    assert source.labels is not None, f"{source.name} has no labels"
+    return torch.from_numpy(source.labels if indices is None else source.labels[indices.numpy()])
+
+
 def labelled(source: Source) -> Source:
     """The images of a source that have a label.
 
@@ -234,4 +240,4 @@ def pixels_size(size: tuple[int, int]) -> tuple[int, int]:
 
 def _features(tokens: dict[str, Tensor], source: Source, indices: list[Tensor], unreadable: list[str]) -> Features:
     places = torch.cat(indices)
-    return Features(tokens, torch.from_numpy(source.labels[places.numpy()]), places, unreadable)
+    return Features(tokens, labels_of(source, places), places, unreadable)

@@ -23,7 +23,7 @@ from torchvision.transforms import v2
 from patchloom.data import Batch, RandomCrop, Source, normalize, plain_batches, training_batches
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier
-from patchloom.evaluate.features import Precision, runs_in_bfloat16
+from patchloom.evaluate.features import Precision, labels_of, runs_in_bfloat16
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.memory import keep_freed_memory
@@ -153,7 +153,7 @@ class _Training:
         n, (images, self.batch) = len(source), of_step(recipe, len(source))
         self.per_epoch = max(1, n // self.batch)
         self.steps = recipe.epochs * self.per_epoch
-        self.labels = torch.from_numpy(source.labels)
+        self.labels = labels_of(source)
         views = Views(model.size, recipe, plan.card.mean)
         reading = settings.seed, 0, self.steps, settings.workers_for(source, self.steps, trained=True), model.channels
         self.batches = training_batches(source, views, images, *reading, device=self.device)
@@ -262,7 +262,7 @@ def answers(
             logits.append(model(images).float().cpu())
             indices.append(batch.indices)
             unreadable += batch.unreadable
-    found = Answers(torch.cat(logits), torch.from_numpy(source.labels[torch.cat(indices).numpy()]), unreadable)
+    found = Answers(torch.cat(logits), labels_of(source, torch.cat(indices)), unreadable)
     if not found.logits.isfinite().all():
         raise PatchloomError(f"a classifier on {card.name} gives non-finite logits: lower --blr")
     return found

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from timm.models.vision_transformer import VisionTransformer
 
 from patchloom.data import Source, hold_out
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier, class_names
-from patchloom.evaluate.features import Precision, classes_of, runs_in_bfloat16
+from patchloom.evaluate.features import Precision, classes_of, labels_of, runs_in_bfloat16
 from patchloom.evaluate.fit import Answers, Plan, answers, seeded, train
 from patchloom.evaluate.frozen import majority
 from patchloom.evaluate.recipes import Recipe, recipe_for
@@ -150,7 +149,7 @@ def report_of(
         found: predictions of any candidate.
     """
     n = len(found.labels)
-    chance = majority(protocol, torch.from_numpy(parts.train.labels), found.labels)
+    chance = majority(protocol, labels_of(parts.train), found.labels)
     said = [*said, parts.story, *lost_images(found.unreadable, "test images")]
     beside = [f"{row.number()} {row.encoder}" for row in (*rows[1:], chance)]
     first = rows[0].text() if rows[0].encoder != SCRATCH else f"{SCRATCH} {rows[0].text()}"

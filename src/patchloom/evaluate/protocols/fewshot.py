@@ -13,7 +13,7 @@ from torch import nn
 from patchloom.data import Source
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Pool, PositionChoice, class_names, variant_of
-from patchloom.evaluate.features import Precision, classes_of
+from patchloom.evaluate.features import Precision, classes_of, labels_of
 from patchloom.evaluate.frozen import compare
 from patchloom.evaluate.protocols.finetune import builder, scratch
 from patchloom.evaluate.protocols.linear import LINEAR
@@ -124,9 +124,9 @@ def few(parts: Parts, share: float | None, per_class: int | None, seed: int) -> 
 def _of_each(source: Source, count: int, seed: int) -> Source:
     if count < 1:
         raise PatchloomError(f"--per_class must be 1 or more, not {count}")
-    rng, chosen = np.random.default_rng(seed), []
-    for label in np.unique(source.labels):
-        members = np.flatnonzero(source.labels == label)
+    rng, chosen, labels = np.random.default_rng(seed), [], labels_of(source).numpy()
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
         if len(members) < count:
             name = class_names(source)[label]
             raise PatchloomError(f"class {name} has {len(members)} training images: use --per_class {len(members)}")
