@@ -40,7 +40,7 @@ class RandomCrop:
         self.ratio = (ratio[0] * aspect, ratio[1] * aspect)
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
-        """One view [c *size] of an image [c h w], of the same dtype."""
+        """One view of an image [c h w], of the same dtype and resized to ``size``."""
         height, width = image.shape[-2:]
         view = resize_part(image, *self._part(height, width, rng), self.size)
         if self.flip and rng.random() < 0.5:
@@ -81,7 +81,7 @@ class TwoViews(RandomCrop):
         self.crop, self.color, self.centre = crop, color, CentreCrop(size)
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
-        """Two views [c *size] of an image [c h w], of the same dtype."""
+        """Two views of an image [c h w], of the same dtype and resized to ``size``."""
         views, draws = self.split(image, rng)
         if draws is None:
             return views
@@ -110,7 +110,7 @@ class CentreCrop:
         self.size = size
 
     def __call__(self, image: Tensor, rng: np.random.Generator | None = None) -> tuple[Tensor]:
-        """One view [c *size] of an image [c h w], of the same dtype; ``rng`` is not used."""
+        """One view of an image [c h w], of the same dtype and resized to ``size``; ``rng`` is not used."""
         # Cutting before resizing shows the same picture and never builds a huge strip out of a long, thin image.
         height, width = image.shape[-2:]
         return (resize_part(image, *_centre(height, width, self.size[1] / self.size[0]), self.size),)
@@ -123,7 +123,7 @@ def _centre(height: int, width: int, ratio: float) -> tuple[int, int, int, int]:
 
 
 def resize_part(image: Tensor, top: int, left: int, h: int, w: int, size: tuple[int, int]) -> Tensor:
-    """Resize a part of an image [c h w] to [c *size] by antialiased bicubic interpolation; the dtype stays."""
+    """Resize a part of an image [c h w] to ``size`` by antialiased bicubic interpolation; the dtype stays."""
     if image.dtype == torch.uint8 and len(image) == 3:
         # The same as below in one call, with a batch stride that marks the memory as channels-last, as decoders leave
         # it, so that torch makes no copy. Only its code for 3 channels gains by that.

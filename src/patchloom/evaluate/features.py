@@ -210,7 +210,7 @@ def pixel_features(
     batch_size: int = 256,
     workers: int = 0,
 ) -> Features:
-    """Normalised pixels as features "pixels" [n c*h*w], the control without any encoder.
+    """Normalised pixels as features "pixels" [n c·h·w], the control without any encoder.
 
     Args:
         source: images; those without a label are left out.

@@ -69,7 +69,7 @@ class Views:
         self.recipe, self.mean = recipe, mean
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
-        """Views [c *size] of an image [c h w], of the same dtype."""
+        """Views of an image [c h w], of the same dtype and resized to ``size``."""
         return tuple(self._augmented(*self.crop(image, rng), rng) for _ in range(self.recipe.repeats))
 
     def _augmented(self, view: Tensor, rng: np.random.Generator) -> Tensor:
