@@ -41,7 +41,7 @@ class StepSpeed:
         seconds: of every step that was timed, gradient clipping, the optimiser and the teacher included.
         images: of a step.
         flops: floating-point operations an image in matrix products, there and back, as torch counts them.
-        memory: GiB that two steps need at their peak beyond what the imports hold; None where that cannot be told.
+        memory: GiB that two steps need at their peak beyond what the imports hold; None where that is unknown.
         data: images a second that are read and augmented for it.
     """
 
