@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from patchloom.bench import Bench, Pace, Step, bench, operations
+from patchloom.bench import Bench, Step, StepSpeed, bench, operations
 from patchloom.cli import main
 from patchloom.data import Stats
 from patchloom.errors import PatchloomError
@@ -47,7 +47,7 @@ def test_a_step_trains():
 
 
 def pace(images=100, seconds=1.0, data=1000.0):
-    return Pace("mae", False, (seconds,), images, 2e9, None, data)
+    return StepSpeed("mae", False, (seconds,), images, 2e9, None, data)
 
 
 def test_the_limit_is_what_is_slower():
