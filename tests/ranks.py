@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from killing import SMALL
+from forked import server
+from killing import PROBE_STEPS, SMALL
 
 SAVING = 3.0
-_PRELOADED = ["patchloom.train.pretrain", "killing", "ranks"]
 
 
 class Ended(NamedTuple):
@@ -49,11 +49,13 @@ def _rank(
         found |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
         os.environ.update({name: str(value) for name, value in found.items()})
     from patchloom.errors import PatchloomError, Told
+    from patchloom.evaluate import linear
     from patchloom.train import loop
     from patchloom.train.checkpoint import Checkpoints, tensors_of
     from patchloom.train.pretrain import pretrain
     from patchloom.train.step import Stepper
 
+    linear._ITERATIONS = PROBE_STEPS
     loop._SAVE_EVERY = 0.0 if sent and sent.number == signal.SIGKILL else 60.0
     torch.set_num_threads(1)
     update, run, save = Stepper.update, loop.Loop.run, Checkpoints.save
@@ -92,8 +94,7 @@ def run_together(
     Returns:
         How each process ended, and the weights and moments that each had when it reached the end.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context = server()
     out.parent.mkdir(parents=True, exist_ok=True)
     beside, port, begin = out.parent / f"{out.name}-of-{world}", free_port(), time.monotonic()
     processes = [

@@ -23,6 +23,8 @@ from patchloom.tasks import TASKS, task_class
 from patchloom.train.pictures import look
 from patchloom.train.settings import Settings
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

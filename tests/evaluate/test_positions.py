@@ -21,6 +21,8 @@ from patchloom.train.positions import positions
 from patchloom.views.positions import Placed, deal_dropped
 from patchloom.views.view import whole
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 N, GRID = 16, (4, 4)
 SIZES = {"embed_dim": 32, "depth": 1, "num_heads": 2}
 TINY = ["--epochs", "1", "--batch_size", "16", "--patch_size", "4", "--model", "nano"]

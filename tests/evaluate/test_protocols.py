@@ -14,6 +14,8 @@ from patchloom.evaluate import Report, Row, append_rows, evaluate, frozen, how, 
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard, save_encoder
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 PROTOCOLS = ("knn", "linear")
 
 

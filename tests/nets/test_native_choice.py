@@ -16,6 +16,8 @@ from patchloom.nets.build import EncoderSpec
 from patchloom.nets.native import compiler as made
 from patchloom.train import pictures, suits
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 trained = importlib.import_module("patchloom.train.pretrain")  # the package's name for it is a function
 here = pytest.mark.skipif(native.lacking() is not None, reason=f"native kernels cannot be had: {native.lacking()}")
 

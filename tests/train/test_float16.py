@@ -15,6 +15,8 @@ from patchloom.train.pretrain import pretrain
 from patchloom.train.state import State
 from patchloom.train.step import Stepper
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 HALF = SMALL | {"precision": "float16"}
 
 

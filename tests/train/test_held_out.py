@@ -26,6 +26,8 @@ from patchloom.train.pretrain import pretrain
 from patchloom.train.record import read_record
 from patchloom.train.settings import Settings
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 QUICK = SMALL | {"epochs": 1, "task": "mae"}
 NEW = "which were never trained on"
 

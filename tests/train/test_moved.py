@@ -17,6 +17,8 @@ from patchloom.train.closing import Closing
 from patchloom.train.folder import RunFolder
 from patchloom.train.pretrain import pretrain
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 TASK = {"task": "mae", "epochs": 3}
 EVENTS = {
     "the checkpoint": (loop.Loop, "_save"),

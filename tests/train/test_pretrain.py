@@ -14,6 +14,8 @@ from patchloom.train.held_out import HeldOut
 from patchloom.train.pretrain import pretrain, request
 from patchloom.train.watch import verdict
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 NEW = HeldOut(np.array([0]), np.array([]))
 SMALL = {"model": {"name": "nano", "embed_dim": 32, "depth": 1}, "batch_size": 8, "precision": "float32", "workers": 0}
 

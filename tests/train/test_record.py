@@ -9,6 +9,8 @@ from patchloom.errors import PatchloomError
 from patchloom.train.pretrain import pretrain
 from patchloom.train.record import digest_of_record, no_record, read_record, write_record
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 QUICK = SMALL | {"epochs": 1, "task": "mae"}
 
 

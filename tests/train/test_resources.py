@@ -25,6 +25,8 @@ from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError
 from patchloom.train import loop
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 TASK = {"task": "mae", "epochs": 3}
 
 

@@ -20,6 +20,8 @@ from patchloom.train.pretrain import pretrain
 from patchloom.train.settings import Settings, resolve
 from patchloom.train.watch import Watch
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 STATS = Stats((0.5,) * 3, (0.2,) * 3, 480, 640, 100, [])
 SMALL = {"model": {"name": "nano", "embed_dim": 32, "depth": 1}, "batch_size": 8, "precision": "float32", "epochs": 1}
 
