@@ -14,7 +14,7 @@ import pytest
 
 from patchloom.bench import bench
 from patchloom.check import check
-from patchloom.cli import VERBS
+from patchloom.cli import VERBS, main
 from patchloom.evaluate import PROTOCOLS, How
 from patchloom.evaluate.protocols import protocol_of
 from patchloom.export import export
@@ -94,6 +94,10 @@ def test_blocks(page, tmp_path, monkeypatch):
                 exec(code, names)
             elif marks == ["run"]:
                 assert language == "bash", f"{page.name}:{line} cannot be run"
+                commands = commands_of(text)
+                if len(commands) == len(text.replace("\\\n", " ").splitlines()):  # of ours alone: no need to start anew
+                    assert [main(words) for words in commands] == [0] * len(commands), f"{page.name}:{line}"
+                    continue
                 done = subprocess.run(["bash", "-euo", "pipefail", "-c", text], capture_output=True, text=True)
                 assert done.returncode == 0, f"{page.name}:{line}\n{done.stdout}\n{done.stderr}"
             else:
