@@ -21,7 +21,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from torchvision import transforms
 
-from patchloom.data import RandomCrop, Source, keep, open_data, training_batches
+from patchloom.data import RandomCrop, Source, cache_images, open_data, training_batches
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BATCH = 50
@@ -95,7 +95,7 @@ def main() -> None:
         for side in asked.sides:
             passes = {"PIL and torchvision": of_torchvision(source, side), "patchloom": of_patchloom(source, side)}
             for how in ("whole", round(1.5 * side), round(1.15 * side)):
-                kept = keep(source, how, say=lambda line: None)
+                kept = cache_images(source, how, say=lambda line: None)
                 passes[f"patchloom, `--cache {how}`"] = of_patchloom(kept, side)
             found = rates(passes, asked.images, asked.rounds)
             base = found["PIL and torchvision"]

@@ -25,9 +25,9 @@ from safetensors.torch import load_file
 from torch import distributed as dist
 
 from patchloom import processes
+from patchloom.runs.settings import Settings
 from patchloom.train import launch as launching
 from patchloom.train import pretrain as pretraining
-from patchloom.train.settings import Settings
 
 SMALL = {"model": {"name": "nano", "embed_dim": 64, "depth": 2, "num_heads": 2}, "img_size": 32, "patch_size": 8}
 SMALL |= {"batch_size": 16, "epochs": 2, "precision": "float32", "attention": "explicit", "kernels": "torch"}

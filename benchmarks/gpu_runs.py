@@ -24,11 +24,11 @@ from data_rate import draw_photographs
 from gpu_steps import TINY, Result, precision_of, waits
 from pretext import last_results, measure_of
 
-from patchloom.data import Arriving, RandomCrop, hold_out, keep, open_data, training_batches
+from patchloom.data import Arriving, RandomCrop, cache_images, hold_out, open_data, training_batches
 from patchloom.errors import Stopped
 from patchloom.files import write_whole
 from patchloom.machine import Cores, cores, wait_for
-from patchloom.train import suits
+from patchloom.train import device_defaults
 from patchloom.train.pretrain import pretrain
 from patchloom.train.step import Stepper
 
@@ -156,10 +156,10 @@ def group(device: str, tiny: bool, work: str, seconds: float, task: str, strateg
 def loading(device: str, tiny: bool, work: str, known: Result, seconds: float, cached: bool) -> Result:
     """Images a second that are read, cropped to 224 px and copied to the device, with the workers that auto takes."""
     source, side, batch = open_data(photographs(work, tiny)).train, 32 if tiny else 224, 4 if tiny else 256
-    workers = suits.workers(device, Cores(cores()))[0]
+    workers = device_defaults.workers(device, Cores(cores()))[0]
     begin = time.perf_counter()
     if cached:
-        source = keep(source, 256, workers, say=print)
+        source = cache_images(source, 256, workers, say=print)
     made = time.perf_counter() - begin
     batches = training_batches(source, RandomCrop((side, side)), batch, 0, 0, 10**6, workers, device=device)
     for _ in islice(batches, 1 if tiny else 4 * workers):
@@ -239,10 +239,10 @@ def cifar(device: str, tiny: bool, work: str, seconds: float, task: str, data: s
         write_whole(begun, json.dumps({"epochs": epochs, "images": images, "pace": rate}))
     found = json.loads(begun.read_text("utf-8"))
     done = pretrain(data, task, out=out, epochs=found["epochs"], **sizes)
-    measure, yardsticks, spent = measure_of(out)
+    measure, baselines, spent = measure_of(out)
     learnt: dict[str, dict[str, float]] = {}
     for (protocol, encoder), value in last_results(out).items():
         learnt.setdefault(protocol, {})[encoder] = value
     told = {"samples": found["images"] * found["epochs"], "images/s": steady(out), "waiting for data": waiting(out)}
     told |= {"data": Path(data).name, "model": sizes["model"], "trained seconds": spent, "learnt": learnt}
-    return found | told | {"measure": measure, "yardsticks": yardsticks, "summary": done.summary}
+    return found | told | {"measure": measure, "baselines": baselines, "summary": done.summary}

@@ -24,8 +24,8 @@ from patchloom.data import Batch
 from patchloom.data.colors import ColorPlan
 from patchloom.machine import cores, processor, product, seconds_of, wait_for
 from patchloom.memory import memory, peak_memory
-from patchloom.train import suits
-from patchloom.train.settings import Settings
+from patchloom.runs.settings import Settings
+from patchloom.train import device_defaults
 
 # TFLOP/s of dense products by the makers' data sheets, in bfloat16 with sums in float32 (float16 where there is no
 # bfloat16); the first name that the GPU's contains
@@ -189,7 +189,7 @@ def rates(seconds: list[float], batch: int, flops: float, precision: str, known:
 
 def precision_of(device: str) -> str:
     """What `auto` takes on a GPU; bfloat16 on a CPU, where only the script is tried."""
-    return suits.precision(device)[0] if device == "cuda" else "bfloat16"
+    return device_defaults.precision(device)[0] if device == "cuda" else "bfloat16"
 
 
 def sized(task: str, device: str, batch: int, precision: str, model: str, tiny: bool) -> Settings:

@@ -149,7 +149,7 @@ def cifar(done: dict[str, Entry]) -> str:
         for protocol in ("knn", "linear"):
             values = one["learnt"].get(protocol, {})
             cells.append(" / ".join(number(values.get(name), ".1%") for name in ("trained", "untrained", "raw pixels")))
-        beside = ", ".join(f"{name.split(':')[1]} {value:.3f}" for name, value in one["yardsticks"].items())
+        beside = ", ".join(f"{name.split(':')[1]} {value:.3f}" for name, value in one["baselines"].items())
         work = [str(one["epochs"]), number(one["samples"]), f"{one['trained seconds'] / 60:.1f}"]
         pace = [number(one["images/s"]), one["waiting for data"]]
         rows.append([f"{task} on {one['data']}", *work, *pace, f"{one['measure']:.3f} ({beside})", *cells])

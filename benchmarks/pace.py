@@ -7,12 +7,12 @@ import time
 
 import torch
 
-from patchloom.data import channels_of, hold_out, measure, normalize, open_data, training_batches
+from patchloom.data import channels_of, hold_out, normalize, open_data, statistics_of, training_batches
+from patchloom.runs.task import prepare_task
 from patchloom.train.launch import launch
 from patchloom.train.optim import build_optimizer
-from patchloom.train.pictures import prepare_task
 from patchloom.train.pretrain import request
-from patchloom.train.settings import resolve
+from patchloom.train.resolve import resolve
 
 
 class Stepper:
@@ -22,7 +22,7 @@ class Stepper:
         opened = open_data(data)
         training, _ = hold_out(opened.train, 0.05, seed=0)
         channels = channels_of(training)
-        stats = measure(training, channels)
+        stats = statistics_of(training, channels)
         asked = request(data, task, {"workers": 0, "epochs": 1, **settings})
         self.settings, _ = resolve(asked, len(training), channels, stats)
         self.fabric = launch(self.settings, self.settings.device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from patchloom.nets.encode import fuse_attention
+from patchloom.nets.performance import fuse_attention
 
 # by its name: the package that it comes from, and the form of its attention
 PEERS = {

@@ -39,11 +39,11 @@ def last_results(run: Path) -> dict[tuple[str, str], float]:
 
 
 def measure_of(run: Path) -> tuple[float, dict[str, float], float]:
-    """The task's measure at the end, its yardsticks, and the seconds that training took."""
+    """The task's measure at the end, its baselines, and the seconds that training took."""
     with open(run / "metrics.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["held_out"]]
-    yardsticks = {name: float(value) for name, value in rows[-1].items() if name.startswith("yardstick:")}
-    return float(rows[-1]["held_out"]), yardsticks, float(rows[-1]["seconds"])
+    baselines = {name: float(value) for name, value in rows[-1].items() if name.startswith("baseline:")}
+    return float(rows[-1]["held_out"]), baselines, float(rows[-1]["seconds"])
 
 
 def affordable(data: str, tasks: list[str], minutes: float, kept: Path) -> dict[str, list[str]]:
@@ -83,13 +83,13 @@ def main() -> None:
             )
             if code:
                 sys.exit(code)
-            results, (measure, yardsticks, seconds) = last_results(run), measure_of(run)
+            results, (measure, baselines, seconds) = last_results(run), measure_of(run)
             cells = []
             for protocol in ("knn", "linear"):
                 values = [results[protocol, name] for name in ("trained", "untrained", "raw pixels")]
                 gathered.setdefault((task, protocol), []).append(values[0])
                 cells.append(" / ".join(f"{value:.1%}" for value in values))
-            beside = ", ".join(f"{name.split(':')[1]} {value:.3f}" for name, value in yardsticks.items())
+            beside = ", ".join(f"{name.split(':')[1]} {value:.3f}" for name, value in baselines.items())
             print(
                 f"| {task} | {seed} | {measure:.3f} ({beside}) | {cells[0]} | {cells[1]} | {seconds / 60:.1f} |",
                 flush=True,

@@ -33,9 +33,10 @@ from patchloom.bench import Step, memory_of, operations
 from patchloom.data import Stats
 from patchloom.machine import product, seconds_of
 from patchloom.memory import keep_freed_memory, peak_memory
+from patchloom.runs.settings import Settings
 from patchloom.tasks import TASKS
 from patchloom.train.pretrain import request
-from patchloom.train.settings import Settings, resolve
+from patchloom.train.resolve import resolve
 
 STATS = Stats((0.5,) * 3, (0.25,) * 3, 224, 224, 1, [])
 PRODUCTS = 5

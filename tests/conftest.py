@@ -49,8 +49,8 @@ def quick_probe() -> Iterator[None]:
     """For tests of runs, in which labels are there to be measured by: linear probes that are not fitted to the end."""
     from killing import PROBE_STEPS
 
-    from patchloom.evaluate import linear
+    from patchloom.evaluate import logistic
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linear, "_ITERATIONS", PROBE_STEPS)
+        patch.setattr(logistic, "_ITERATIONS", PROBE_STEPS)
         yield

@@ -11,7 +11,7 @@ from patchloom.data import Stats
 from patchloom.errors import PatchloomError
 from patchloom.machine import compile_gain
 from patchloom.train.pretrain import request
-from patchloom.train.settings import resolve
+from patchloom.train.resolve import resolve
 
 STATS = Stats((0.5,) * 3, (0.2,) * 3, 32, 32, 10, [])
 

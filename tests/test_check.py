@@ -20,7 +20,7 @@ from patchloom.errors import PatchloomError
 from patchloom.options import parse_pretrain
 from patchloom.propose import Estimate
 from patchloom.train.pretrain import request
-from patchloom.train.settings import resolve
+from patchloom.train.resolve import resolve
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 

@@ -15,13 +15,13 @@ import pytest
 from patchloom.bench import bench
 from patchloom.check import check
 from patchloom.cli import VERBS, main
-from patchloom.evaluate import PROTOCOLS, How
+from patchloom.evaluate import PROTOCOLS, EvalSettings
 from patchloom.evaluate.protocols import protocol_of
 from patchloom.export import export
+from patchloom.look.pictures import look
 from patchloom.options import MODEL_OPTIONS, parse_call, parse_evaluate, parse_pretrain
+from patchloom.runs.settings import Settings
 from patchloom.tasks import TASKS, task_class
-from patchloom.train.pictures import look
-from patchloom.train.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -148,7 +148,9 @@ def test_options_links_and_lines(page):
     known |= {f"model.{option}" for option in MODEL_OPTIONS} | {"task.NAME"}
     known |= {option for name in TASKS for option in options_of_task(name)}
     protocols = [protocol_of(name)[0] for name in PROTOCOLS]
-    known |= {option for call in (*CALLS.values(), How, *protocols) for option in inspect.signature(call).parameters}
+    known |= {
+        option for call in (*CALLS.values(), EvalSettings, *protocols) for option in inspect.signature(call).parameters
+    }
     example = {"task.share"} if page.name == "extend.md" else set()
     unknown = set(re.findall(r"`[^`\n]*?--([A-Za-z][\w.]*)", FENCE.sub("", text))) - known - example
     assert not unknown, f"options that do not exist: {unknown}"

@@ -9,7 +9,7 @@ import torch
 
 import patchloom.export
 from patchloom.cli import main
-from patchloom.data import channels_of, measure, normalize, open_data, plain_batches
+from patchloom.data import channels_of, normalize, open_data, plain_batches, statistics_of
 from patchloom.errors import PatchloomError
 from patchloom.export import export
 from patchloom.nets.build import EncoderSpec, build_encoder
@@ -32,7 +32,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def an_encoder(folder: Path, photos: Path, **options) -> Path:
     """The file of an encoder with the statistics of those images."""
     source = open_data(str(photos)).train
-    stats = measure(source, channels_of(source))
+    stats = statistics_of(source, channels_of(source))
     spec = EncoderSpec("nano", (16, 16), 4, options=SMALL | options)
     torch.manual_seed(0)
     folder.mkdir()

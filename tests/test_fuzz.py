@@ -14,8 +14,8 @@ from typed import SMALL, configuration, other_verb, pretraining
 from patchloom import cli
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec
-from patchloom.train import pretrain, suits
-from patchloom.train.pictures import prepare_task
+from patchloom.runs.task import prepare_task
+from patchloom.train import device_defaults, pretrain
 
 FUZZ = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
@@ -153,5 +153,5 @@ def test_too_little_memory_anywhere_is_a_sentence(monkeypatch, capfd):
 
 def test_attention_that_cannot_be_held_is_not_tried():
     spec = EncoderSpec("nano", (4096, 4096), 1, options={"depth": 1})
-    form, why = suits.attention("cpu", "float32", spec)
+    form, why = device_defaults.attention("cpu", "float32", spec)
     assert form == "fused" and "16,777,217 x 16,777,217" in why

@@ -4,6 +4,7 @@ import torch
 from golden import Oracle, close
 
 from patchloom.tasks.restore import Restore
+from patchloom.withhold.encoder_input import all_patches, mask_patches
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -14,7 +15,7 @@ class ZoomOracle(Oracle):
     def __init__(self):
         super().__init__("mask_zoom_in")
         shuffle = self["ids_restore"].argsort(1)
-        self.hands = self["ids_keep"], shuffle[:, self["ids_keep"].shape[1] :]
+        self.parts = self["ids_keep"], shuffle[:, self["ids_keep"].shape[1] :]
 
     def under(self, prefix):
         theirs = {key.removeprefix(prefix): value for key, value in self.tensors.items() if key.startswith(prefix)}
@@ -22,17 +23,26 @@ class ZoomOracle(Oracle):
         for key, value in theirs.items():
             if key.endswith("q_bias"):
                 name = key.replace("q_bias", "qkv.bias")
-                ours[name] = torch.cat([value, torch.zeros_like(value), theirs[key.replace("q_bias", "v_bias")]])
+                ours[placed(name)] = torch.cat(
+                    [value, torch.zeros_like(value), theirs[key.replace("q_bias", "v_bias")]]
+                )
             elif key == "encoder_to_decoder.weight":
-                ours["decoder.embed.weight"] = value
+                ours["questions.pixels.decoder.embed.weight"] = value
             elif key.startswith("decoder.head."):  # pixels of a patch run (row, column, channel) there
                 p = self.config["patch"]
-                ours[key.replace("head", "answer")] = value.unflatten(0, (p, p, 3)).movedim(2, 0).flatten(0, 2)
+                ours["questions.pixels." + key.replace("head", "answer")] = (
+                    value.unflatten(0, (p, p, 3)).movedim(2, 0).flatten(0, 2)
+                )
             elif key == "mask_token":
-                ours["decoder.mask_token"] = value.flatten()
+                ours["questions.pixels.decoder.mask_token"] = value.flatten()
             elif not key.endswith(("v_bias", "cls_token")):  # their class token is never used
-                ours[key] = value
+                ours[placed(key)] = value
         return ours
+
+
+def placed(name):
+    """Where a weight of encoder or decoder is in our task."""
+    return name if name.startswith("encoder.") else f"questions.pixels.{name}"
 
 
 def restore():
@@ -47,16 +57,18 @@ def restore():
     )
     task.normalized_by(*IMAGENET)
     weights = oracle.under("w.")
-    weights["decoder.embed.bias"] = torch.zeros(c["ddim"])
+    weights["questions.pixels.decoder.embed.bias"] = torch.zeros(c["ddim"])
     weights["encoder.pos_embed"] = oracle["encoder_pos"]
     task.load_state_dict(weights, strict=True)
-    task.decoder.positions.copy_(oracle["decoder_pos"][0])
+    task.questions["pixels"].decoder.positions.copy_(oracle["decoder_pos"][0])
     return task, oracle
 
 
 def test_mask_and_zoom_in():
     task, oracle = restore()
-    outcome = task(oracle["image"].float(), hands=oracle.hands)
+    images = oracle["image"].float()
+    degraded = task.degradation(all_patches(images, task.geometry.n), task.mean, task.std)
+    outcome = task(images, given=mask_patches(degraded, *oracle.parts))
     outcome.loss.backward()
     close(outcome.metrics["mask_loss"], oracle["loss_mask"][0])
     close(outcome.metrics["band_loss"], oracle["loss_band"][0])
@@ -64,7 +76,7 @@ def test_mask_and_zoom_in():
 
     expected, trained = oracle.under("g."), dict(task.named_parameters())
     learnt = {name for name, weight in trained.items() if weight.requires_grad}
-    assert expected.keys() == learnt - {"decoder.embed.bias"}
+    assert expected.keys() == learnt - {"questions.pixels.decoder.embed.bias"}
     for name, gradient in expected.items():
         found = trained[name].grad
         if name.endswith("qkv.bias"):  # no key bias there, and here a softmax does not feel it

@@ -6,11 +6,12 @@ from golden import Oracle, close, gradients_agree
 from torch import Tensor
 
 from patchloom.nets.encode import encode
-from patchloom.objectives.positions import loss_weights, weighted_mean
+from patchloom.patches.positions import smoothed_positions
+from patchloom.patches.tokens import gather_tokens
+from patchloom.questions.positions import loss_weights, weighted_mean
 from patchloom.tasks.droppos import DropPos
 from patchloom.tasks.mae import MAE
-from patchloom.views.positions import smoothed_positions
-from patchloom.views.tokens import take
+from patchloom.withhold.encoder_input import all_patches, drop_positions, mask_patches
 
 
 def by_grid(predicted: Tensor, p: int) -> Tensor:
@@ -28,12 +29,15 @@ def test_mae():
     task = MAE(oracle.encoder(), oracle.config["mask_ratio"], **oracle.decoder_options())
     oracle.load(task)
     visible, masked = oracle["ids_keep"], masked_of(oracle)
-    loss = task(oracle["images"], hands=(visible, masked)).loss
+    given = mask_patches(all_patches(oracle["images"], task.geometry.n), visible, masked)
+    loss = task(oracle["images"], given=given).loss
     loss.backward()
     close(loss, oracle["loss"][0])
     gradients_agree(task, oracle)
     theirs = by_grid(oracle["pred"], oracle.config["patch"])
-    close(task.recover(oracle["images"], visible, masked), take(theirs, masked))
+    asked, answers = task.questions["pixels"].answer(task.encode(oracle["images"], given))
+    assert torch.equal(asked, masked)
+    close(answers, gather_tokens(theirs, masked))
 
 
 @pytest.mark.parametrize("name", ["droppos", "droppos_plain"])
@@ -53,32 +57,33 @@ def test_droppos(name):
     oracle.load(task)
     images, visible, masked = oracle["images"], oracle["ids_keep"], masked_of(oracle)
     dropped = oracle["mask_pos"].bool().nonzero()[:, 1].view(len(images), -1)
-    close(smoothed_positions(task.grid, c["sigma"]), oracle["smooth"])
+    close(smoothed_positions(task.geometry.grid, c["sigma"]), oracle["smooth"])
 
-    view = task.view(images, visible, dropped)
-    assert torch.equal(view.dropped, oracle["mask_pos"].bool())
-    tokens = task.encode(view)
-    close(tokens, oracle["encoded"])
-    logits = task.decoder(tokens)
+    given = drop_positions(mask_patches(all_patches(images, task.geometry.n), visible, masked), dropped)
+    assert torch.equal(given.dropped, oracle["mask_pos"].bool())
+    encoded = task.encode(images, given)
+    close(encoded.tokens, oracle["encoded"])
+    asked = task.questions["positions"]
+    logits = asked.predict(encoded).logits
     close(logits, oracle["logits"])
 
-    outcome = task(images, hands=(visible, masked, dropped))
+    outcome = task(images, given=given)
     outcome.loss.backward()
     gradients_agree(task, oracle)
-    affinities = task.affinities(images)
-    weights = loss_weights(view.dropped, visible, affinities)
+    affinities = asked.affinities(encoded)
+    weights = loss_weights(given.dropped, visible, affinities)
     if c["attn_guide"]:
         close(affinities, oracle["affinity_full"])
-        chosen = take(affinities, visible)
+        chosen = gather_tokens(affinities, visible)
         close(chosen / chosen.sum(1, keepdim=True), oracle["affinity_visible"])
     # the authors weigh their accuracy as their loss
     close(weighted_mean((logits.argmax(-1) == visible).float(), weights), oracle["accuracy"][0])
     if c["multi_task"]:
-        close(outcome.metrics["position_loss"], oracle["loss"][0])
-        close(outcome.metrics["pixel_loss"], oracle["loss_mae"][0])
+        close(outcome.metrics["positions_loss"], oracle["loss"][0])
+        close(outcome.metrics["pixels_loss"], oracle["loss_mae"][0])
         close(outcome.loss, oracle["loss"][0] + oracle["loss_mae"][0])
         theirs = by_grid(oracle["pred_pixels"], c["patch"])
-        close(task.pixel_decoder(tokens, visible, masked), take(theirs, masked))
+        close(task.questions["pixels"].answer(encoded)[1], gather_tokens(theirs, masked))
     else:
         close(outcome.loss, oracle["loss"][0])
 
@@ -94,6 +99,4 @@ def test_whole_view_is_what_the_affinity_sees():
     task = DropPos(oracle.encoder(), **oracle.decoder_options())
     oracle.load(task)
     features = task.encoder.forward_features(oracle["images"])
-    from patchloom.views.view import whole
-
-    close(encode(task.encoder, whole(oracle["images"], task.patches)), features)
+    close(encode(task.encoder, all_patches(oracle["images"], task.geometry.n)), features)

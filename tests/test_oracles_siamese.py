@@ -4,10 +4,10 @@ import pytest
 import torch
 from golden import Oracle, close, gradients_agree
 
-from patchloom.objectives.agreement import byol_loss, info_nce
+from patchloom.questions.agreement import byol_loss, info_nce
 from patchloom.tasks.extrema import ExtreMA
 from patchloom.tasks.lut import LUT
-from patchloom.views.view import whole
+from patchloom.withhold.encoder_input import EncoderInput
 
 
 def test_lut():
@@ -17,20 +17,21 @@ def test_lut():
         oracle.encoder(), mask_ratio=c["mask_ratio"], context_weight=c["weight"], head_width=c["mlp"], **oracle.sizes()
     )
     oracle.load(task)
-    one, two, hands = oracle["view1"], oracle["view2"], (oracle["ids_keep1"], oracle["ids_keep2"])
+    one, two = oracle["view1"], oracle["view2"]
+    given = task.given_parts(torch.cat([one, two]), torch.cat([oracle["ids_keep1"], oracle["ids_keep2"]]))
 
-    outcome = task(one, two, hands=hands)
+    outcome = task(one, two, given=given)
     outcome.loss.backward()
     close(outcome.loss, oracle["loss"][0])
-    close(outcome.metrics["pixel_loss"], oracle["loss_mae"][0])
-    close(outcome.metrics["context_loss"], oracle["loss_context"][0])
+    close(outcome.metrics["pixels_loss"], oracle["loss_mae"][0])
+    close(outcome.metrics["agreement_loss"], oracle["loss_context"][0])
     gradients_agree(task, oracle)
 
     oracle.load(task)  # running statistics have moved
-    students = task.predict(task.encode(torch.cat([one, two]), torch.cat(hands)), torch.cat(hands), views=2)
+    students = task.guesses(task.encode(torch.cat([one, two]), given))
     for student, view, number in zip(students, (one, two), "12", strict=True):
         close(student, oracle[f"student{number}"])
-        close(task.teach(view), oracle[f"teacher{number}"])
+        close(task.agreement.target(view), oracle[f"teacher{number}"])
 
 
 def extrema(**options):
@@ -40,16 +41,17 @@ def extrema(**options):
     encoder = oracle.encoder(class_token=False)
     task = ExtreMA(encoder, mask_ratio=c["mask_ratio"], masks=c["masks"], **sizes, **options)
     oracle.load(task)
-    return task, oracle, oracle["ids_keep"].unbind(1)
+    parts = oracle["ids_keep"].unbind(1)
+    return task, oracle, EncoderInput(oracle["student_view"], torch.cat(parts))
 
 
 def test_extrema():
-    task, oracle, hands = extrema()
-    task.teacher.follow(oracle.config["momentum"], **task.followed())
+    task, oracle, given = extrema()
+    follow(task, oracle.config["momentum"])
     for name, weight in oracle.teacher("updated.").items():
-        close(task.teacher.state_dict()[name], weight)
+        close(task.agreement.teacher.state_dict()[name], weight)
 
-    outcome = task(oracle["student_view"], oracle["teacher_view"], hands=hands)
+    outcome = task(oracle["student_view"], oracle["teacher_view"], given=given)
     outcome.loss.backward()
     close(outcome.loss, oracle["loss"][0])
     expected = oracle.under("g.")
@@ -58,16 +60,16 @@ def test_extrema():
             assert max(weight.grad.abs().max(), expected[name].abs().max()) < 1e-7
             weight.grad.copy_(expected[name])
     gradients_agree(task, oracle)
-    close(task.predict(oracle["student_view"], hands).flatten(0, 1), oracle["q"])
-    close(task.project(task.teacher, whole(oracle["teacher_view"], task.patches)), oracle["k"])
+    close(task.agreement.guess(task.agreement.represent(task.encoder, given)), oracle["q"])
+    close(task.agreement.target(oracle["teacher_view"]), oracle["k"])
 
 
 def test_info_nce():
-    task, oracle, hands = extrema(loss="infonce", temperature=0.2)
-    guesses = oracle["q"].unflatten(0, (len(hands), -1))
+    task, oracle, given = extrema(loss="infonce", temperature=0.2)
+    guesses = oracle["q"].unflatten(0, (-1, len(oracle["k"])))
     close(info_nce(guesses, oracle["k"], 0.2), oracle["loss_infonce_t0.2"][0])
-    task.teacher.follow(oracle.config["momentum"], **task.followed())
-    outcome = task(oracle["student_view"], oracle["teacher_view"], hands=hands)
+    follow(task, oracle.config["momentum"])
+    outcome = task(oracle["student_view"], oracle["teacher_view"], given=given)
     close(outcome.loss, oracle["loss_infonce_t0.2"][0])
 
 
@@ -77,6 +79,9 @@ def test_byol_is_the_squared_distance_of_normalised_outputs():
     assert byol_loss(student, teacher).item() == pytest.approx(apart.square().sum(-1).mean().item(), rel=1e-5)
 
 
+HOME = "questions.agreement"
+
+
 class LutOracle(Oracle):
     """The teacher's weights under ``t.``; its decoder, which the authors copied too, is of no use."""
 
@@ -84,13 +89,17 @@ class LutOracle(Oracle):
         return self.decoder_options()
 
     def _ours(self, key):
-        return key if key.startswith(("head.", "predictor.")) else super()._ours(key)
+        home, _, rest = key.partition(".")
+        heads = {"head": "projection", "predictor": "prediction"}
+        return f"{HOME}.{heads[home]}.{rest}" if home in heads else super()._ours(key)
 
     def under(self, prefix):
         ours = super().under(prefix)
         if prefix == "w.":
-            own = {key: value for key, value in super().under("t.").items() if key.startswith(("encoder.", "head."))}
-            ours |= {f"teacher.{key}": value for key, value in own.items()}
+            own = super().under("t.").items()
+            ours |= {f"{HOME}.teacher.{key}": value for key, value in own if key.startswith("encoder.")}
+            projection = f"{HOME}.projection."
+            ours |= {key.replace(HOME, f"{HOME}.teacher"): value for key, value in own if key.startswith(projection)}
         return ours
 
 
@@ -100,11 +109,20 @@ class ExtremaOracle(Oracle):
     def _ours(self, key):
         home, _, rest = key.partition(".")
         if home == "predictor":
-            return f"prediction.{rest}"
-        return ("teacher." if home == "momentum_encoder" else "") + inside(rest)
+            return f"{HOME}.prediction.{rest}"
+        ours = inside(rest)
+        if home == "momentum_encoder":
+            return f"{HOME}.teacher.{ours}"
+        return ours if ours.startswith("encoder.") else f"{HOME}.{ours}"
 
     def teacher(self, prefix):
         return {inside(key.removeprefix(prefix)): self[key] for key in self.tensors if key.startswith(prefix)}
+
+
+def follow(task, momentum):
+    """Move the teacher as the authors' program had done when the vectors were taken."""
+    parts = {name: getattr(task.agreement, name) for name in ("instance_head", "projection")}
+    task.agreement.teacher.follow(momentum, encoder=task.encoder, **parts)
 
 
 def inside(key):

@@ -10,8 +10,8 @@ from sweep import build, spec_of, views_of
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder
+from patchloom.questions.measure import Measure
 from patchloom.tasks import TASKS, build_task, task_class, with_defaults
-from patchloom.tasks.measure import Measure
 from patchloom.tasks.task import Outcome
 from patchloom.train.optim import build_optimizer
 
@@ -106,9 +106,9 @@ def test_measure_and_pictures(name):
     with torch.inference_mode():
         one, two = (task.measure(images, torch.Generator().manual_seed(1)) for _ in range(2))
         sheets = task.draw(images, torch.Generator().manual_seed(1))
-    assert isinstance(one, Measure) and one.hurdle() in one.yardsticks
+    assert isinstance(one, Measure) and one.baseline_to_beat() in one.baselines
     assert torch.equal(one.values, two.values) and one.values.shape == (4,) and math.isfinite(one.value)
-    assert all(values.shape == (4,) and values.isfinite().all() for values in one.yardsticks.values())
+    assert all(values.shape == (4,) and values.isfinite().all() for values in one.baselines.values())
     assert sheets
     for sheet in sheets:
         assert sheet.caption and all(column.shape[:2] == images.shape[:2] for column in sheet.columns.values())

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from patchloom.errors import PatchloomError
 from patchloom.tasks import TASKS
+from patchloom.version import __version__
 
 if TYPE_CHECKING:
     from patchloom.nets.weights import load_encoder, load_instance_head
     from patchloom.train.pretrain import pretrain
 
-__version__ = "0.1.0"
-__all__ = ["TASKS", "PatchloomError", "load_encoder", "load_instance_head", "pretrain"]
+__all__ = ["TASKS", "PatchloomError", "__version__", "load_encoder", "load_instance_head", "pretrain"]
 
 _HOMES = {
     "pretrain": "patchloom.train.pretrain",

@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from patchloom.data import Batch, Source, channels_of, normalize, open_data, training_batches
-from patchloom.data import measure as statistics_of
+from patchloom.data import Batch, Source, channels_of, normalize, open_data, statistics_of, training_batches
 from patchloom.errors import PatchloomError
 from patchloom.machine import compile_gain, product_rates, seconds_of, wait_for
 from patchloom.memory import keep_freed_memory, peak_apart
-from patchloom.nets.encode import compile_blocks, fuse_attention
+from patchloom.nets.performance import compile_blocks, fuse_attention
+from patchloom.runs.settings import Settings
+from patchloom.runs.task import prepare_task
 from patchloom.tasks import TASKS
 from patchloom.tasks.task import Task
+from patchloom.train.failures import halvable
 from patchloom.train.optim import build_optimizer
-from patchloom.train.pictures import prepare_task
 from patchloom.train.pretrain import request
-from patchloom.train.settings import Settings, resolve
+from patchloom.train.resolve import resolve
 from patchloom.train.step import autocast
-from patchloom.train.trouble import halvable
 
 _COUNTED = 2  # images whose operations are counted; they are the same for each
 _READING = 3.0  # seconds of reading

@@ -50,7 +50,7 @@ def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(_help())
     elif words[0] == "--version":
-        from patchloom import __version__
+        from patchloom.version import __version__
 
         print(__version__)
     else:
@@ -141,8 +141,8 @@ def _evaluate(words: list[str]) -> None:
 
 
 def _look(words: list[str]) -> None:
+    from patchloom.look.pictures import look
     from patchloom.options import parse_call
-    from patchloom.train.pictures import look
 
     for path in look(**parse_call("look", look, words)):
         print(path)

@@ -17,8 +17,8 @@ from patchloom.files import write_whole
 from patchloom.nets.encode import encode, final_norm
 from patchloom.nets.heads import represent
 from patchloom.nets.weights import EncoderCard, load_encoder, load_instance_head
-from patchloom.train.folder import RunFolder
-from patchloom.views.view import whole
+from patchloom.runs.folder import RunFolder
+from patchloom.withhold.encoder_input import all_patches
 
 _IMAGES = 16
 
@@ -78,7 +78,7 @@ def export(run: str | Path, *, to: str = "timm", data: str | None = None, out: s
             Path(folder, file.name).write_bytes(content)
         exec(snippet(Path(folder)), pasted)  # its own normalisation, too, is part of what is compared
     with torch.inference_mode():
-        given = whole(normalize(images, card.mean, card.std), vit.patch_embed.num_patches)
+        given = all_patches(normalize(images, card.mean, card.std), vit.patch_embed.num_patches)
         tokens = encode(vit, given, norm=False)
         difference = _difference("features", final_norm(vit, tokens), pasted["features"](images))
         if head is not None:

@@ -43,8 +43,8 @@ def parse_pretrain(words: list[str]) -> tuple[dict[str, Any], str | None]:
     Raises:
         PatchloomError: an unknown option, or a value of the wrong kind.
     """
+    from patchloom.runs.settings import DEFAULT_TASK, Settings
     from patchloom.tasks import task_class
-    from patchloom.train.settings import DEFAULT_TASK, Settings
 
     words = [re.sub(r"^--from(?==|$)", "--from_run", word) for word in _joined(words)]
     words = _with_configuration([re.sub(r"^--(task|model|config)(?==|$)", _named, word) for word in words])
@@ -85,7 +85,7 @@ def parse_evaluate(words: list[str]) -> dict[str, Any]:
     Raises:
         PatchloomError: no such protocol, an unknown option, or a value of the wrong kind.
     """
-    from patchloom.evaluate import How
+    from patchloom.evaluate import EvalSettings
     from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
 
     words = _joined(words)
@@ -99,8 +99,8 @@ def parse_evaluate(words: list[str]) -> dict[str, Any]:
     parser.add_argument("run", type=str, help="a run's folder, an encoder's .safetensors file, or timm:NAME")
     parser.add_argument("data", type=str, help="labelled images, as pretrain takes them")
     if name is not None:
-        _add_signature(parser, function, skip={"run", "data", "how", "count"})
-    _add_signature(parser, How)
+        _add_signature(parser, function, skip={"run", "data", "settings", "count"})
+    _add_signature(parser, EvalSettings)
     return _parse(parser, words).as_dict()
 
 

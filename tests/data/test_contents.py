@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from patchloom.data import Shapes, comparable, contents, copies_among, hold_out, open_data, split_for_test
-from patchloom.data.source import choose
+from patchloom.data.splits import choose
 from patchloom.errors import PatchloomError
 
 
@@ -26,7 +26,8 @@ def cache(tmp_path_factory, monkeypatch):
 def reads(monkeypatch):
     """The files that are read."""
     read, found = contents.pieces_of_file, []
-    monkeypatch.setattr("patchloom.data.files.pieces_of_file", lambda path: found.append(str(path)) or read(path))
+    name = "patchloom.data.sources.files.pieces_of_file"
+    monkeypatch.setattr(name, lambda path: found.append(str(path)) or read(path))
     return found
 
 
@@ -46,7 +47,7 @@ def twelve(draw, tmp_path):
 def test_a_pass_that_was_interrupted_goes_on_where_it_was(twelve, reads, cache, monkeypatch):
     monkeypatch.setattr(contents, "_EACH", 1)
     monkeypatch.setattr(contents, "_PAUSE", -1.0)
-    monkeypatch.setattr("patchloom.data.addresses._AT_ONCE", 1)
+    monkeypatch.setattr("patchloom.data.workers._THREADS", 1)
 
     def interrupted(line):
         if "7 of 12" in line:

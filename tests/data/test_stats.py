@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.data import Shapes, channels_of, measure, normalize, open_data
+from patchloom.data import Shapes, channels_of, normalize, open_data, statistics_of
 from patchloom.errors import PatchloomError
 
 
@@ -25,7 +25,7 @@ def test_measure_agrees_with_numpy(tmp_path):
     for i, array in enumerate(arrays):
         np.save(tmp_path / f"{i}.npy", array if i else (array / 255).astype(np.float32))
     (tmp_path / "broken.jpg").write_bytes(b"no")
-    stats = measure(open_data(tmp_path).train, 3)
+    stats = statistics_of(open_data(tmp_path).train, 3)
     pixels = np.concatenate([array.reshape(-1, 3) for array in arrays]) / 255
     np.testing.assert_allclose(stats.mean, pixels.mean(0), rtol=1e-5)
     np.testing.assert_allclose(stats.std, pixels.std(0), rtol=1e-5)
@@ -35,13 +35,17 @@ def test_measure_agrees_with_numpy(tmp_path):
 
 def test_a_sample_is_random_but_fixed_by_its_seed():
     shapes = Shapes(40, size=16)
-    assert measure(shapes, 3, sample=8) == measure(shapes, 3, sample=8) != measure(shapes, 3, sample=8, seed=1)
-    assert measure(shapes, 1, sample=8).sampled == 8
+    assert (
+        statistics_of(shapes, 3, sample=8)
+        == statistics_of(shapes, 3, sample=8)
+        != statistics_of(shapes, 3, sample=8, seed=1)
+    )
+    assert statistics_of(shapes, 1, sample=8).sampled == 8
 
 
 def test_flat_images_keep_a_floor_under_std(tmp_path):
     np.save(tmp_path / "a.npy", np.full((4, 4), 100, np.uint8))
-    stats = measure(open_data(tmp_path).train, 1)
+    stats = statistics_of(open_data(tmp_path).train, 1)
     assert stats.std == (1e-3,)
     assert normalize(torch.full((1, 1, 2, 2), 100, dtype=torch.uint8), stats.mean, stats.std).abs().max() < 1e-3
 
@@ -49,7 +53,7 @@ def test_flat_images_keep_a_floor_under_std(tmp_path):
 def test_nothing_readable_names_the_first_problem(tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"no")
     (tmp_path / "b.jpg").write_bytes(b"no")
-    for ask in (channels_of, lambda source: measure(source, 3)):
+    for ask in (channels_of, lambda source: statistics_of(source, 3)):
         with pytest.raises(PatchloomError, match=r"nothing could be read in .*: .*a\.jpg cannot be read"):
             ask(open_data(tmp_path).train)
 

@@ -9,7 +9,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from patchloom.data import Arriving, Batch, TwoViews, normalize, training_batches
 from patchloom.data.colors import draw_colors, plan_colors, recolor
-from patchloom.data.shapes import Shapes
+from patchloom.data.sources.shapes import Shapes
 from patchloom.errors import PatchloomError
 
 
@@ -78,7 +78,7 @@ def test_only_gpus_get_pinned_memory(monkeypatch):
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("patchloom.data.workers.DataLoader", loader)
-    monkeypatch.setattr("patchloom.data.load.Arriving", lambda batches, device: batches)
+    monkeypatch.setattr("patchloom.data.batches.Arriving", lambda batches, device: batches)
     for device in (None, "cpu", "cuda", torch.device("cuda", 1)):
         next(training_batches(Shapes(8, size=16), TwoViews((16, 16)), 4, 0, 0, 1, device=device))
     assert asked == [False, False, True, True]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from patchloom.data import Data, Source, open_data
-from patchloom.evaluate import how
+from patchloom.evaluate import settings
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard, save_encoder
 
@@ -65,7 +65,7 @@ def record_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         train, test = digits.train.subset(range(n_train)), digits.test.subset(range(n_test))
         test.labels = test.labels if test_labels is None else test_labels
         both = Data(Recorded(train, "train", record), Recorded(test, "test", record))
-        monkeypatch.setattr(how, "open_data", lambda data: both)
+        monkeypatch.setattr(settings, "open_data", lambda data: both)
         return record
 
     return install

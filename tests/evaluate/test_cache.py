@@ -14,17 +14,17 @@ from safetensors.torch import save
 
 from patchloom.cli import main
 from patchloom.data import Source, open_data
-from patchloom.data.builtin import Torchvision
-from patchloom.evaluate import Features, How, cache, evaluate
+from patchloom.data.sources.builtin import Torchvision
+from patchloom.evaluate import EvalSettings, Features, cache, evaluate
 from patchloom.evaluate.cache import about_encoder, cache_folder, remembered
-from patchloom.evaluate.frozen import subjects
+from patchloom.evaluate.frozen import extractors
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.weights import EncoderCard, load_encoder
 
 DIGITS = open_data("digits").train
 SMALL = {"depth": 1, "embed_dim": 32, "num_heads": 2}
-CPU = How(device="cpu")
+CPU = EvalSettings(device="cpu")
 
 
 def _made(source: Source, value: float = 1.0) -> Features:
@@ -35,7 +35,7 @@ def _made(source: Source, value: float = 1.0) -> Features:
 
 def _passes(about: str, source: Source, times: int = 2) -> list[bool]:
     """For each of some calls, whether it needed a pass."""
-    return [not remembered((about,), source, _made).kept for _ in range(times)]
+    return [not remembered((about,), source, _made).cached for _ in range(times)]
 
 
 def test_probes_of_one_encoder_cost_one_pass(
@@ -60,11 +60,11 @@ def test_what_is_kept_is_what_was_taken(tiny_encoder: Path) -> None:
     some = DIGITS.subset(range(30))
     for layers in (False, True):
         for (_, fresh, _), (_, again, _), (_, anew, _) in zip(
-            *(subjects(vit, card, how, layers=layers) for how in (CPU, CPU, replace(CPU, cache=False))), strict=True
+            *(extractors(vit, card, how, layers=layers) for how in (CPU, CPU, replace(CPU, cache=False))), strict=True
         ):
             first, second, third = fresh(some), again(some), anew(some)
-            # raw pixels were kept when the poolings were measured
-            assert second.kept and not third.kept and (not first.kept or layers)
+            # raw pixels were cached when the poolings were measured
+            assert second.cached and not third.cached and (not first.cached or layers)
             for found in (first, second):
                 assert list(found.tokens) == list(third.tokens) and found.poolings() == third.poolings()
                 assert all(torch.equal(values, third.tokens[name]) for name, values in found.tokens.items())
@@ -165,7 +165,7 @@ def test_labels_are_the_datas_own(tiny_encoder: Path) -> None:
     assert remembered(("x",), some, _made).labels.tolist() == DIGITS.labels[:10].tolist()
     some.labels = some.labels[::-1].copy()
     found = remembered(("x",), some, _made)
-    assert found.kept and found.labels.tolist() == DIGITS.labels[:10][::-1].tolist()
+    assert found.cached and found.labels.tolist() == DIGITS.labels[:10][::-1].tolist()
     some.labels = np.where(np.arange(10) < 5, some.labels, -1)  # only those that have one are measured
     assert [len(remembered(("x",), some, _made).labels), _passes("x", some)[0]] == [5, False]
 
@@ -235,7 +235,7 @@ def test_the_oldest_go_when_the_room_is_full(empty_cache: Path, monkeypatch: pyt
     assert _passes("x", some[2], 1) == [True]
     assert not half.exists() and len(list(empty_cache.iterdir())) == 2
     assert _passes("x", some[0], 1) == [False] and _passes("x", some[1], 1) == [True]
-    monkeypatch.setattr(cache, "MOST_BYTES", 10)  # more than all the room is not kept
+    monkeypatch.setattr(cache, "MOST_BYTES", 10)  # more than all the room is not cached
     before = set(empty_cache.iterdir())
     assert _passes("x", some[3]) == [True, True] and set(empty_cache.iterdir()) == before
 

@@ -20,7 +20,7 @@ from patchloom.nets.heads import InstanceHead
 from patchloom.nets.weights import EncoderCard, load_instance_head, save_encoder, save_head, untrained_twin
 from patchloom.tasks import build_task, with_defaults
 from patchloom.tasks.extrema import ExtreMA
-from patchloom.views.view import whole
+from patchloom.withhold.encoder_input import all_patches
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -44,13 +44,13 @@ def _task(**options) -> ExtreMA:
 
 def _represented(task: ExtreMA, images: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
-        return task.represent(task, whole(images, task.patches))
+        return task.represent(task, all_patches(images, task.patches))
 
 
 @pytest.mark.parametrize("options", [{"class_token": False}, {}, {"reg_tokens": 3}])
 def test_features_are_the_tasks_own_and_of_one_pass(options: dict) -> None:
     task = _task(**options)
-    vit, head = task.encoder, task.beside()["instance_head"]
+    vit, head = task.encoder, task.extra_modules()["instance_head"]
     batches = []
     vit.norm_pre.register_forward_hook(lambda *_: batches.append(1))
     found = extract(vit, CARD, DIGITS, device="cpu", batch_size=7, head=head)
@@ -65,8 +65,8 @@ def test_features_are_the_tasks_own_and_of_one_pass(options: dict) -> None:
 
 def test_tasks_without_a_head_save_none() -> None:
     vit = build_encoder(EncoderSpec("nano", (8, 8), 2, channels=1, options=SMALL))
-    assert ExtreMA(vit, class_token="mean").beside() == {}
-    assert build_task(with_defaults({"name": "mae"}), vit).beside() == {}
+    assert ExtreMA(vit, class_token="mean").extra_modules() == {}
+    assert build_task(with_defaults({"name": "mae"}), vit).extra_modules() == {}
 
 
 def test_a_head_is_saved_whole_and_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_the_control_is_measured_with_the_untrained_head(tmp_path: Path, monkeyp
     monkeypatch.setattr(
         frozen, "extract", lambda vit, *a, head, **k: asked.append(head) or extract(vit, *a, head=head, **k)
     )
-    evaluate("knn", tmp_path, "digits", pooling="instance", most=50, device="cpu", seed=3)
+    evaluate("knn", tmp_path, "digits", pooling="instance", max_train=50, device="cpu", seed=3)
     tokens = [head.token for head in asked]
     expected = (task.instance_head.token, untrained_twin(card, task.instance_head, 3)[1].token)
     assert all(map(torch.equal, tokens, (expected[0], expected[0], expected[1], expected[1]))) and len(tokens) == 4
@@ -183,7 +183,7 @@ def test_export_prints_how_to_use_it_with_timm_alone(run: Path, tmp_path: Path, 
 
 
 def _trained(run: Path) -> ExtreMA:
-    from patchloom.train.pictures import load_task
+    from patchloom.runs.task import load_task
 
     return load_task(run).task
 

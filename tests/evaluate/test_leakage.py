@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from patchloom.data import open_data
-from patchloom.evaluate import evaluate, frozen
-from patchloom.evaluate import layers as layers_file
-from patchloom.evaluate.protocols import protocol_of
+from patchloom.evaluate import evaluate
+from patchloom.evaluate.protocols import layers as layers_file
+from patchloom.evaluate.protocols import linear, protocol_of
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
-CHOICES = {"knn": [], "linear": [(frozen, "linear_probe")], "layers": [(layers_file, "_held_out")]}
+CHOICES = {"knn": [], "linear": [(linear, "linear_probe")], "layers": [(layers_file, "_held_out")]}
 # the encoder, its twin, raw pixels
 ORDER = {
     "knn": ["train", "test"] * 3,

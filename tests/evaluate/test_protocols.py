@@ -10,7 +10,8 @@ from rich.console import Console
 
 from patchloom.data import Data, Source, open_data
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import Report, Row, append_rows, evaluate, frozen, how, wilson
+from patchloom.evaluate import Report, Row, append_rows, evaluate, settings, wilson
+from patchloom.evaluate.protocols import linear
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard, save_encoder
 
@@ -37,7 +38,7 @@ def _printed(report: Report) -> str:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_whole_of_it_on_digits(run: Path, protocol: str) -> None:
     before = len(_rows(run))
-    report = evaluate(protocol, run, "digits", device="cpu", most=250)
+    report = evaluate(protocol, run, "digits", device="cpu", max_train=250)
     assert list(dict.fromkeys(row.encoder for row in report.rows)) == [
         "tiny",
         "untrained",
@@ -52,34 +53,36 @@ def test_the_whole_of_it_on_digits(run: Path, protocol: str) -> None:
     written = _rows(run)[before:]
     assert [float(row["value"]) for row in written] == [row.value for row in report.rows]
     assert {row["data_fingerprint"] for row in written} == {open_data("digits").test.fingerprint()}
-    again = evaluate(protocol, run / "encoder.safetensors", "digits", device="cpu", most=250)
+    again = evaluate(protocol, run / "encoder.safetensors", "digits", device="cpu", max_train=250)
     assert again.rows == report.rows and len(_rows(run)) == before + len(written)
 
 
 def test_knn_quotes_a_fixed_row(run: Path) -> None:
-    report = evaluate("knn", run, "digits", device="cpu", most=150)
+    report = evaluate("knn", run, "digits", device="cpu", max_train=150)
     quoted = next(row for row in report.rows if (row.pooling, row.settings["k"]) == ("mean", 20))
     assert report.headline.startswith(f"kNN (k=20, mean): {quoted.text()} against")
-    assert "k=5, class" in evaluate("knn", run, "digits", pooling="class", ks=(5,), device="cpu", most=200).headline
+    assert (
+        "k=5, class" in evaluate("knn", run, "digits", pooling="class", ks=(5,), device="cpu", max_train=200).headline
+    )
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_test_labels_choose_nothing(run: Path, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fitted = []
-    probe_of = frozen.linear_probe
+    probe_of = linear.linear_probe
 
     def watched(*args, **kwargs):
         fitted.append(probe_of(*args, **kwargs))
         return fitted[-1]
 
-    monkeypatch.setattr(frozen, "linear_probe", watched)
-    honest = evaluate(protocol, run, "digits", device="cpu", most=150)
+    monkeypatch.setattr(linear, "linear_probe", watched)
+    honest = evaluate(protocol, run, "digits", device="cpu", max_train=150)
     half = len(fitted)
     train, test = open_data("digits").train, open_data("digits").test
     shuffled = test.subset(range(len(test)))
     shuffled.labels = np.random.default_rng(0).permutation(test.labels)
-    monkeypatch.setattr(how, "open_data", lambda data: Data(train, shuffled))
-    blind = evaluate(protocol, run, "digits", device="cpu", most=150)
+    monkeypatch.setattr(settings, "open_data", lambda data: Data(train, shuffled))
+    blind = evaluate(protocol, run, "digits", device="cpu", max_train=150)
     assert [row.settings for row in blind.rows] == [row.settings for row in honest.rows]
     assert blind.headline.split(":")[0] == honest.headline.split(":")[0]
     assert max(row.value for row in blind.rows) < 0.2 < max(row.value for row in honest.rows)
@@ -90,7 +93,7 @@ def test_test_labels_choose_nothing(run: Path, protocol: str, monkeypatch: pytes
 
 def test_data_without_test_images_is_split_and_says_so(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train: Source = open_data("digits").train.subset(range(300))
-    monkeypatch.setattr(how, "open_data", lambda data: Data(train, None))
+    monkeypatch.setattr(settings, "open_data", lambda data: Data(train, None))
     report = evaluate("knn", run, "digits", device="cpu")
     assert report.n_test == 60
     assert "pre-training may have seen those images, without their labels" in _printed(report)
@@ -103,7 +106,7 @@ def test_refusals(run: Path) -> None:
     for change, message in (
         ({"protocol": "svm"}, "no protocol svm"),
         ({"device": "abacus"}, "device abacus"),
-        ({"most": 1}, "most must be 2 or more"),
+        ({"max_train": 1}, "max_train must be 2 or more"),
     ):
         with pytest.raises(PatchloomError, match=message):
             evaluate(**{"protocol": "knn", "run": run, "data": "digits", "device": "cpu"} | change)

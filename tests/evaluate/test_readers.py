@@ -10,13 +10,13 @@ from PIL import Image
 from patchloom.cli import main
 from patchloom.data import open_data
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import How, evaluate, how
+from patchloom.evaluate import EvalSettings, evaluate, settings
 from patchloom.machine import cores
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
 
-class On(How):
+class On(EvalSettings):
     """On a device that is not there."""
 
     @property
@@ -36,7 +36,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(how, "cores", lambda: 64)
+    monkeypatch.setattr(settings, "cores", lambda: 64)
 
 
 def test_auto_goes_by_the_device(photos: Path, many: None) -> None:
@@ -50,7 +50,7 @@ def test_auto_goes_by_the_device(photos: Path, many: None) -> None:
 def test_few_cores_of_a_cpu_are_for_computing(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = open_data(str(photos)).train
     for number, on_a_cpu, on_a_gpu in ((1, 0, 1), (2, 0, 1), (4, 1, 3), (16, 4, 15)):
-        monkeypatch.setattr(how, "cores", lambda number=number: number)
+        monkeypatch.setattr(settings, "cores", lambda number=number: number)
         assert On(device="cpu").workers_for(source, 1000) == on_a_cpu
         assert On(device="cuda").workers_for(source, 1000) == on_a_gpu
 
@@ -71,9 +71,9 @@ def test_what_is_asked_for_is_kept(photos: Path, many: None) -> None:
     for number in (0, 3):
         assert On(device="cpu", workers=number).workers_for(source, 1) == number
     with pytest.raises(PatchloomError, match="--workers must be 0 or more, not -1"):
-        How(workers=-1).check()
+        EvalSettings(workers=-1).check()
     with pytest.raises(PatchloomError, match="--workers cannot be many: it takes a whole number or auto"):
-        How(workers="many").check()
+        EvalSettings(workers="many").check()
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,12 @@ def test_what_is_asked_for_is_kept(photos: Path, many: None) -> None:
     [("knn", {"ks": (1,)}), ("finetune", {"epochs": 6, "batch": 8, "blr": 0.01, "control": False})],
 )
 def test_no_result_depends_on_it(tiny_encoder: Path, photos: Path, monkeypatch, protocol: str, options: dict) -> None:
-    monkeypatch.setattr(how, "cores", lambda: 8)
-    monkeypatch.setattr(how, "_FEW_BATCHES", 2)
-    started, real = [], How.workers_for
-    monkeypatch.setattr(How, "workers_for", lambda *rest, **more: started.append(real(*rest, **more)) or started[-1])
+    monkeypatch.setattr(settings, "cores", lambda: 8)
+    monkeypatch.setattr(settings, "_FEW_BATCHES", 2)
+    started, real = [], EvalSettings.workers_for
+    monkeypatch.setattr(
+        EvalSettings, "workers_for", lambda *rest, **more: started.append(real(*rest, **more)) or started[-1]
+    )
     found = []
     for workers in (0, 1, "auto"):
         started.clear()
@@ -92,12 +94,12 @@ def test_no_result_depends_on_it(tiny_encoder: Path, photos: Path, monkeypatch, 
         report = evaluate(protocol, tiny_encoder, photos, **asked, **options)
         assert max(started) == (2 if workers == "auto" else workers)
         found.append([(row.value, row.low, row.high) for row in report.rows])
-        told = "--workers auto is at most 2 here (most of 8 cores are for computing)." in report.protocol
-        assert told == (workers == "auto")
+        given = "--workers auto is at most 2 here (most of 8 cores are for computing)." in report.protocol
+        assert given == (workers == "auto")
     assert found[0] == found[1] == found[2]
 
 
 def test_the_command_line_tells_what_auto_became(tiny_encoder: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main(["evaluate", "knn", str(tiny_encoder), "digits", "--device", "cpu", "--most", "50"]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert f"--workers auto is at most {cores() // 4} here (most of {cores()} cores are for computing)." in told
+    assert main(["evaluate", "knn", str(tiny_encoder), "digits", "--device", "cpu", "--max_train", "50"]) == 0
+    given = " ".join(capsys.readouterr().out.split())
+    assert f"--workers auto is at most {cores() // 4} here (most of {cores()} cores are for computing)." in given

@@ -13,7 +13,7 @@ from timm.utils import random_seed
 
 from patchloom.data import normalize, open_data
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import How
+from patchloom.evaluate import EvalSettings
 from patchloom.evaluate.classifier import Classifier, fresh_blocks
 from patchloom.evaluate.fit import Views, _Training, answers, of_step, train
 from patchloom.evaluate.protocols import protocol_of
@@ -26,7 +26,7 @@ SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
 SPEC = EncoderSpec("nano", (8, 8), 4, channels=1, options=SMALL)
 CARD = EncoderCard(SPEC, (0.3,), (0.37,), "mae", "tiny")
 SIZES = {"S": (384, 12), "B": (768, 12), "L": (1024, 24)}
-HOW = How(device="cpu")
+HOW = EvalSettings(device="cpu")
 
 
 def of_size(size: str, name: str, **changes) -> Recipe:
@@ -61,13 +61,13 @@ def test_recipes_are_the_papers(name: str, size: str, values: dict) -> None:
 
 
 def test_every_value_is_an_option_of_every_protocol_that_trains() -> None:
-    told = {"epochs": "7", "blr": "[1e-4, 0.01]", "betas": "[0.9, 0.95]", "flip": "false", "pooling": "class"}
-    words = [part for name, value in told.items() for part in (f"--{name}", value)]
+    options = {"epochs": "7", "blr": "[1e-4, 0.01]", "betas": "[0.9, 0.95]", "flip": "false", "pooling": "class"}
+    words = [part for name, value in options.items() for part in (f"--{name}", value)]
     expected = {"epochs": 7, "blr": [1e-4, 0.01], "betas": (0.9, 0.95), "flip": False, "pooling": "class"}
     for protocol in ("finetune", "blocks:2", "few-shot"):
         given = parse_evaluate([protocol, "RUN", "DATA", *words])
-        assert {name: given[name] for name in told} == expected
-        assert all(given[field.name] is None for field in fields(Recipe) if field.name not in told)
+        assert {name: given[name] for name in options} == expected
+        assert all(given[field.name] is None for field in fields(Recipe) if field.name not in options)
         documented = protocol_of(protocol)[0].__doc__
         assert all(f"    {field.name}: " in documented for field in fields(Recipe)) and "changes:" not in documented
     changes = {name: value for name, value in given.items() if name in expected}

@@ -9,11 +9,11 @@ import pytest
 
 from patchloom.cli import main
 from patchloom.data import Data, open_data
-from patchloom.evaluate import Report, Row, evaluate, how
+from patchloom.evaluate import Report, Row, evaluate, settings
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
-SEEDS = {"device": "cpu", "ks": (5, 20), "most": 80, "pooling": "mean"}
+SEEDS = {"device": "cpu", "ks": (5, 20), "max_train": 80, "pooling": "mean"}
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_three_seeds_are_three_reports(run: Path) -> None:
 
 def test_each_seed_splits_anew(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = open_data("digits").train.subset(range(200))
-    monkeypatch.setattr(how, "open_data", lambda data: Data(whole, None))
+    monkeypatch.setattr(settings, "open_data", lambda data: Data(whole, None))
     report = evaluate("knn", run, "digits", seeds=2, device="cpu", ks=(5,))
     assert report.others[0].fingerprint != report.fingerprint
 
@@ -70,7 +70,7 @@ def test_an_encoder_that_is_quoted_twice_is_told_apart() -> None:
 
 @pytest.mark.parametrize("protocol", ["knn", "layers"])
 def test_the_command_prints_them(run: Path, protocol: str, capsys: pytest.CaptureFixture) -> None:
-    words = ["--seeds", "3", "--device", "cpu", "--most", "60", *(["--pooling", "mean"] * (protocol != "layers"))]
+    words = ["--seeds", "3", "--device", "cpu", "--max_train", "60", *(["--pooling", "mean"] * (protocol != "layers"))]
     assert main(["evaluate", protocol, str(run), "digits", *words]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "Over 3 seeds, mean and range: tiny" in printed
@@ -86,5 +86,5 @@ def test_the_command_prints_them(run: Path, protocol: str, capsys: pytest.Captur
 
 
 def test_one_seed_says_nothing_of_seeds(run: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main(["evaluate", "knn", str(run), "digits", "--device", "cpu", "--most", "60"]) == 0
+    assert main(["evaluate", "knn", str(run), "digits", "--device", "cpu", "--max_train", "60"]) == 0
     assert "seeds" not in capsys.readouterr().out

@@ -91,7 +91,7 @@ def test_measures_and_pictures_are_those_of_the_cpu(name):
             found.append((task.measure(images, seeded(2)), task.draw(images, seeded(2))))
     (one, sheets), (two, others) = found
     assert two.value == pytest.approx(one.value, rel=1e-3, abs=0.02)  # where positions are counted, one may tip over
-    assert one.yardsticks.keys() == two.yardsticks.keys() and len(sheets) == len(others) > 0
+    assert one.baselines.keys() == two.baselines.keys() and len(sheets) == len(others) > 0
 
 
 def test_colours_change_on_the_gpu_as_on_the_cpu():

@@ -14,7 +14,7 @@ from patchloom.look import draw_curves
 from patchloom.look.curves import LABEL_GAP, draw_panel, moved_apart, panel_of, read_metrics, smoothed_values
 
 NAMES = [
-    "step", "epoch", "images", "loss", "lr", "seconds", "position_accuracy", "held_out", "yardstick:chance",
+    "step", "epoch", "images", "loss", "lr", "seconds", "position_accuracy", "held_out", "baseline:chance",
     "knn", "knn:untrained", "knn:raw pixels",
 ]  # fmt: skip
 
@@ -33,7 +33,7 @@ def run(n: int, *, measured: bool = True) -> list[dict]:
     for i in range(1, n + 1):
         row = {"step": i * 10, "epoch": i / 5, "loss": 2 / i, "lr": 1e-3}
         if measured and i % 10 == 0:
-            row |= {"held_out": 1 - 5 / i, "yardstick:chance": 1 / 64}
+            row |= {"held_out": 1 - 5 / i, "baseline:chance": 1 / 64}
             row |= {"knn": 0.8, "knn:untrained": 0.56, "knn:raw pixels": 0.57}
         rows.append(row)
     return rows
@@ -58,7 +58,7 @@ def test_a_table_without_measures_columns_is_drawn(tmp_path):
 
 @pytest.mark.parametrize("epoch", [0, 0.2])
 def test_one_row_is_drawn(tmp_path, epoch):
-    path = table(tmp_path / "one.csv", [{"epoch": epoch, "loss": 1.5, "held_out": 0.1, "yardstick:chance": 0.1}])
+    path = table(tmp_path / "one.csv", [{"epoch": epoch, "loss": 1.5, "held_out": 0.1, "baseline:chance": 0.1}])
     picture = np.asarray(Image.open(draw_curves(path, tmp_path / "one.png")))
     assert (picture.min(-1) < 200).any()
 
@@ -113,7 +113,7 @@ def test_lines_are_named_with_their_last_values(tmp_path):
     draw_panel(axes, panel, longest=20)
     texts = [text.get_text() for text in axes.texts]
     assert {"this run 80.0%", "untrained 56.0%", "raw pixels 57.0%"} <= set(texts)
-    # the curve, and a dashed line a yardstick
+    # the curve, and a dashed line a baseline
     assert [line.get_linestyle() for line in axes.lines] == ["-", "--", "--"]
     assert panel.epochs.tolist() == [2.0 * i for i in range(1, 11)]
 

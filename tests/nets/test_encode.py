@@ -9,10 +9,12 @@ from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder, check_servable
-from patchloom.nets.encode import encode, fuse_attention, patch_positions
-from patchloom.views.positions import sincos_2d
-from patchloom.views.tokens import deal, patchify, put, unpatchify
-from patchloom.views.view import blank_patches, drop_positions, limit_context, mask_patches, whole
+from patchloom.nets.encode import encode, patch_positions
+from patchloom.nets.performance import fuse_attention
+from patchloom.patches.partition import random_partition
+from patchloom.patches.positions import sincos_2d
+from patchloom.patches.tokens import patchify, scatter_tokens, unpatchify
+from patchloom.withhold.encoder_input import all_patches, blank_patches, drop_positions, limit_context, mask_patches
 
 TINY = {"embed_dim": 32, "depth": 2, "num_heads": 4}
 KINDS = {
@@ -40,7 +42,7 @@ def tiny(size=(24, 24), p=8, channels=3, **options):
 def test_whole_images_give_timms_features(options, size, channels):
     vit = tiny(size, channels=channels, **options)
     images = torch.randn(2, channels, *size)
-    ours, theirs = encode(vit, whole(images, vit.patch_embed.num_patches)), vit.forward_features(images)
+    ours, theirs = encode(vit, all_patches(images, vit.patch_embed.num_patches)), vit.forward_features(images)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -52,16 +54,16 @@ def test_masked_pixels_change_nothing_and_order_only_order(rows, columns, share,
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(2, 3, rows * p, columns * p, generator=generator)
     k = max(1, round(n * share))
-    visible, masked = deal(2, n, (k, n - k), generator)
-    features = encode(vit, mask_patches(whole(images, n), visible))
+    visible, masked = random_partition(2, n, (k, n - k), generator)
+    features = encode(vit, mask_patches(all_patches(images, n), visible))
 
     patches = patchify(images, p)
     noise = torch.randn(2, n - k, patches.shape[-1], generator=generator)
-    changed = unpatchify(put(noise, masked, patches), p, (rows, columns))
-    torch.testing.assert_close(encode(vit, mask_patches(whole(changed, n), visible)), features, rtol=0, atol=0)
+    changed = unpatchify(scatter_tokens(noise, masked, patches), p, (rows, columns))
+    torch.testing.assert_close(encode(vit, mask_patches(all_patches(changed, n), visible)), features, rtol=0, atol=0)
 
     order = torch.randperm(k, generator=generator)
-    shuffled = encode(vit, mask_patches(whole(images, n), visible[:, order]))
+    shuffled = encode(vit, mask_patches(all_patches(images, n), visible[:, order]))
     torch.testing.assert_close(shuffled[:, 1:], features[:, 1:][:, order], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(shuffled[:, 0], features[:, 0], rtol=1e-4, atol=1e-5)
 
@@ -77,7 +79,7 @@ def test_dropped_positions_are_unknown():
     token = torch.randn(32)
 
     def features(pixels, dropped):
-        view = whole(unpatchify(pixels, 8, (3, 3)), 9)
+        view = all_patches(unpatchify(pixels, 8, (3, 3)), 9)
         return encode(vit, drop_positions(view, drop) if dropped else view, position_token=token)[:, 1:]
 
     known, other = features(patches, True), features(swapped, True)
@@ -92,9 +94,9 @@ def test_blank_content_is_unknown():
     other = images.clone()
     other[:, :, 8:16, 8:16] += 1  # patch 4
     blank = torch.tensor([[4]])
-    one, two = (encode(vit, blank_patches(whole(x, 9), blank), mask_token=token) for x in (images, other))
+    one, two = (encode(vit, blank_patches(all_patches(x, 9), blank), mask_token=token) for x in (images, other))
     assert torch.equal(one, two)
-    assert not torch.equal(encode(vit, whole(images, 9)), encode(vit, whole(other, 9)))
+    assert not torch.equal(encode(vit, all_patches(images, 9)), encode(vit, all_patches(other, 9)))
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -102,7 +104,7 @@ def test_blank_content_is_unknown():
 def test_a_full_context_is_plain_attention(options, fused):
     vit = tiny(**options)
     fuse_attention(vit, fused)
-    view = whole(torch.randn(2, 3, 24, 24), 9)
+    view = all_patches(torch.randn(2, 3, 24, 24), 9)
     everyone = torch.arange(9).expand(2, 9)
     torch.testing.assert_close(encode(vit, limit_context(view, everyone)), encode(vit, view), rtol=1e-5, atol=1e-5)
 
@@ -113,14 +115,14 @@ def test_a_patch_outside_the_context_changes_only_itself():
     other = images.clone()
     other[:, :, 8:16, 8:16] += 1  # patch 4
     context = torch.tensor([[0, 3, 8]])
-    one, two = (encode(vit, limit_context(whole(x, 9), context)) for x in (images, other))
+    one, two = (encode(vit, limit_context(all_patches(x, 9), context)) for x in (images, other))
     changed = (one != two).any(-1)[0]
     assert changed.nonzero().flatten().tolist() == [1 + 4]
 
 
 def test_both_forms_of_attention_agree():
     vit = tiny()
-    view = whole(torch.randn(2, 3, 24, 24), 9)
+    view = all_patches(torch.randn(2, 3, 24, 24), 9)
     features = encode(vit, view)
     fuse_attention(vit, fused=not vit.blocks[0].attn.fused_attn)
     torch.testing.assert_close(encode(vit, view), features, rtol=1e-5, atol=1e-5)
@@ -128,7 +130,7 @@ def test_both_forms_of_attention_agree():
 
 def test_gradient_checkpointing_changes_nothing():
     vit = tiny().train()
-    view = whole(torch.randn(2, 3, 24, 24), 9)
+    view = all_patches(torch.randn(2, 3, 24, 24), 9)
     plain = torch.autograd.grad(encode(vit, view).square().sum(), vit.cls_token)[0]
     vit.set_grad_checkpointing()
     torch.testing.assert_close(torch.autograd.grad(encode(vit, view).square().sum(), vit.cls_token)[0], plain)

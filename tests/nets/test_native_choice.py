@@ -14,7 +14,8 @@ from patchloom.errors import PatchloomError
 from patchloom.nets import native
 from patchloom.nets.build import EncoderSpec
 from patchloom.nets.native import compiler as made
-from patchloom.train import pictures, suits
+from patchloom.runs import task as tasks_of_runs
+from patchloom.train import device_defaults as defaults
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -73,20 +74,23 @@ def test_they_run_on_torchs_own_threads():
 
 def test_they_are_chosen_where_they_are_faster_and_can_be_had(monkeypatch):
     spec = EncoderSpec("nano", (32, 32), 8)
-    monkeypatch.setattr(suits.native, "missing", lambda: None)
-    monkeypatch.setattr(suits, "fused_gain", lambda *shape: 2.0)
+    monkeypatch.setattr(defaults.native, "missing", lambda: None)
+    monkeypatch.setattr(defaults, "fused_gain", lambda *shape: 2.0)
     for gain, form in ((2.05, "torch"), (3.0, "native")):
-        monkeypatch.setattr(suits, "attention_gain", lambda *asked, gain=gain: gain)
-        assert suits.kernels("cpu", True, spec, 8) == (form, f"native attention is ×{gain / 2:.2f} as fast here")
-    assert suits.kernels("cpu", False, spec, 8)[0] == suits.kernels("cuda", True, spec, 8)[0] == "torch"
+        monkeypatch.setattr(defaults, "attention_gain", lambda *asked, gain=gain: gain)
+        assert defaults.kernels("cpu", True, spec, 8) == (
+            form,
+            f"native attention is ×{gain / 2:.2f} as fast here",
+        )
+    assert defaults.kernels("cpu", False, spec, 8)[0] == defaults.kernels("cuda", True, spec, 8)[0] == "torch"
     for options in ({"num_heads": 16}, {"init_values": 0.1}):
         other = EncoderSpec("nano", (32, 32), 8, options=options)
-        assert suits.kernels("cpu", True, other, 8) == ("torch", suits._NOT_SERVED)
+        assert defaults.kernels("cpu", True, other, 8) == ("torch", defaults._NOT_SERVED)
         with pytest.raises(PatchloomError, match="--kernels native does not fit this model"):
-            suits.check_kernels("native", "cpu", True, other)
-    assert "GiB of attention weights" in suits.kernels("cpu", True, EncoderSpec("nano", (512, 512), 4), 4096)[1]
-    monkeypatch.setattr(suits.native, "missing", lambda: "g++ was not found")
-    assert suits.kernels("cpu", True, spec, 8) == ("torch", "g++ was not found")
+            defaults.check_kernels("native", "cpu", True, other)
+    assert "GiB of attention weights" in defaults.kernels("cpu", True, EncoderSpec("nano", (512, 512), 4), 4096)[1]
+    monkeypatch.setattr(defaults.native, "missing", lambda: "g++ was not found")
+    assert defaults.kernels("cpu", True, spec, 8) == ("torch", "g++ was not found")
 
 
 def test_asking_for_them_where_they_do_nothing_is_refused(tmp_path):
@@ -103,7 +107,7 @@ def test_a_run_goes_on_where_they_cannot_be_had_and_says_so(tmp_path, monkeypatc
     asked = {"out": tmp_path / "run", "kernels": "native", "precision": "bfloat16", "epochs": 1, "device": "cpu"}
     pretrain(str(tmp_path / "images"), "mae", **asked)
     assert "torch's go on" not in capsys.readouterr().out
-    for module in (pictures, trained):
+    for module in (tasks_of_runs, trained):
         monkeypatch.setattr(module, "missing", lambda: "native kernels cannot be had here, since g++ was not found")
     (tmp_path / "run" / "summary.txt").unlink()  # as if it had been killed while its pictures were drawn
     pretrain(str(tmp_path / "images"), "mae", **asked)

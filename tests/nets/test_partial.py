@@ -8,9 +8,9 @@ from sweep import build, views_of
 from timm.models.vision_transformer import Block
 from torch._dynamo.utils import counters
 
-from patchloom.nets.decode import Decoder, RefillingDecoder
-from patchloom.nets.encode import checkpoint_gradients, compile_blocks, fuse_attention
+from patchloom.nets.decode import Decoder, MAEDecoder
 from patchloom.nets.partial import asking_block
+from patchloom.nets.performance import checkpoint_gradients, compile_blocks, fuse_attention
 from patchloom.tasks import TASKS
 
 
@@ -35,7 +35,7 @@ def test_the_tokens_that_ask_get_what_the_whole_block_gives_them(fused):
 
 def test_a_decoder_never_computes_what_the_last_block_makes_of_visible_patches():
     torch.manual_seed(0)
-    decoder = RefillingDecoder(16, 3, torch.randn(12, 16), depth=2, heads=2)
+    decoder = MAEDecoder(16, 3, torch.randn(12, 16), depth=2, heads=2)
     seen = []
     for block in decoder.blocks:
         block.mlp.register_forward_hook(lambda module, given, made: seen.append(made.shape[1]))
@@ -46,7 +46,7 @@ def test_a_decoder_never_computes_what_the_last_block_makes_of_visible_patches()
 
 
 def test_a_decoder_without_blocks_answers_too():
-    decoder = RefillingDecoder(16, 3, torch.randn(12, 16), depth=0, heads=2)
+    decoder = MAEDecoder(16, 3, torch.randn(12, 16), depth=0, heads=2)
     visible, masked = torch.arange(4).expand(2, 4), torch.arange(4, 12).expand(2, 8)
     assert decoder(torch.randn(2, 5, 16), visible, masked).shape == (2, 8, 3)
     assert Decoder(16, 3, 16, 0, 2)(torch.randn(2, 5, 16)).shape == (2, 4, 3)

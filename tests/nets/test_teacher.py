@@ -8,7 +8,7 @@ from sweep import build, views_of
 from torch import nn
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.teacher import Teacher, halve_asides
+from patchloom.nets.teacher import Teacher, use_half_without_grad
 from patchloom.train.pretrain import pretrain
 
 
@@ -152,7 +152,7 @@ def test_what_no_gradient_reaches_may_be_in_bfloat16_while_the_rest_is_in_float3
 
     loss, gradient = step()
     assert {kind for _, _, kind in seen} == {torch.float32}
-    assert halve_asides(task)
+    assert use_half_without_grad(task)
     near, close = step()
     halves = [(of, learning) for of, learning, kind in seen if kind == torch.bfloat16]
     assert halves and all(guide in of and not learning for of, learning in halves)
@@ -162,6 +162,6 @@ def test_what_no_gradient_reaches_may_be_in_bfloat16_while_the_rest_is_in_float3
 
 
 def test_a_task_without_teacher_or_guide_refuses_a_precision_for_it(tmp_path):
-    assert not halve_asides(build("mae"))
+    assert not use_half_without_grad(build("mae"))
     with pytest.raises(PatchloomError, match="--teacher_precision is for a teacher or a guide, and mae has none"):
         pretrain("shapes:40", "mae", out=tmp_path / "run", teacher_precision="bfloat16", epochs=1)

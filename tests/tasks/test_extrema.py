@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
+from patchloom.objectives.agreement import byol_loss
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.objectives.agreement import byol_loss
 from patchloom.tasks.extrema import ExtreMA
-from patchloom.views.view import mask_patches, whole
+from patchloom.withhold.encoder_input import all_patches, mask_patches
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 KINDS = ["cait", "vit", "mean"]
@@ -126,7 +126,7 @@ def test_only_cait_has_class_attention_and_asks_the_patches_alone():
         assert not list(make(class_token=kind).instance_head.parameters())
     task, given = make(encoder={"class_token": True, "reg_tokens": 2}), []
     task.instance_head.register_forward_pre_hook(lambda module, tokens: given.append(tokens[0].shape))
-    assert task.represent(task, whole(views()[0], 64)).shape == (4, 32)
+    assert task.represent(task, all_patches(views()[0], 64)).shape == (4, 32)
     assert given == [(4, 64, 32)]
 
 
@@ -134,7 +134,7 @@ def test_infonce_against_a_loop():
     task, (student, teacher) = make(loss="infonce", temperature=0.5, masks=3), views()
     hands = dealt(task)
     guesses = F.normalize(task.predict(student, hands), dim=-1).detach()
-    keys = F.normalize(task.project(task.teacher, whole(teacher, 64)), dim=-1).detach()
+    keys = F.normalize(task.project(task.teacher, all_patches(teacher, 64)), dim=-1).detach()
     losses = []
     for v in range(3):
         for i in range(4):
@@ -148,20 +148,20 @@ def test_the_two_views_are_not_mixed_up():
     hands = dealt(task)
     there, back = task(student, teacher, hands=hands).loss, task(teacher, student, hands=hands).loss
     assert not torch.allclose(there, back)
-    expected = byol_loss(task.predict(student, hands), task.project(task.teacher, whole(teacher, 64)))
+    expected = byol_loss(task.predict(student, hands), task.project(task.teacher, all_patches(teacher, 64)))
     torch.testing.assert_close(there, expected)
 
 
 def test_masked_patches_tell_the_student_nothing():
     task, (student, _) = make(masks=1), views()
     (hand,) = dealt(task)
-    view = mask_patches(whole(student, 64), hand)
+    view = mask_patches(all_patches(student, 64), hand)
     poisoned = torch.full_like(student, float("nan"))
     for i in range(4):
         for place in hand[i].tolist():
             rows, columns = slice(place // 8 * 4, place // 8 * 4 + 4), slice(place % 8 * 4, place % 8 * 4 + 4)
             poisoned[i, :, rows, columns] = student[i, :, rows, columns]
-    other = mask_patches(whole(poisoned, 64), hand)
+    other = mask_patches(all_patches(poisoned, 64), hand)
     torch.testing.assert_close(task.represent(task, other), task.represent(task, view))
 
 
@@ -201,8 +201,8 @@ def test_impossible_options_are_refused(options, said):
 
 
 def test_what_the_encoder_should_be():
-    assert ExtreMA.encoder_wishes({"class_token": "vit"})["class_token"][0] is True
+    assert ExtreMA.encoder_defaults({"class_token": "vit"})["class_token"][0] is True
     for kind in ("cait", "mean"):
-        assert ExtreMA.encoder_wishes({"class_token": kind})["class_token"][0] is False
+        assert ExtreMA.encoder_defaults({"class_token": kind})["class_token"][0] is False
     augment = make(crop="own", color="shared").augment
     assert (augment.crop, augment.color, augment.size) == ("own", "shared", (32, 32))

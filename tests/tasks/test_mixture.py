@@ -5,16 +5,16 @@ from copy import deepcopy
 import pytest
 import torch
 from golden import close
+from patchloom.objectives.positions import position_cross_entropy
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.objectives.positions import position_cross_entropy
 from patchloom.options import parse_pretrain
-from patchloom.tasks import build_task, encoder_wishes
+from patchloom.patches.tokens import gather_tokens, in_grid_order, patchify, scatter_tokens, unpatchify
+from patchloom.tasks import build_task, encoder_defaults
 from patchloom.tasks.droppos import DropPos
 from patchloom.tasks.mixture import Mixture
-from patchloom.views.tokens import by_grid, patchify, put, take, unpatchify
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 LIKE = {
@@ -106,10 +106,10 @@ def test_like_mp3_asks_every_patch_and_lets_few_serve():
     assert len(question.decoder.blocks) == 0 and not question.place(seen).told().any()
     expected = F.cross_entropy(question.decoder(seen.tokens).flatten(0, 1), torch.arange(64).repeat(4))
     close(task(images, generator=generator()).loss, expected.detach())
-    assert encoder_wishes({"name": "mixture", **LIKE["mp3"]})["positions"][0] == "none"
-    assert encoder_wishes({"name": "mixture", **LIKE["droppos"]}) == {}
+    assert encoder_defaults({"name": "mixture", **LIKE["mp3"]})["positions"][0] == "none"
+    assert encoder_defaults({"name": "mixture", **LIKE["droppos"]}) == {}
     measure = task.eval().measure(images, generator())
-    assert measure.yardsticks["chance"].tolist() == pytest.approx([1 / 64] * 4)
+    assert measure.baselines["chance"].tolist() == pytest.approx([1 / 64] * 4)
 
 
 def test_like_simmim_asks_the_blank_patches_and_never_sees_them():
@@ -119,7 +119,7 @@ def test_like_simmim_asks_the_blank_patches_and_never_sees_them():
     blank = seen.view.blank
     assert blank.sum(1).tolist() == [39] * 4 and seen.masked.shape == (4, 0)  # 0.6 of 64, rounded up
     which = blank.nonzero()[:, 1].view(4, -1)
-    noise = unpatchify(put(torch.randn(4, 39, 48), which, patchify(images, 4)), 4, (8, 8))
+    noise = unpatchify(scatter_tokens(torch.randn(4, 39, 48), which, patchify(images, 4)), 4, (8, 8))
     question = task.questions["pixels"]
     asked, answer = question.answer(seen)
     assert torch.equal(asked, which) and torch.equal(answer, question.answer(task.see(noise, noise, generator()))[1])
@@ -201,7 +201,7 @@ def test_what_is_asked_of_a_degraded_picture():
         assert torch.equal(asked.sort(dim=1).values, (hidden | ("blur" in withhold)).nonzero()[:, 1].view(4, count))
         perfect = patchify(images * 0.25 + 0.4, 4).unflatten(-1, (3, 16))
         perfect = (perfect - perfect.mean(-1, keepdim=True)) / (perfect.std(-1, keepdim=True) + 1e-6)
-        assert task.questions["pixels"].errors(take(perfect.flatten(2), asked), asked, seen).max() < 1e-9
+        assert task.questions["pixels"].errors(gather_tokens(perfect.flatten(2), asked), asked, seen).max() < 1e-9
         assert torch.equal(seen.view.images, images) == ("blur" not in withhold)
 
 
@@ -218,7 +218,7 @@ def test_the_decoder_computes_only_what_is_asked_and_the_loss_is_that_of_answers
     asked, _ = question.answer(seen)
     question.decoder.visible_asked = seen.view.visible.shape[1]
     answers = question.decoder(seen.tokens, seen.view.visible, seen.masked)
-    answers = take(by_grid(answers, seen.view.visible, seen.masked), asked)
+    answers = gather_tokens(in_grid_order(answers, seen.view.visible, seen.masked), asked)
     torch.testing.assert_close(outcome.loss, question.errors(answers, asked, seen).mean(), rtol=1e-6, atol=0)
 
 

@@ -7,10 +7,10 @@ from torch.nn import functional as F
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.encode import encode
+from patchloom.patches.tokens import patchify, scatter_tokens, unpatchify
 from patchloom.tasks import mp3
 from patchloom.tasks.mp3 import MP3, Hands
-from patchloom.views.tokens import patchify, put, unpatchify
-from patchloom.views.view import whole
+from patchloom.withhold.encoder_input import all_patches
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 P, N = 4, 16
@@ -34,7 +34,7 @@ def repainted(images, patches, value):
     """Images with the given patches [b m] painted over."""
     cut = patchify(images, P)
     paint = torch.full((*patches.shape, cut.shape[-1]), float(value))
-    return unpatchify(put(paint, patches, cut), P, (images.shape[2] // P, images.shape[3] // P))
+    return unpatchify(scatter_tokens(paint, patches, cut), P, (images.shape[2] // P, images.shape[3] // P))
 
 
 @pytest.mark.parametrize("class_token", [False, True])
@@ -42,7 +42,7 @@ def test_without_barred_patches_attention_is_full(class_token):
     task, images = make(context_mask_ratio=0.0, class_token=class_token), torch.randn(2, 3, 16, 16)
     draw = drawn(task)
     assert draw.barred.shape == (2, 0) and task.view(images, draw).context is None
-    full = task.head(encode(task.encoder, whole(images, N))[:, int(class_token) :])
+    full = task.head(encode(task.encoder, all_patches(images, N))[:, int(class_token) :])
     torch.testing.assert_close(task.answer(images, draw), full)
     loss = F.cross_entropy(full.flatten(0, 1), torch.arange(N).repeat(2))
     torch.testing.assert_close(task(images, hands=draw).loss, loss)
@@ -112,7 +112,7 @@ def test_known_positions_are_kept_and_never_asked():
     right = (logits.argmax(-1) == torch.arange(N)).float()
     measured = task.measure(images, torch.Generator().manual_seed(0))
     torch.testing.assert_close(measured.values, right.gather(1, draw.dropped).mean(1))
-    assert measured.yardsticks["chance"].tolist() == pytest.approx([1 / 12] * 2)
+    assert measured.baselines["chance"].tolist() == pytest.approx([1 / 12] * 2)
 
 
 def test_patches_without_position_can_swap_places_and_told_ones_cannot():
@@ -210,5 +210,5 @@ def test_auto_is_the_papers_for_the_grid():
     assert make().context_mask_ratio == 0.5
     large = make(size=(40, 40))
     assert large.context_mask_ratio == 0.75 and drawn(large).context.shape == (2, 25)
-    assert MP3.encoder_wishes({"known_positions": 0.0}).keys() == {"positions", "class_token"}
-    assert MP3.encoder_wishes({"known_positions": 0.05}).keys() == {"class_token"}
+    assert MP3.encoder_defaults({"known_positions": 0.0}).keys() == {"positions", "class_token"}
+    assert MP3.encoder_defaults({"known_positions": 0.05}).keys() == {"class_token"}

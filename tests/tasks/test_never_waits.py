@@ -7,8 +7,8 @@ from options_swept import OPTION_SETS
 from sweep import build, views_of
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from patchloom.nets.encode import checkpoint_gradients, fuse_attention
-from patchloom.nets.teacher import halve_asides
+from patchloom.nets.performance import checkpoint_gradients, fuse_attention
+from patchloom.nets.teacher import use_half_without_grad
 
 CASES = [(name, asked) for name, sets in OPTION_SETS.items() for asked in sets]
 
@@ -39,7 +39,7 @@ def test_no_task_waits_for_a_gpu(name, asked):
 @pytest.mark.parametrize("form", [{"checkpointing": True}, {"fused": False}], ids=["checkpointing", "explicit"])
 def test_nor_in_another_form(name, form):
     task = build(name, class_token=True, reg_tokens=2, drop_path_rate=0.1, init_values=0.1)
-    halve_asides(task)
+    use_half_without_grad(task)
     step(task, **form)
 
 

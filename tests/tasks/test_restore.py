@@ -4,16 +4,16 @@ from typing import get_args
 
 import pytest
 import torch
+from patchloom.objectives.restoration import centre_of, restoration_targets
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.encode import encode
-from patchloom.objectives.restoration import centre_of, restoration_targets
+from patchloom.patches.tokens import gather_tokens, patchify
 from patchloom.tasks.degradations import Degradation
 from patchloom.tasks.restore import Restore, block_of
-from patchloom.views.tokens import patchify, take
-from patchloom.views.view import mask_patches, whole
+from patchloom.withhold.encoder_input import all_patches, mask_patches
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 DEGRADATIONS = ["masked", "zoom_in", "zoom_out", "fisheye", "blur", "decolorize", "none"]
@@ -105,8 +105,8 @@ def test_answers_are_by_the_grid():
     images = pictures(task)
     seen = task.degrader(images, task.mean, task.std, None).images
     visible, masked = task.deal(3, generator(), "cpu")
-    tokens = encode(task.encoder, mask_patches(whole(seen, 64), visible))
-    by_order = take(task.recover(seen, visible, masked), torch.cat([visible, masked], dim=1))
+    tokens = encode(task.encoder, mask_patches(all_patches(seen, 64), visible))
+    by_order = gather_tokens(task.recover(seen, visible, masked), torch.cat([visible, masked], dim=1))
     torch.testing.assert_close(by_order, task.decoder(tokens, visible, masked))
 
 
@@ -124,21 +124,21 @@ def test_the_band_weight_shares_the_loss(weight):
 def test_what_was_given_is_exact_where_nothing_was_taken(normalized):
     task = make(degradation="none", normalized_pixels=normalized).eval()
     measure = task.measure(pictures(task), generator())
-    assert measure.yardsticks["what was given"].max() < 1e-10
-    assert measure.yardsticks["flat patches"].min() > 1e-4
+    assert measure.baselines["what was given"].max() < 1e-10
+    assert measure.baselines["flat patches"].min() > 1e-4
     masked = make(degradation="none", mask_ratio=0.5, normalized_pixels=normalized).eval()
-    assert masked.measure(pictures(task), generator()).yardsticks["what was given"].min() > 1e-4
+    assert masked.measure(pictures(task), generator()).baselines["what was given"].min() > 1e-4
 
 
 @pytest.mark.parametrize("degradation", DEGRADATIONS)
-def test_yardsticks_are_answers_to_the_same_question(degradation):
+def test_baselines_are_answers_to_the_same_question(degradation):
     task = make(degradation=degradation).eval()
     images = pictures(task)
     measure = task.measure(images, generator())
-    assert measure.values.shape == (3,) and measure.hurdle() == min(measure.means(), key=measure.means().get)
+    assert measure.values.shape == (3,) and measure.baseline_to_beat() == min(measure.means(), key=measure.means().get)
     if task.asks_all and not task.two_losses:
         truth = restoration_targets(task.degrader.frame(plain(task, images)), 4, None, True)
-        torch.testing.assert_close(measure.yardsticks["flat patches"], truth.square().mean((1, 2)))
+        torch.testing.assert_close(measure.baselines["flat patches"], truth.square().mean((1, 2)))
     assert task.measure(images, generator()).values.tolist() == measure.values.tolist()
 
 
@@ -245,15 +245,15 @@ def test_the_statistics_by_which_images_are_normalised_change_no_loss(degradatio
             project.weight.mul_(task.std)
             project.bias.add_((weight * task.mean).sum((1, 2, 3)))
         images = (plain_pictures - task.mean) / task.std
-        return task.eval()(images, generator=generator()), task.measure(images, generator()).yardsticks
+        return task.eval()(images, generator=generator()), task.measure(images, generator()).baselines
 
     task = make(degradation=degradation, statistics=False)
     plain_pictures = pictures(task)
-    one, yardsticks = loss((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    one, baselines = loss((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     two, same = loss((0.6, 0.1, 0.45), (0.1, 0.5, 0.3))
     torch.testing.assert_close(one.loss, two.loss, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(one.metrics, two.metrics, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(yardsticks, same, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(baselines, same, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("channels", [1, 5])

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.patches.tokens import patchify, scatter_tokens, unpatchify
 from patchloom.tasks.simmim import SimMIM
-from patchloom.views.tokens import patchify, put, unpatchify
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 
@@ -80,10 +80,12 @@ def test_masked_pixels_are_asked_and_never_seen():
     task, images = make().eval(), torch.randn(2, 3, 32, 32)
     hands = task.deal(2, generator(), "cpu")
     noise = torch.randn(2, hands[1].shape[1], 48)
-    other = unpatchify(put(noise, hands[1], patchify(images, 4)), 4, task.grid)
+    other = unpatchify(scatter_tokens(noise, hands[1], patchify(images, 4)), 4, task.grid)
     assert torch.equal(task.recover(images, hands[1]), task.recover(other, hands[1]))
     assert task(images, hands=hands).loss != task(other, hands=hands).loss
-    seen = unpatchify(put(torch.randn(2, hands[0].shape[1], 48), hands[0], patchify(images, 4)), 4, task.grid)
+    seen = unpatchify(
+        scatter_tokens(torch.randn(2, hands[0].shape[1], 48), hands[0], patchify(images, 4)), 4, task.grid
+    )
     assert not torch.equal(task.recover(images, hands[1]), task.recover(seen, hands[1]))
 
 

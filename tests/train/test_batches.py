@@ -10,8 +10,8 @@ from ranks import run_together
 from patchloom.cli import main
 from patchloom.data import Batch, hold_out, open_data
 from patchloom.errors import PatchloomError
+from patchloom.runs.settings import Settings
 from patchloom.train.batches import evened
-from patchloom.train.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 

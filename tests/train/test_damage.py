@@ -11,8 +11,8 @@ import torch
 from killing import draw_images, left_behind, typed
 
 from patchloom.cli import main
+from patchloom.runs.checkpoint import Checkpoints
 from patchloom.train import loop
-from patchloom.train.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 

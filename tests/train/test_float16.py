@@ -9,7 +9,7 @@ from killing import SMALL, draw_images
 from safetensors.torch import load_file
 
 from patchloom.tasks import task_class
-from patchloom.train import loop, suits
+from patchloom.train import device_defaults, loop
 from patchloom.train.optim import clip_gradients
 from patchloom.train.pretrain import pretrain
 from patchloom.train.state import State
@@ -124,4 +124,4 @@ def test_going_on_knows_the_scale(images, tmp_path, monkeypatch):
 def test_a_gpu_without_bfloat16_trains_in_float16(monkeypatch):
     for has, chosen in ((True, "bfloat16"), (False, "float16")):
         monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation, has=has: has)
-        assert suits.precision("cuda")[0] == chosen
+        assert device_defaults.precision("cuda")[0] == chosen

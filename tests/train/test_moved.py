@@ -11,10 +11,10 @@ from killing import SMALL, draw_images, left_behind, typed
 
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
-from patchloom.train import folder as folders
+from patchloom.runs import folder as folders
+from patchloom.runs.folder import RunFolder
 from patchloom.train import loop
 from patchloom.train.closing import Closing
-from patchloom.train.folder import RunFolder
 from patchloom.train.pretrain import pretrain
 
 pytestmark = pytest.mark.usefixtures("quick_probe")

@@ -6,11 +6,12 @@ import torch
 from patchloom.data import Stats
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.runs.settings import Settings
 from patchloom.tasks import build_task
+from patchloom.train.failures import too_little_memory
 from patchloom.train.optim import parameter_groups
+from patchloom.train.resolve import resolve
 from patchloom.train.schedule import learning_rate, points
-from patchloom.train.settings import Settings, resolve
-from patchloom.train.trouble import too_little_memory
 
 
 def test_learning_rate_rises_then_falls_as_a_cosine():
@@ -111,7 +112,7 @@ def test_seeded_steps_repeat():
 @pytest.mark.parametrize(("task", "least"), [("mae", 1), ("lut", 2), ("extrema", 1)])
 def test_what_to_do_without_memory_is_never_refused(task, least, monkeypatch):
     for processes in (1, 3):
-        monkeypatch.setattr("patchloom.train.trouble.world", lambda processes=processes: processes)
+        monkeypatch.setattr("patchloom.train.failures.world", lambda processes=processes: processes)
         for batch in range(1, 9):
             said = too_little_memory("need", Settings("x", {"name": task}, batch_size=batch))
             assert ("halve --batch_size" in said) == (batch // 2 >= max(least, processes)), (batch, said)
@@ -129,6 +130,6 @@ def test_compiling_is_asked_for_only_where_there_is_a_compiler(monkeypatch):
 
 def test_attention_takes_the_form_that_is_clearly_faster(monkeypatch):
     for gain, form in ((0.2, "explicit"), (0.95, "fused"), (3.0, "fused")):
-        monkeypatch.setattr("patchloom.train.suits.fused_gain", lambda *shape, gain=gain: gain)
+        monkeypatch.setattr("patchloom.train.device_defaults.fused_gain", lambda *shape, gain=gain: gain)
         settings, reasons = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}, device="cpu"), 9, 3, STATS)
         assert settings.attention == form and f"×{gain:.2f}" in reasons["attention"]

@@ -9,8 +9,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from patchloom.errors import PatchloomError
-from patchloom.tasks.measure import Measure
-from patchloom.train.held_out import HeldOut
+from patchloom.questions.measure import Measure
+from patchloom.runs.held_out import HeldOut
 from patchloom.train.pretrain import pretrain, request
 from patchloom.train.watch import verdict
 
@@ -58,7 +58,7 @@ def test_pictures_show_every_part_of_the_data(tmp_path, monkeypatch):
     for label in "abc":
         draw_images(tmp_path / "images" / label, 40)
     seen = []
-    from patchloom.train import pictures
+    from patchloom.look import pictures
 
     real = pictures.plain_batches
     monkeypatch.setattr(

@@ -15,9 +15,10 @@ from patchloom import processes
 from patchloom.data import Stats
 from patchloom.machine import Cores, cores
 from patchloom.processes import cores_here
-from patchloom.train import suits
+from patchloom.runs.settings import Settings
+from patchloom.train import device_defaults as defaults
 from patchloom.train.pretrain import pretrain
-from patchloom.train.settings import Settings, resolve
+from patchloom.train.resolve import resolve
 from patchloom.train.watch import Watch
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
@@ -38,15 +39,18 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("processes", [1, 2, 4, 8])
 @pytest.mark.parametrize(("device", "least"), [("cpu", 1), ("cuda", 1), ("mps", 1)])
 def test_all_of_a_machine_together_have_no_more_than_its_cores(device: str, least: int, processes: int) -> None:
-    number, why = suits.workers(device, Cores(64, processes))
+    number, why = defaults.workers(device, Cores(64, processes))
     assert processes * (number + 1) <= 64 and number >= least
     assert ("processes share 64" in why) == (processes > 1)
-    assert suits.workers(device, Cores(2, 8))[0] == 1  # one, even where there are more processes than cores
+    assert defaults.workers(device, Cores(2, 8))[0] == 1  # one, even where there are more processes than cores
 
 
 def test_eight_gpus_of_a_machine_with_64_cores() -> None:
-    assert suits.workers("cuda", Cores(64, 8)) == (7, "one for each of 8 cores but one, since 8 processes share 64")
-    assert suits.workers("cuda", Cores(64)) == (16, "one for each of 64 cores but one")
+    assert defaults.workers("cuda", Cores(64, 8)) == (
+        7,
+        "one for each of 8 cores but one, since 8 processes share 64",
+    )
+    assert defaults.workers("cuda", Cores(64)) == (16, "one for each of 64 cores but one")
 
 
 ALL, HERE = set(range(64)), platform.node()

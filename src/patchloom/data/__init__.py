@@ -1,13 +1,16 @@
 """Images: where they come from, what they are like, and how they arrive in batches."""
 
-from patchloom.data.augment import CentreCrop, RandomCrop, TwoViews
-from patchloom.data.contents import comparable, copies_among
-from patchloom.data.kept import keep
-from patchloom.data.load import plain_batches, steps_per_epoch, training_batches
+from patchloom.data.batches import plain_batches, steps_per_epoch, training_batches
+from patchloom.data.cache import cache_images
+from patchloom.data.contents import comparable, copies_among, copies_sentence
+from patchloom.data.crop import CentreCrop, RandomCrop, TwoViews
 from patchloom.data.read import IMAGE_SUFFIXES, Unreadable, read_image, to_channels
-from patchloom.data.shapes import Annotation, Shapes
-from patchloom.data.sources import BUILTIN, Data, Source, hold_out, lasting, open_data, split_for_test
-from patchloom.data.stats import Stats, channels_of, measure, normalize
+from patchloom.data.sources.base import Data, Source
+from patchloom.data.sources.builtin import BUILTIN
+from patchloom.data.sources.open import lasting, open_data
+from patchloom.data.sources.shapes import Annotation, Shapes
+from patchloom.data.splits import hold_out, split_for_test
+from patchloom.data.stats import Stats, channels_of, normalize, statistics_of
 from patchloom.data.transfer import Arriving, Batch
 
 __all__ = [
@@ -27,10 +30,11 @@ __all__ = [
     "channels_of",
     "comparable",
     "copies_among",
+    "copies_sentence",
     "hold_out",
-    "keep",
+    "cache_images",
     "lasting",
-    "measure",
+    "statistics_of",
     "normalize",
     "open_data",
     "plain_batches",

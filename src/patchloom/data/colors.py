@@ -46,10 +46,10 @@ class ColorPlan(NamedTuple):
 
     def first(self, images: int) -> ColorPlan:
         """What happens to the first so many images."""
-        counts, kept = [count for _, count in self.changes], self.rows < images
-        left = (int(part.sum()) for part in kept.split(counts))
+        counts, chosen = [count for _, count in self.changes], self.rows < images
+        left = (int(part.sum()) for part in chosen.split(counts))
         changes = tuple((name, count) for (name, _), count in zip(self.changes, left, strict=True))
-        return ColorPlan(self.rows[kept], self.factors[kept], changes)
+        return ColorPlan(self.rows[chosen], self.factors[chosen], changes)
 
 
 def plan_colors(draws: Tensor, channels: int) -> ColorPlan:

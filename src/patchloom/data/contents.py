@@ -2,7 +2,7 @@
 
 An image's content is 16 bytes: a letter that says what was digested, and 15 bytes of its SHA-256. Reading the bytes of
 files takes far less than decoding them; the same picture in another encoding is another content. What was read from
-the disc is kept in ``cache_root()/contents``, under the state of the files, and may be deleted at any time.
+the disc is cached in ``cache_root()/contents``, under the state of the files, and may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from patchloom.data.addresses import in_threads
 from patchloom.data.read import Unreadable
-from patchloom.data.source import CONTENT, Source, digest
+from patchloom.data.sources.base import CONTENT, Source, digest
+from patchloom.data.workers import in_threads
 from patchloom.errors import PatchloomError
 from patchloom.files import cache_root, sealed, unsealed, write_whole
 
@@ -99,9 +99,20 @@ def comparable(some: np.ndarray, others: np.ndarray) -> bool:
 
 
 def copies_among(source: Source, contents: np.ndarray) -> int | None:
-    """How many images of ``source`` have one of ``contents``; None if that cannot be told."""
+    """How many images of ``source`` have one of ``contents``; None if that cannot be found out."""
     own = source.contents()
     return None if own is None or not comparable(own, contents) else int(np.isin(own, contents).sum())
+
+
+def copies_sentence(test: Source, contents: np.ndarray) -> str:
+    """The sentence on test images whose contents are among those of training images, after a space; "" without any."""
+    copies = copies_among(test, contents)
+    if not copies:
+        return ""
+    return (
+        f" {copies:,} of {len(test):,} test images are exact copies of training images and could be known by heart: "
+        "scores say less about new images until they are taken out."
+    )
 
 
 def _digested(
@@ -111,25 +122,25 @@ def _digested(
     say: Callable[[str], None],
     part: Path | None,
 ) -> np.ndarray:
-    """The contents of the images ``indices``; what is there of them is kept in ``part`` while it takes long."""
+    """The contents of the images ``indices``; what is there of them is saved to ``part`` from time to time."""
 
     def digested(block: np.ndarray) -> np.ndarray:
         return np.concatenate([_content(source, pieces_of, i) for i in block.tolist()])
 
     begun = None if part is None else _read(part)
     found = [np.empty(0, CONTENT) if begun is None else begun]
-    n, done, told = len(indices), len(found[0]), time.monotonic()
+    n, done, reported = len(indices), len(found[0]), time.monotonic()
     left = indices[done:]
     with closing(in_threads(digested, np.array_split(left, -(-len(left) // _EACH)) if len(left) else [])) as made:
         for contents in made:
             found.append(contents)
             done += len(contents)
-            if time.monotonic() - told > _PAUSE:
+            if time.monotonic() - reported > _PAUSE:
                 say(f"  {done:,} of {n:,} files of {source.name} are compared with the others, to find exact copies")
                 if part is not None:
                     with suppress(PatchloomError):
                         write_whole(part, sealed(np.concatenate(found).tobytes()))
-                told = time.monotonic()
+                reported = time.monotonic()
     return np.concatenate(found)
 
 
@@ -149,7 +160,7 @@ def _stamp(source: Source) -> str | None:
 
 
 def _read(place: Path) -> np.ndarray | None:
-    """The contents that are kept there; None if none are, or they are damaged."""
+    """The contents in a cached file; None if there is none, or it is damaged."""
     try:
         content = unsealed(place.read_bytes())
     except OSError:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from patchloom.data.read import Unreadable, to_channels
-from patchloom.data.source import Source
+from patchloom.data.sources.base import Source
 from patchloom.errors import PatchloomError
 
 _PIXELS = 2**16  # counted at once: their floats fit the processor's cache, and large images take a tenth of the time
@@ -79,7 +79,7 @@ def channels_for_all(found: Mapping[int, str], name: str) -> int:
     return max(found)
 
 
-def measure(source: Source, channels: int, sample: int = 1000, seed: int = 0) -> Stats:
+def statistics_of(source: Source, channels: int, sample: int = 1000, seed: int = 0) -> Stats:
     """Measure a random sample of the images, turned to `channels` channels.
 
     Raises: PatchloomError if nothing can be read, or if an image cannot be turned to `channels`.

@@ -21,10 +21,10 @@ from rich.progress import track
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from patchloom.data.builtin import in_memory
-from patchloom.data.files import Files
 from patchloom.data.read import Unreadable, silent
-from patchloom.data.source import Source
+from patchloom.data.sources.base import Source
+from patchloom.data.sources.builtin import in_memory
+from patchloom.data.sources.files import Files
 from patchloom.data.stats import Moments, Stats, drawn
 from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError
@@ -113,7 +113,7 @@ class Survey:
         return found
 
     def stats(self, channels: int) -> Stats:
-        """As `measure` has them of a sample, but of all images that were read; grey counts for each of `channels`."""
+        """As `statistics_of`, but of all images that were read; grey counts for each of `channels`."""
         moments = Moments(channels)
         for part in self.moments.values():
             moments.join(part)
@@ -122,19 +122,19 @@ class Survey:
         return Stats(*moments.mean_and_std(), height, width, len(self.rows), names)
 
 
-def survey(source: Source, most: int | None = None, workers: int | None = None) -> Survey:
+def survey(source: Source, max_images: int | None = None, workers: int | None = None) -> Survey:
     """Read the images of a source, each of them wholly, and remember what they are like.
 
     Args:
         source: images.
-        most: only so many, drawn at random, always the same ones; all if absent.
+        max_images: only so many, drawn at random, always the same ones; all if absent.
         workers: processes that read; as many as there are cores if absent.
 
     Raises:
         PatchloomError: nothing can be read.
     """
     n = len(source)
-    indices = range(n) if most is None or most >= n else drawn(n, most, seed=0)
+    indices = range(n) if max_images is None or max_images >= n else drawn(n, max_images, seed=0)
     if in_memory(source) or len(indices) < _EACH:
         workers = 0  # starting them would take longer
     elif workers is None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import atexit
 import re
-from collections.abc import Generator, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -21,6 +22,10 @@ _LOST = (
     "a process that read images has died, perhaps since memory ran out (in a container: /dev/shm): run the same "
     "command again, which goes on from the last checkpoint, and if it dies again, free memory"
 )
+
+_THREADS = 8
+
+_T, _R = TypeVar("_T"), TypeVar("_R")
 
 _under_way: WeakSet[Generator[Any, None, None]] = WeakSet()
 
@@ -92,3 +97,12 @@ def _unchanged(one: Any) -> Any:
 def _begin_worker(worker: int) -> None:
     leave_signals()
     torch.set_num_threads(1)  # workers are the parallelism; more threads in each only get in one another's way
+
+
+def in_threads(function: Callable[[_T], _R], items: Iterable[_T]) -> Iterator[_R]:
+    """Results in the order of the items, several prepared at once; after an exception nothing more is begun."""
+    pool = ThreadPoolExecutor(_THREADS)
+    try:
+        yield from pool.map(function, items)
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -2,17 +2,21 @@
 
 from patchloom.evaluate.features import Features, Pooling, classes_of, extract, has_labels, labelled, pixel_features
 from patchloom.evaluate.frozen import compare
-from patchloom.evaluate.how import How, Parts, copies_told, parts_of
-from patchloom.evaluate.knn import knn_accuracies
-from patchloom.evaluate.linear import Choice, Probe, choose_strength, linear_probe
+from patchloom.evaluate.logistic import Choice, Probe, choose_strength, linear_probe
+from patchloom.evaluate.neighbours import knn_accuracies
 from patchloom.evaluate.protocols import PROTOCOLS, evaluate
+from patchloom.evaluate.protocols.knn import KNN
+from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.report import Report, Row, wilson
 from patchloom.evaluate.rows import append_rows
+from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
 
 __all__ = [
     "Choice",
     "Features",
-    "How",
+    "EvalSettings",
+    "KNN",
+    "LINEAR",
     "Parts",
     "Pooling",
     "Probe",
@@ -23,7 +27,6 @@ __all__ = [
     "choose_strength",
     "classes_of",
     "compare",
-    "copies_told",
     "evaluate",
     "extract",
     "knn_accuracies",

@@ -1,4 +1,4 @@
-"""Features that are kept on the disc, so that ten probes of an encoder cost one pass over the images.
+"""Features that are cached on the disc, so that ten probes of an encoder cost one pass over the images.
 
 A file's name is a digest of everything that its features follow from: the weights, how the images are cut and
 normalised, the precision, the images, and the versions of the programs. So a file is never out of date, only unused.
@@ -24,14 +24,14 @@ from safetensors.torch import save
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from patchloom import __version__
 from patchloom.data import Source
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.features import Features, Precision, in_half, labelled
+from patchloom.evaluate.features import Features, Precision, labelled, runs_in_bfloat16
 from patchloom.files import cache_root, write_whole
 from patchloom.nets.encode import attention_heads
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.weights import EncoderCard
+from patchloom.version import __version__
 
 MOST_BYTES = 5 * 10**9  # of all files together; those that were not used for longest go first
 # The first is for changes of the code that makes features; torch's own version says nothing of the others.
@@ -40,7 +40,7 @@ _ABOUT = "patchloom-features"  # in the metadata: the names in their order, and 
 
 
 def cache_folder() -> Path:
-    """Where features are kept."""
+    """The folder of the cached features."""
     return cache_root() / "features"
 
 
@@ -60,7 +60,7 @@ def about_encoder(
         json.dumps(card.name if card.spec is None else asdict(card.spec), sort_keys=True),
         f"{vit} {attention_heads(vit)} heads, {tuple(vit.patch_embed.img_size)} pixels",
         json.dumps([card.mean, card.std]),
-        f"{device.type} {'bfloat16' if in_half(device, precision) else 'float32'}",
+        f"{device.type} {'bfloat16' if runs_in_bfloat16(device, precision) else 'float32'}",
     )
 
 
@@ -78,7 +78,7 @@ def remembered(
 ) -> Features:
     """``make(source)``, or what that gave before for the same images.
 
-    A file that is damaged is made again. Where nothing can be written, nothing is kept.
+    A file that is damaged is made again. Where nothing can be written, nothing is cached.
 
     Args:
         about: all besides the images that the features follow from.
@@ -118,7 +118,7 @@ def _read(path: Path, source: Source) -> Features | None:
     places = tensors.pop("indices")
     labels = torch.from_numpy(source.labels[places.numpy()])
     missing = np.setdiff1d(np.arange(len(source)), places.numpy())
-    return Features(tensors, labels, places, [source.describe(int(i)) for i in missing], kept=True)
+    return Features(tensors, labels, places, [source.describe(int(i)) for i in missing], cached=True)
 
 
 def _write(path: Path, features: Features) -> None:

@@ -27,12 +27,12 @@ from patchloom.nets.weights import (
     save_net,
     untrained_twin,
 )
-from patchloom.views.view import whole
+from patchloom.withhold.encoder_input import all_patches
 
 FORMAT = "patchloom-classifier-1"
 
 Pool = Literal["class", "mean", "instance"]
-Positions = Literal["auto", "keep", "fixed", "learned", "relative", "none"]
+PositionChoice = Literal["auto", "keep", "fixed", "learned", "relative", "none"]
 
 
 class Classifier(nn.Module):
@@ -99,7 +99,7 @@ class Classifier(nn.Module):
         """What the head sees [b d]. The norm comes after the mean, as in MAE's program: with it, training is faster."""
         vit, frozen = self.encoder, self.body is not None
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
-            tokens = encode(vit, whole(images, vit.patch_embed.num_patches), norm=frozen)
+            tokens = encode(vit, all_patches(images, vit.patch_embed.num_patches), norm=frozen)
         if self.pooling == "instance":
             return represent(vit, self.instance, tokens)
         tokens = self.body(tokens) if frozen else tokens
@@ -139,7 +139,7 @@ def fresh_blocks(vit: VisionTransformer, count: int) -> nn.Sequential:
     return body
 
 
-def variant_of(positions: Positions, vit: VisionTransformer) -> Variant:
+def variant_of(positions: PositionChoice, vit: VisionTransformer) -> Variant:
     """What ``auto`` becomes: what the encoder has, and fixed sine-cosine positions where it has none (MP3)."""
     if positions == "auto":
         return "fixed" if patch_positions(vit) is None else "keep"
@@ -160,7 +160,7 @@ class ClassifierCard:
         positions, pooling: how it was changed.
         classes: their names, in the order of the logits.
         data: the name of the training data.
-        test: fingerprint of the images that were kept for the test, which others must not be measured on.
+        test: fingerprint of the test images, the only ones that the classifier may be measured on.
         seed: of split and training.
         settings: the recipe.
     """

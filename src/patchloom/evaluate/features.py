@@ -16,10 +16,10 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.encode import attend_each, embed, encode, final_norm, layer_names
 from patchloom.nets.heads import InstanceHead, represent
 from patchloom.nets.weights import EncoderCard
-from patchloom.views.view import whole
+from patchloom.withhold.encoder_input import all_patches
 
 Pooling = Literal["class", "mean", "instance", "both"]
-Precision = Literal["auto", "float32"]
+Precision = Literal["auto", "float32", "bfloat16"]
 
 PIXELS_SIDE = 32
 
@@ -34,14 +34,14 @@ class Features:
         labels: [n] int64.
         indices: [n] int64, where in the source the images are.
         unreadable: names of the images that could not be read.
-        kept: they are of an earlier pass (see `cache`).
+        cached: they are of an earlier pass (see `cache`).
     """
 
     tokens: dict[str, Tensor]
     labels: Tensor
     indices: Tensor
     unreadable: list[str]
-    kept: bool = False
+    cached: bool = False
 
     def poolings(self) -> tuple[str, ...]:
         """What `pooled` can give."""
@@ -123,7 +123,7 @@ def extract(
         device: where the encoder runs.
         batch_size: images at once.
         workers: processes that read images.
-        precision: "auto" is bfloat16 autocast on CUDA and float32 elsewhere.
+        precision: float32, or bfloat16 autocast; auto is bfloat16 where a CUDA device has it.
         head: gives the instance representation; it is moved to ``device`` too, and is the same in both modes.
 
     Raises:
@@ -133,7 +133,7 @@ def extract(
     names, patches = tokens_of(vit, head), vit.patch_embed.num_patches
 
     def pools(images: Tensor) -> dict[str, Tensor]:
-        unnormed = encode(vit, whole(images, patches), norm=False)
+        unnormed = encode(vit, all_patches(images, patches), norm=False)
         tokens = final_norm(vit, unnormed).float()
         found = {"class": tokens[:, 0], "mean": tokens[:, vit.num_prefix_tokens :].mean(1)}
         found = {name: vit.fc_norm(pooled) for name, pooled in found.items()}
@@ -160,16 +160,18 @@ def extract_layers(
     names, patches = layer_names(vit), vit.patch_embed.num_patches
 
     def pools(images: Tensor) -> dict[str, Tensor]:
-        each = attend_each(vit, embed(vit, whole(images, patches)))
+        each = attend_each(vit, embed(vit, all_patches(images, patches)))
         means = (tokens[:, vit.num_prefix_tokens :].float().mean(1) for tokens in each)
         return dict(zip(names, means, strict=True))
 
     return _pass(vit, card, source, pools, torch.device(device), batch_size, workers, precision)
 
 
-def in_half(device: torch.device, precision: Precision) -> bool:
-    """Whether the encoder runs in bfloat16."""
-    return precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+def runs_in_bfloat16(device: torch.device, precision: Precision) -> bool:
+    """Whether products are taken in bfloat16; auto takes them where a CUDA device has that type."""
+    if precision == "auto":
+        return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return precision == "bfloat16"
 
 
 def _pass(
@@ -190,7 +192,10 @@ def _pass(
     training = vit.training
     vit.to(device).eval()
     try:
-        with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=in_half(device, precision)):
+        with (
+            torch.inference_mode(),
+            torch.autocast(device.type, torch.bfloat16, enabled=runs_in_bfloat16(device, precision)),
+        ):
             for batch in plain_batches(source, size, batch_size, workers, channels, device):
                 images = normalize(batch.views[0], card.mean, card.std)
                 for name, pooled in pools(images).items():
@@ -199,7 +204,7 @@ def _pass(
                 unreadable += batch.unreadable
     finally:
         vit.train(training)
-    tokens = {name: torch.cat(kept) for name, kept in found.items()}
+    tokens = {name: torch.cat(parts) for name, parts in found.items()}
     if not all(values.isfinite().all() for values in tokens.values()):
         raise PatchloomError(f"{card.name} gives features that are not finite numbers: its training has diverged")
     return _features(tokens, source, indices, unreadable)

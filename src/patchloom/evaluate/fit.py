@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
 
 import numpy as np
 import torch
@@ -24,14 +23,12 @@ from torchvision.transforms import v2
 from patchloom.data import Batch, RandomCrop, Source, normalize, plain_batches, training_batches
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier
-from patchloom.evaluate.features import in_half
-from patchloom.evaluate.how import How
+from patchloom.evaluate.features import Precision, runs_in_bfloat16
 from patchloom.evaluate.recipes import Recipe
+from patchloom.evaluate.settings import EvalSettings
 from patchloom.memory import keep_freed_memory
-from patchloom.nets.encode import fuse_attention
+from patchloom.nets.performance import fuse_attention
 from patchloom.nets.weights import EncoderCard
-
-Precision = Literal["auto", "float32", "bfloat16"]
 
 _LINES = 10  # of progress in a training
 # timm's RandAugment of the papers (rand-m9-mstd0.5-inc1): two operations, each with probability 0.5, in 0 ... 10; and
@@ -95,13 +92,14 @@ def seeded(seed: int) -> Iterator[None]:
             np.random.set_state(before[1])
 
 
-def halves(device: torch.device, precision: Precision) -> bool:
-    """Whether products are taken in bfloat16."""
-    return precision == "bfloat16" or in_half(device, precision)
-
-
 def train(
-    model: Classifier, source: Source, recipe: Recipe, card: EncoderCard, how: How, precision: Precision, name: str
+    model: Classifier,
+    source: Source,
+    recipe: Recipe,
+    card: EncoderCard,
+    settings: EvalSettings,
+    precision: Precision,
+    name: str,
 ) -> Classifier:
     """Train on all images of ``source``, whose labels are 0 ... c-1.
 
@@ -110,7 +108,7 @@ def train(
         source: labelled images.
         recipe: settled.
         card: its mean and std normalise the images.
-        how: seed, device and workers.
+        settings: seed, device and workers.
         precision: of the products; weights are float32.
         name: stands in the lines of progress.
 
@@ -120,9 +118,9 @@ def train(
     Raises:
         PatchloomError: the loss is no longer a number, the device has too little memory, or images cannot be read.
     """
-    with seeded(how.seed):
+    with seeded(settings.seed):
         try:
-            return _Training(model, source, recipe, card, how, precision).run(name)
+            return _Training(model, source, recipe, card, settings, precision).run(name)
         except torch.OutOfMemoryError as problem:
             raise PatchloomError(
                 f"the device has too little memory for {of_step(recipe, len(source))[1]} images at once: lower --batch"
@@ -130,10 +128,18 @@ def train(
 
 
 class _Training:
-    def __init__(self, model: Classifier, source: Source, recipe: Recipe, card: EncoderCard, how: How, precision):
-        self.recipe, self.card, self.device, self.seed = recipe, card, how.at, how.seed
+    def __init__(
+        self,
+        model: Classifier,
+        source: Source,
+        recipe: Recipe,
+        card: EncoderCard,
+        settings: EvalSettings,
+        precision: Precision,
+    ):
+        self.recipe, self.card, self.device, self.seed = recipe, card, settings.at, settings.seed
         self.model = model.to(self.device).train()
-        self.half = halves(self.device, precision)
+        self.half = runs_in_bfloat16(self.device, precision)
         keep_freed_memory()
         fuse_attention(model, not (self.half and self.device.type == "cpu"))
         n, (images, self.batch) = len(source), of_step(recipe, len(source))
@@ -141,7 +147,7 @@ class _Training:
         self.steps = recipe.epochs * self.per_epoch
         self.labels = torch.from_numpy(source.labels)
         views = Views(model.size, recipe, card.mean)
-        reading = how.seed, 0, self.steps, how.workers_for(source, self.steps, trained=True), model.channels
+        reading = settings.seed, 0, self.steps, settings.workers_for(source, self.steps, trained=True), model.channels
         self.batches = training_batches(source, views, images, *reading, device=self.device)
         self.optimizer = torch.optim.AdamW(
             model.groups(recipe.weight_decay, recipe.layer_decay),
@@ -229,17 +235,21 @@ class Answers:
 
 
 @torch.inference_mode()
-def answers(model: Classifier, source: Source, card: EncoderCard, how: How, precision: Precision = "auto") -> Answers:
+def answers(
+    model: Classifier, source: Source, card: EncoderCard, settings: EvalSettings, precision: Precision = "auto"
+) -> Answers:
     """What a classifier says of every image of ``source``, cut to its centre.
 
     Raises:
         PatchloomError: no image can be read, one has the wrong number of channels, or answers that are not finite.
     """
-    device = how.at
+    device = settings.at
     model.to(device).eval()
     logits, indices, unreadable = [], [], []
-    with torch.autocast(device.type, torch.bfloat16, enabled=halves(device, precision)):
-        for batch in plain_batches(source, model.size, **how.reading(source), channels=model.channels, device=device):
+    with torch.autocast(device.type, torch.bfloat16, enabled=runs_in_bfloat16(device, precision)):
+        for batch in plain_batches(
+            source, model.size, **settings.reading(source), channels=model.channels, device=device
+        ):
             images = normalize(batch.views[0], card.mean, card.std)
             logits.append(model(images).float().cpu())
             indices.append(batch.indices)

@@ -201,10 +201,14 @@ def takes_recipe(protocol: Callable) -> Callable:
     hints = {name: hint | None for name, hint in get_type_hints(Recipe).items()}
     hints["blr"] = float | list[float] | None
     added = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=hint) for name, hint in hints.items()]
-    kept = [parameter for parameter in own.parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD]
-    protocol.__signature__ = own.replace(parameters=[*kept, *added])
+    own_options = [parameter for parameter in own.parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD]
+    protocol.__signature__ = own.replace(parameters=[*own_options, *added])
     protocol.__annotations__ |= hints
-    told = inspect.cleandoc(Recipe.__doc__).partition("Attributes:\n")[2]
-    told = told.replace("    blr: base learning rate;", "    blr: base learning rate, or a list to choose from;")
-    protocol.__doc__ = re.sub(r"^    changes: .*\n", lambda _: told + "\n", inspect.getdoc(protocol), flags=re.M)
+    descriptions = inspect.cleandoc(Recipe.__doc__).partition("Attributes:\n")[2]
+    descriptions = descriptions.replace(
+        "    blr: base learning rate;", "    blr: base learning rate, or a list to choose from;"
+    )
+    protocol.__doc__ = re.sub(
+        r"^    changes: .*\n", lambda _: descriptions + "\n", inspect.getdoc(protocol), flags=re.M
+    )
     return protocol

@@ -14,30 +14,30 @@ from timm.models.vision_transformer import VisionTransformer
 from patchloom.data import Source, hold_out
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier, class_names
-from patchloom.evaluate.features import classes_of
-from patchloom.evaluate.fit import Answers, Precision, answers, halves, seeded, train
+from patchloom.evaluate.features import Precision, classes_of, runs_in_bfloat16
+from patchloom.evaluate.fit import Answers, answers, seeded, train
 from patchloom.evaluate.frozen import majority
-from patchloom.evaluate.how import How, Parts
 from patchloom.evaluate.recipes import Recipe, recipe_for
 from patchloom.evaluate.report import Report, Row, lost_images
+from patchloom.evaluate.settings import EvalSettings, Parts
 from patchloom.nets.weights import EncoderCard
 
 SCRATCH = "from scratch"
-HELD_OUT_SHARE = 0.1
+RATE_VALIDATION_SHARE = 0.1
 
 Build = Callable[[Recipe], Classifier]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How every subject is trained.
+    """How every candidate is trained.
 
     Attributes:
         name: of the recipe.
         recipe: settled.
         rates: base learning rates, of which the best is chosen.
         card: its mean and std normalise the images.
-        how: seed, device and workers.
+        settings: seed, device and workers.
         precision: of the products.
     """
 
@@ -45,12 +45,12 @@ class Plan:
     recipe: Recipe
     rates: tuple[float, ...]
     card: EncoderCard
-    how: How
+    settings: EvalSettings
     precision: Precision
 
 
 @dataclass(frozen=True)
-class Subject:
+class Candidate:
     """Something that is trained and tested.
 
     Attributes:
@@ -63,7 +63,7 @@ class Subject:
     name: str
     build: Build
     settings: Mapping[str, Any]
-    keep: Callable[[Classifier, dict[str, Any]], None] | None = None
+    save: Callable[[Classifier, dict[str, Any]], None] | None = None
 
 
 def plan_for(
@@ -72,7 +72,7 @@ def plan_for(
     vit: VisionTransformer,
     card: EncoderCard,
     train_on: Source,
-    how: How,
+    settings: EvalSettings,
     precision: Precision,
 ) -> Plan:
     """The recipe of that name, settled for an encoder and training images; ``changes`` may have a list as ``blr``.
@@ -92,12 +92,12 @@ def plan_for(
         raise PatchloomError(
             f"{n} training images are too few for {len(class_names(train_on))} classes: give at least one of each"
         )
-    recipe = recipes[0].settled(n, how.at.type)
-    return Plan(name, recipe, tuple(sorted({recipe.blr for recipe in recipes})), card, how, precision)
+    recipe = recipes[0].settled(n, settings.at.type)
+    return Plan(name, recipe, tuple(sorted({recipe.blr for recipe in recipes})), card, settings, precision)
 
 
-def fit(subject: Subject, plan: Plan, source: Source) -> tuple[Classifier, dict[str, Any]]:
-    """Train a subject on all images, after choosing the base learning rate on a stratified tenth of them.
+def fit(candidate: Candidate, plan: Plan, source: Source) -> tuple[Classifier, dict[str, Any]]:
+    """Train a candidate on all images, after choosing the base learning rate on a stratified tenth of them.
 
     Of equally good rates the lowest wins.
 
@@ -106,56 +106,58 @@ def fit(subject: Subject, plan: Plan, source: Source) -> tuple[Classifier, dict[
     """
     recipe, chosen = plan.recipe, {}
     if len(plan.rates) > 1:
-        rest, held = hold_out(source, HELD_OUT_SHARE, len(source), plan.how.seed)
+        rest, held = hold_out(source, RATE_VALIDATION_SHARE, len(source), plan.settings.seed)
         found = []
         for rate in plan.rates:
-            model = _fitted(subject, replace(recipe, blr=rate), plan, rest, f"{subject.name}, blr {rate:g}")
-            found.append(answers(model, held, plan.card, plan.how, plan.precision).accuracy())
-            print(f"  {subject.name}, blr {rate:g}: {found[-1]:.1%} of {len(held):,} held-out images", flush=True)
+            model = _fitted(candidate, replace(recipe, blr=rate), plan, rest, f"{candidate.name}, blr {rate:g}")
+            found.append(answers(model, held, plan.card, plan.settings, plan.precision).accuracy())
+            print(f"  {candidate.name}, blr {rate:g}: {found[-1]:.1%} of {len(held):,} held-out images", flush=True)
         best = int(np.argmax(found))
         recipe = replace(recipe, blr=plan.rates[best])
         chosen = {"held_out_accuracy": found[best], "held_out": len(held)}
-    precision = "bfloat16" if halves(plan.how.at, plan.precision) else "float32"
-    settings = {"recipe": plan.name, **recipe.plain(), "precision": precision, **subject.settings, **chosen}
-    return _fitted(subject, recipe, plan, source, subject.name), settings
+    precision = "bfloat16" if runs_in_bfloat16(plan.settings.at, plan.precision) else "float32"
+    row_settings = {"recipe": plan.name, **recipe.plain(), "precision": precision, **candidate.settings, **chosen}
+    return _fitted(candidate, recipe, plan, source, candidate.name), row_settings
 
 
-def _fitted(subject: Subject, recipe: Recipe, plan: Plan, source: Source, name: str) -> Classifier:
-    with seeded(plan.how.seed):
-        model = subject.build(recipe)
-    return train(model, source, recipe, plan.card, plan.how, plan.precision, name)
+def _fitted(candidate: Candidate, recipe: Recipe, plan: Plan, source: Source, name: str) -> Classifier:
+    with seeded(plan.settings.seed):
+        model = candidate.build(recipe)
+    return train(model, source, recipe, plan.card, plan.settings, plan.precision, name)
 
 
-def measure(protocol: str, title: str, done: str, subjects: Sequence[Subject], plan: Plan, parts: Parts) -> Report:
-    """Train every subject, then read the test images and see what each says of them.
+def train_and_test(
+    protocol: str, title: str, done: str, candidates: Sequence[Candidate], plan: Plan, parts: Parts
+) -> Report:
+    """Train every candidate, then read the test images and see what each says of them.
 
     Args:
         protocol: as the rows call it.
         title: as the headline calls it.
         done: what was trained, in words.
-        subjects: the encoder's first, then its controls.
+        candidates: the encoder's first, then its controls.
         plan: how they are trained.
         parts: on what.
     """
     fitted = []
-    for subject in subjects:
-        model, settings = fit(subject, plan, parts.train)
-        if subject.keep is not None:
-            subject.keep(model, settings)
-        fitted.append((subject, model.cpu(), settings))
+    for candidate in candidates:
+        model, row_settings = fit(candidate, plan, parts.train)
+        if candidate.save is not None:
+            candidate.save(model, row_settings)
+        fitted.append((candidate, model.cpu(), row_settings))
     # all that is chosen has been chosen: now the test images are read
     rows, found = [], None
-    for subject, model, settings in fitted:
-        found = answers(model, parts.test, plan.card, plan.how, plan.precision)
-        row = Row.of(subject.name, model.pooling, protocol, settings, found.accuracy(), len(found.labels))
+    for candidate, model, row_settings in fitted:
+        found = answers(model, parts.test, plan.card, plan.settings, plan.precision)
+        row = Row.of(candidate.name, model.pooling, protocol, row_settings, found.accuracy(), len(found.labels))
         rows.append(row)
         model.cpu()
-    said = [done, _told(plan, parts, rows[0].settings)]
-    return report_of(protocol, f"{title} ({plan.name}): ", said, rows, parts, plan.how, found)
+    said = [done, _recipe_sentence(plan, parts, rows[0].settings)]
+    return report_of(protocol, f"{title} ({plan.name}): ", said, rows, parts, plan.settings, found)
 
 
 def report_of(
-    protocol: str, title: str, said: list[str], rows: list[Row], parts: Parts, how: How, found: Answers
+    protocol: str, title: str, said: list[str], rows: list[Row], parts: Parts, settings: EvalSettings, found: Answers
 ) -> Report:
     """A report of rows that are all quoted, beside the majority class.
 
@@ -164,8 +166,8 @@ def report_of(
         title: how the headline begins.
         said: sentences; those on the data are added.
         rows: the encoder's first, then its controls.
-        parts, how: on what and how it was measured.
-        found: any subject's answers.
+        parts, settings: on what and how it was measured.
+        found: any candidate's answers.
     """
     n = len(found.labels)
     chance = majority(protocol, torch.from_numpy(parts.train.labels), found.labels)
@@ -180,20 +182,20 @@ def report_of(
         quoted=tuple(rows),
         data=parts.test.name,
         fingerprint=parts.test.fingerprint(),
-        seed=how.seed,
+        seed=settings.seed,
         n_test=n,
     )
 
 
-def _told(plan: Plan, parts: Parts, settings: Mapping[str, Any]) -> str:
-    values = {name: settings[name] for name in (*plan.recipe.plain(), "precision")}
+def _recipe_sentence(plan: Plan, parts: Parts, row_settings: Mapping[str, Any]) -> str:
+    values = {name: row_settings[name] for name in (*plan.recipe.plain(), "precision")}
     values["blr"] = " or ".join(f"{rate:g}" for rate in plan.rates)
     recipe = ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in values.items())
     chosen = ""
     if len(plan.rates) > 1:
         chosen = (
-            f" The base learning rate was chosen, for each subject by itself, on a stratified {HELD_OUT_SHARE:.0%} of "
-            "the training images, then all of them were trained on."
+            " The base learning rate was chosen, for each candidate by itself, on a stratified "
+            f"{RATE_VALIDATION_SHARE:.0%} of the training images, then all of them were trained on."
         )
     return (
         f"Trained on {len(parts.train):,} images by the recipe {plan.name}: {recipe}.{chosen} Tested once, on "

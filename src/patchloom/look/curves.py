@@ -43,7 +43,7 @@ class Panel(NamedTuple):
         note: a second, quieter line.
         epochs: where it was measured [n].
         values: what was measured [n], finite.
-        yardsticks: results of trivial answers by name.
+        baselines: results of trivial answers by name.
         percent: values are shares, to be written as percentages.
         smooth: share of the curve that smoothing reaches over; 0 draws the values alone.
     """
@@ -52,7 +52,7 @@ class Panel(NamedTuple):
     note: str
     epochs: np.ndarray
     values: np.ndarray
-    yardsticks: dict[str, float]
+    baselines: dict[str, float]
     percent: bool
     smooth: float
 
@@ -66,10 +66,10 @@ def draw_curves(
 ) -> Path:
     """Draw a run's ``metrics.csv`` as a PNG file: the loss, the held-out measure, and kNN accuracy, over epochs.
 
-    Panels without data are left out. Yardsticks are dashed lines at the last value of their columns.
+    Panels without data are left out. Baselines are dashed lines at the last value of their columns.
 
     Args:
-        metrics_csv: columns ``epoch`` and, each of them optional, ``loss``; ``held_out`` with ``yardstick:NAME``;
+        metrics_csv: columns ``epoch`` and, each of them optional, ``loss``; ``held_out`` with ``baseline:NAME``;
             ``knn`` with ``knn:NAME``. Accuracies are shares in [0, 1], cells may be empty, other columns are ignored.
         out: the picture; its folder is made if it is missing.
         measure: what ``held_out`` measures, in words; written as percentages if it is an accuracy.
@@ -85,7 +85,7 @@ def draw_curves(
     columns = read_metrics(metrics_csv)
     panels = [
         panel_of(columns, "loss", None, "training loss", "as logged", False, smooth),
-        panel_of(columns, "held_out", "yardstick:", measure, f"on {images}", "accuracy" in measure, 0),
+        panel_of(columns, "held_out", "baseline:", measure, f"on {images}", "accuracy" in measure, 0),
         panel_of(columns, "knn", "knn:", "kNN accuracy", "nearest neighbours among the encoder's features", True, 0),
     ]
     panels = [p for p in panels if len(p.values)]
@@ -133,16 +133,16 @@ def read_metrics(path: Path) -> dict[str, np.ndarray]:
 def panel_of(
     columns: dict[str, np.ndarray], name: str, prefix: str | None, title: str, note: str, percent: bool, smooth: float
 ) -> Panel:
-    """The panel of column ``name``, with the columns that start with ``prefix`` as its yardsticks; perhaps empty."""
+    """The panel of column ``name``, with the columns that start with ``prefix`` as its baselines; perhaps empty."""
     nothing = np.empty(0)
     epochs, values = (columns["epoch"], columns[name]) if name in columns else (nothing, nothing)
     known = np.isfinite(epochs) & np.isfinite(values)
-    yardsticks = {}
+    baselines = {}
     for other, column in columns.items():
         measured = column[np.isfinite(column)]
         if prefix is not None and other.startswith(prefix) and len(measured):
-            yardsticks[other.removeprefix(prefix)] = float(measured[-1])
-    return Panel(title, note, epochs[known], values[known], yardsticks, percent, smooth)
+            baselines[other.removeprefix(prefix)] = float(measured[-1])
+    return Panel(title, note, epochs[known], values[known], baselines, percent, smooth)
 
 
 def draw_panel(axes: Axes, panel: Panel, longest: float) -> None:
@@ -162,11 +162,11 @@ def draw_panel(axes: Axes, panel: Panel, longest: float) -> None:
 
 
 def frame_panel(axes: Axes, panel: Panel) -> None:
-    """Write a panel's title and note above it, rule it, and draw its yardsticks as dashed lines."""
+    """Write a panel's title and note above it, rule it, and draw its baselines as dashed lines."""
     axes.set_title(panel.title, loc="left", pad=19, fontsize=10.5, color=INK)
     small = {"xycoords": "axes fraction", "textcoords": "offset points", "fontsize": 8, "color": QUIET}
     axes.annotate(panel.note, (0, 1), (0, 7), **small)
-    for value in panel.yardsticks.values():
+    for value in panel.baselines.values():
         axes.axhline(value, color=QUIET, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
     axes.margins(y=0.08)
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
@@ -177,13 +177,13 @@ def frame_panel(axes: Axes, panel: Panel) -> None:
 
 
 def name_lines(axes: Axes, panel: Panel, last: float, curve: str = "this run") -> None:
-    """Write name and value of the curve and of each yardstick beside the panel, moved apart where they would touch."""
+    """Write name and value of the curve and of each baseline beside the panel, moved apart where they would touch."""
 
     def number(value: float) -> str:
         return f"{value:.1%}" if panel.percent else f"{value:#.3g}"
 
-    labels = [(value, f"{name} {number(value)}", QUIET, "normal") for name, value in panel.yardsticks.items()]
-    labels.append((last, f"{curve} {number(last)}" if panel.yardsticks else number(last), RUN, "bold"))
+    labels = [(value, f"{name} {number(value)}", QUIET, "normal") for name, value in panel.baselines.items()]
+    labels.append((last, f"{curve} {number(last)}" if panel.baselines else number(last), RUN, "bold"))
     labels.sort(key=lambda label: label[0])
     low, high = axes.get_ylim()
     heights = moved_apart([(value - low) / (high - low) for value, *_ in labels], LABEL_GAP)

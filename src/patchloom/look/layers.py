@@ -18,7 +18,7 @@ def draw_layers(
     layers: Sequence[str],
     values: Sequence[tuple[float, float, float]],
     untrained: Sequence[float],
-    yardsticks: dict[str, float],
+    baselines: dict[str, float],
     best: int,
     name: str,
     note: str,
@@ -30,7 +30,7 @@ def draw_layers(
         layers: their names, from what enters the first block to the last norm.
         values: of each layer, accuracy and its interval, as shares.
         untrained: the untrained encoder's.
-        yardsticks: what has no layers, by name.
+        baselines: what has no layers, by name.
         best: number of the layer that is marked as the chosen one.
         name: of the encoder.
         note: what was measured.
@@ -44,7 +44,7 @@ def draw_layers(
     """
     places = np.arange(len(layers))
     shares, low, high = np.array(values).T
-    panel = Panel(f"Layers of {name}", note, places, shares, yardsticks, True, 0)
+    panel = Panel(f"Layers of {name}", note, places, shares, baselines, True, 0)
     with matplotlib.rc_context(STYLE):
         figure = Figure((WIDTH + WIDER * len(layers), HEIGHT), layout="constrained")
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
@@ -60,6 +60,6 @@ def draw_layers(
         axes.margins(x=0.02)
         axes.set_xticks(places, ["0", *(layer.removeprefix("block ") for layer in layers[1:])])
         axes.set_xlabel("after block")
-        beside = {"untrained": untrained[-1], **yardsticks}  # its curve is named as the dashed lines are
-        name_lines(axes, panel._replace(yardsticks=beside), float(shares[-1]), "this encoder")
+        beside = {"untrained": untrained[-1], **baselines}  # its curve is named as the dashed lines are
+        name_lines(axes, panel._replace(baselines=beside), float(shares[-1]), "this encoder")
         return write_figure(figure, out)

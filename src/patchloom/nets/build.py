@@ -15,7 +15,7 @@ from torch import nn
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.encode import grid_size
-from patchloom.views.positions import sincos_2d
+from patchloom.patches.positions import sincos_2d
 
 Positions = Literal["sincos", "learned", "random", "none"]
 

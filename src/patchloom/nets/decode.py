@@ -7,7 +7,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from patchloom.nets.build import initialize
-from patchloom.nets.partial import as_compiled, asking_block, run_blocks
+from patchloom.nets.partial import as_compiled, query_block, run_blocks
 
 
 class Decoder(nn.Module):
@@ -50,10 +50,10 @@ class Decoder(nn.Module):
         if first > self.prefix and blocks:
             last = blocks.pop()
         tokens = run_blocks(blocks, tokens, checkpointing=self.grad_checkpointing)
-        return tokens[:, first:] if last is None else as_compiled(last, asking_block)(last, tokens, first)
+        return tokens[:, first:] if last is None else as_compiled(last, query_block)(last, tokens, first)
 
 
-class RefillingDecoder(Decoder):
+class MAEDecoder(Decoder):
     """MAE's decoder: mask tokens join the encoder's tokens, all with fixed positions, and are answered for.
 
     The tokens are not sorted back onto the grid: attention does not mind their order, and the answers stay together.
@@ -100,3 +100,24 @@ class RefillingDecoder(Decoder):
             parts.append(self.mask_token + self.positions[masked])
         tokens = torch.cat(parts, dim=1)
         return self.answer(self.norm(self.think(tokens, tokens.shape[1] - masked.shape[1] - self.visible_asked)))
+
+
+class PatchHead(nn.Linear):
+    """One linear layer from a patch's token to its answer (SimMIM section 3.3, MP3 section 3).
+
+    Args:
+        in_width: width of the encoder's tokens.
+        answers: numbers to answer for each token.
+        prefix: class and register tokens in front, which get no answer.
+        visible_asked: only the last so many patch tokens are answered for; None: all of them.
+    """
+
+    def __init__(self, in_width: int, answers: int, prefix: int, visible_asked: int | None = None):
+        super().__init__(in_width, answers)
+        self.prefix, self.visible_asked = prefix, visible_asked
+        initialize(self)
+
+    def forward(self, tokens: Tensor, visible: Tensor | None = None, masked: Tensor | None = None) -> Tensor:
+        """Answers [b j answers] for patch tokens of ``tokens`` [b prefix+k d]; where they stand is of no use here."""
+        first = self.prefix if self.visible_asked is None else tokens.shape[1] - self.visible_asked
+        return super().forward(tokens[:, first:])

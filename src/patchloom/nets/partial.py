@@ -14,30 +14,32 @@ from torch.utils.checkpoint import checkpoint
 
 from patchloom.nets.native.blocks import added, native_block, runs_native
 from patchloom.nets.queries import heads_of
-from patchloom.views.tokens import take
+from patchloom.patches.tokens import gather_tokens
 
 
 def run_blocks(
-    blocks: Iterable[Block], tokens: Tensor, *, serving: Tensor | None = None, checkpointing: bool = False
+    blocks: Iterable[Block], tokens: Tensor, *, keys_values: Tensor | None = None, checkpointing: bool = False
 ) -> Tensor:
     """Tokens [b t d] through all blocks.
 
     Args:
         blocks: timm's.
         tokens: [b t d].
-        serving: [b m] indices of those that alone are keys and values; None: all are.
+        keys_values: [b m] indices of those that alone are keys and values; None: all are.
         checkpointing: keep no activations inside the blocks, and compute them again on the way back.
     """
     blocks = list(blocks)
     if blocks and all(runs_native(block, tokens) for block in blocks):
         more, shift = None, None
         for block in blocks:
-            step = partial(as_compiled(block, native_block), block, serving=serving)
+            step = partial(as_compiled(block, native_block), block, keys_values=keys_values)
             given = tokens, more, shift
             tokens, more, shift = checkpoint(step, *given, use_reentrant=False) if checkpointing else step(*given)
         return added(tokens, more, shift)
     for block in blocks:
-        step = block if serving is None else partial(as_compiled(block, context_block), block, serving=serving)
+        step = (
+            block if keys_values is None else partial(as_compiled(block, context_block), block, keys_values=keys_values)
+        )
         tokens = checkpoint(step, tokens, use_reentrant=False) if checkpointing else step(tokens)
     return tokens
 
@@ -52,13 +54,13 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return torch.compile(function, dynamic=False)
 
 
-def context_block(block: Block, tokens: Tensor, serving: Tensor) -> Tensor:
-    """A block over tokens [b t d] in which those at the indices ``serving`` [b m] alone are keys and values (MP3)."""
+def context_block(block: Block, tokens: Tensor, keys_values: Tensor) -> Tensor:
+    """A block over tokens [b t d] in which those at ``keys_values`` [b m] alone are keys and values (MP3)."""
     normed = block.norm1(tokens)
-    return _rest(block, tokens, _attention(block.attn, normed, take(normed, serving)))
+    return _rest(block, tokens, _attention(block.attn, normed, gather_tokens(normed, keys_values)))
 
 
-def asking_block(block: Block, tokens: Tensor, first: int) -> Tensor:
+def query_block(block: Block, tokens: Tensor, first: int) -> Tensor:
     """What a block makes of ``tokens[:, first:]`` [b t-first d], with all of tokens [b t d] as keys and values.
 
     For a last block, of which the other tokens are not read.
@@ -75,9 +77,9 @@ def _rest(block: Block, tokens: Tensor, attended: Tensor) -> Tensor:
     return tokens + block.drop_path2(block.ls2(block.mlp(block.norm2(tokens))))
 
 
-def _attention(attn: Attention, asking: Tensor, serving: Tensor) -> Tensor:
-    """timm's attention with queries from ``asking`` [b t d], keys and values from ``serving`` [b m d]."""
-    q, kv = heads_of(attn, asking, serving)
+def _attention(attn: Attention, queries: Tensor, keys_values: Tensor) -> Tensor:
+    """timm's attention with queries from ``queries`` [b t d], keys and values from ``keys_values`` [b m d]."""
+    q, kv = heads_of(attn, queries, keys_values)
     q, (k, v) = q.transpose(1, 2), kv.permute(2, 0, 3, 1, 4)
     q, k = attn.q_norm(q), attn.k_norm(k)
     if attn.fused_attn:

@@ -11,22 +11,22 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def aside(module: nn.Module, images: Tensor) -> Iterator[None]:
-    """Without gradient; in bfloat16 if ``module``, whose passes these are, was told so by `halve_asides`."""
-    half = torch.autocast(images.device.type, torch.bfloat16) if module.half_aside else nullcontext()
+def no_grad_autocast(module: nn.Module, images: Tensor) -> Iterator[None]:
+    """Without gradient; in bfloat16 if ``module``, whose passes these are, was told so by `use_half_without_grad`."""
+    half = torch.autocast(images.device.type, torch.bfloat16) if module.half_no_grad else nullcontext()
     with torch.no_grad(), half:
         yield
 
 
-def halve_asides(net: nn.Module) -> bool:
-    """Have everything inside ``net`` that computes `aside` do so in bfloat16, even where the rest is in float32.
+def use_half_without_grad(net: nn.Module) -> bool:
+    """Have what computes under `no_grad_autocast` inside ``net`` do so in bfloat16, even where the rest is in float32.
 
     Returns:
         Whether there is any.
     """
-    found = [module for module in net.modules() if hasattr(module, "half_aside")]
+    found = [module for module in net.modules() if hasattr(module, "half_no_grad")]
     for module in found:
-        module.half_aside = True
+        module.half_no_grad = True
     return bool(found)
 
 
@@ -42,7 +42,7 @@ class Teacher(nn.Module):
 
     def __init__(self, **parts: nn.Module):
         super().__init__()
-        self.half_aside = False
+        self.half_no_grad = False
         for name, part in parts.items():
             self.add_module(name, deepcopy(part).requires_grad_(False))
         self.eval()

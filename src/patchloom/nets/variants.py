@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from patchloom.errors import PatchloomError
 from patchloom.nets.encode import grid_size, patch_positions
 from patchloom.nets.weights import EncoderCard
-from patchloom.views.positions import sincos_2d
+from patchloom.patches.positions import sincos_2d
 
 # what MP3 compares (section 4), and what the encoder has
 Variant = Literal["keep", "fixed", "learned", "relative", "none"]

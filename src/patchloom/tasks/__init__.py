@@ -69,7 +69,7 @@ TASKS = {
     "lut": Entry(
         "patchloom.tasks.lut.LUT",
         "Kim et al. 2024",
-        "patches, in two disjoint hands",
+        "patches, in two disjoint parts",
         "pixels, and agreement on the other view",
         1.7,
     ),
@@ -113,14 +113,14 @@ def with_defaults(task: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": task["name"]} | {name: task.get(name, one.default) for name, one in parameters.items()}
 
 
-def encoder_wishes(task: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+def encoder_defaults(task: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     """What ``task`` (``name`` and options) wants its encoder to be where the user leaves it open, with reasons.
 
     Raises:
         PatchloomError: no such task or option.
     """
     options = with_defaults(task)
-    return task_class(options.pop("name")).encoder_wishes(options)
+    return task_class(options.pop("name")).encoder_defaults(options)
 
 
 def images_needed(task: Mapping[str, Any]) -> tuple[int, str]:

@@ -11,23 +11,16 @@ from torch import Tensor, nn
 from patchloom.errors import PatchloomError
 from patchloom.hints import check
 from patchloom.nets.decode import Decoder
-from patchloom.nets.encode import encode, patch_positions
-from patchloom.nets.teacher import aside
-from patchloom.objectives.pixels import pixel_loss, pixel_targets
-from patchloom.objectives.positions import (
-    affinity,
-    foreign_places,
-    loss_weights,
-    position_cross_entropy,
-    weighted_mean,
-)
-from patchloom.tasks.mae import pixel_decoder, recovery_sheet
-from patchloom.tasks.measure import Measure
-from patchloom.tasks.positions_drawn import POSITION_GRID, position_measure, position_sheets
-from patchloom.tasks.task import Outcome, Sheet, Size, Task
-from patchloom.views.positions import Placed, deal_dropped, smoothed_positions
-from patchloom.views.tokens import deal
-from patchloom.views.view import View, drop_positions, mask_patches, whole
+from patchloom.nets.encode import patch_positions
+from patchloom.patches.partition import random_dropped, random_partition
+from patchloom.processes import draw
+from patchloom.questions.pixels import Pixels
+from patchloom.questions.position_pictures import figure_3
+from patchloom.questions.positions import DROPPOS_RATIOS, Positions
+from patchloom.questions.question import Sheet
+from patchloom.tasks.sizes import check_normalizable, decoder_sizes, patch_decoder, visible_of
+from patchloom.tasks.task import Size, Task
+from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, mask_patches
 
 _ENOUGH = 16  # visible patches below which there is too little context to tell positions
 
@@ -81,110 +74,63 @@ class DropPos(Task):
             raise PatchloomError("droppos needs an encoder with position embeddings, and this one has none")
         if not 0 < position_mask_ratio <= 1:
             raise PatchloomError(f"--task.position_mask_ratio must lie in (0, 1], not at {position_mask_ratio}")
-        usual = max(0.0, min(0.75, 1 - _ENOUGH / self.patches))
-        why = "the paper's" if usual == 0.75 else f"lets {min(_ENOUGH, self.patches)} patches stay visible"
-        mask_ratio = self.choose("mask_ratio", mask_ratio, usual, why)
-        usual, why = (
-            (0.1, "the paper's") if mask_ratio > 0 else (float("inf"), "nothing is masked, so no guide is needed")
-        )
-        temperature = self.choose("temperature", temperature, usual, why)
+        n = self.geometry.n
+        usual = max(0.0, min(0.75, 1 - _ENOUGH / n))
+        why = "the paper's" if usual == 0.75 else f"lets {min(_ENOUGH, n)} patches stay visible"
+        self.mask_ratio = self.resolve_auto("mask_ratio", mask_ratio, usual, why)
+        self.position_mask_ratio = position_mask_ratio
+        usual, why = 0.1, "the paper's"
+        if self.mask_ratio <= 0:
+            usual, why = float("inf"), "nothing is masked, so no guide is needed"
+        temperature = self.resolve_auto("temperature", temperature, usual, why)
         if temperature <= 0:
             raise PatchloomError(f"--task.temperature must be above 0 (inf switches it off), not {temperature}")
         if sigma < 0:
             raise PatchloomError(f"--task.sigma must be 0 or more, not {sigma}")
-        self.mask_ratio, self.position_mask_ratio = mask_ratio, position_mask_ratio
-        visible = self.visible_of(mask_ratio, least=2)
-        if pixels and visible == self.patches:
+        visible = visible_of(self.geometry, self.mask_ratio, least=2)
+        if pixels and visible == n:
             raise PatchloomError("with --task.mask_ratio 0 no pixels are hidden: leave out --task.pixels")
-        self.sigma, self.squared_distances, self.temperature = sigma, squared_distances, temperature
-        if temperature < float("inf"):
-            self.half_aside = False
-        self.placeholder, self.shuffle, self.normalized_pixels = placeholder, shuffle, normalized_pixels
-        d = encoder.embed_dim
-        self.position_token = nn.Parameter(torch.empty(d).normal_(std=0.02)) if placeholder == "learned" else None
-        sizes = self.decoder_sizes(decoder_width, decoder_depth, decoder_heads, (512, 2, 16))
-        self.decoder = Decoder(d, self.patches, *sizes, self.prefix)
-        self.pixel_decoder = None
+        self.placeholder, self.shuffle = placeholder, shuffle
+        g = self.geometry
+        self.position_token = nn.Parameter(torch.empty(g.width).normal_(std=0.02)) if placeholder == "learned" else None
+        sizes = decoder_sizes(self, decoder_width, decoder_depth, decoder_heads, (512, 2, 16))
+        decoder = Decoder(g.width, n, *sizes, g.prefix)
+        self.questions["positions"] = Positions(g, decoder, DROPPOS_RATIOS, sigma, squared_distances, temperature)
         if pixels:
             if normalized_pixels:
-                self.check_normalizable()
-            depth_option = "pixel_decoder_depth"
-            self.pixel_decoder = pixel_decoder(self, decoder_width, pixel_decoder_depth, decoder_heads, depth_option)
+                check_normalizable(g)
+            decoder = patch_decoder(self, decoder_width, pixel_decoder_depth, decoder_heads, "pixel_decoder_depth")
+            self.questions["pixels"] = Pixels(g, decoder, normalized_pixels)
 
-    def forward(self, images: Tensor, *, progress: float = 0.0, generator=None, hands=None) -> Outcome:
-        """The loss on one batch; ``hands`` fixes the draw: visible [b k], masked [b m], dropped [b j] among visible."""
-        visible, masked, dropped = hands or self.deal(len(images), generator, images.device)
-        view = self.view(images, visible, dropped)
-        tokens = self.encode(view, generator)
-        logits = self.decoder(tokens)
-        labels = smoothed_positions(self.grid, self.sigma * (1 - progress), self.squared_distances, images.device)
-        weights = loss_weights(view.dropped, visible, self.affinities(images))
-        loss = weighted_mean(position_cross_entropy(logits, labels[visible]), weights)
-        found = (logits.detach().argmax(-1) == visible) & view.dropped  # picking the dropped would wait for a GPU
-        metrics = {"position_accuracy": found.sum() / view.dropped.sum()}
-        if self.pixel_decoder is not None:
-            predicted = self.pixel_decoder(tokens, visible, masked)
-            pixels = pixel_loss(predicted, pixel_targets(images, self.p, masked, self.normalized_pixels))
-            metrics |= {"position_loss": loss.detach(), "pixel_loss": pixels.detach()}
-            loss = loss + pixels
-        return Outcome(loss, metrics)
-
-    def deal(self, b: int, generator, device, mask_ratio=None, position_mask_ratio=None) -> tuple[Tensor, ...]:
-        """Draw what is visible [b k], masked [b n-k], and dropped [b j] (places among the visible).
-
-        At least one position is dropped. By default the ratios are the task's.
-        """
-        visible = self.visible_of(self.mask_ratio if mask_ratio is None else mask_ratio)
-        ratio = self.position_mask_ratio if position_mask_ratio is None else position_mask_ratio
-        seen, masked = deal(b, self.patches, (visible, self.patches - visible), generator, device)
+    def given(self, images: Tensor, generator: torch.Generator | None = None, **ratios: float) -> EncoderInput:
+        """The visible patches, and only some of their positions; at least one is dropped."""
+        b, n, device = len(images), self.geometry.n, images.device
+        k = visible_of(self.geometry, ratios.get("mask_ratio", self.mask_ratio))
+        visible, masked = random_partition(b, n, (k, n - k), generator, device)
         if not self.shuffle:
-            seen = seen.sort(dim=1).values
-        return seen, masked, deal_dropped(b, visible, ratio, generator, device)
+            visible = visible.sort(dim=1).values
+        dropped = random_dropped(b, k, ratios.get("position_mask_ratio", self.position_mask_ratio), generator, device)
+        return drop_positions(mask_patches(all_patches(images, n), visible, masked), dropped)
 
-    def view(self, images: Tensor, visible: Tensor, dropped: Tensor) -> View:
-        """What the encoder may know: the visible patches, and only some of their positions."""
-        return drop_positions(mask_patches(whole(images, self.patches), visible), dropped)
-
-    def encode(self, view: View, generator: torch.Generator | None = None) -> Tensor:
-        """Features [b prefix+k d], with the placeholder where positions were dropped."""
+    def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """What stands for a dropped position."""
         if self.placeholder == "learned":
-            token = self.position_token
-        elif self.placeholder == "zeros":
-            token = view.images.new_zeros(())
-        else:  # foreign
-            token = patch_positions(self.encoder)[foreign_places(view.visible, self.patches, generator)]
-        return encode(self.encoder, view, position_token=token)
-
-    def affinities(self, images: Tensor) -> Tensor | None:
-        """Weights [b n] of attentive reconstruction from the encoder's view of the whole image, without gradient."""
-        if self.temperature == float("inf"):
-            return None
-        training = self.encoder.training
-        self.encoder.eval()  # drop path would make noise of the weights
-        with aside(self, images):
-            features = encode(self.encoder, whole(images, self.patches)).float()
-        self.encoder.train(training)
-        return affinity(features, self.prefix, self.temperature, self.encoder.has_class_token)
-
-    def position_axes(self) -> dict[str, tuple[float, ...]]:
-        """The shares of patches and of positions of the paper's Tables S3-S5."""
-        return POSITION_GRID
-
-    def place(self, images: Tensor, generator, mask_ratio=None, position_mask_ratio=None) -> Placed:
-        """Predict positions, by default at the task's ratios, for measures and pictures."""
-        visible, _, dropped = self.deal(len(images), generator, images.device, mask_ratio, position_mask_ratio)
-        view = self.view(images, visible, dropped)
-        return Placed(visible, view.dropped, self.decoder(self.encode(view, generator)))
-
-    def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
-        """Share of the dropped positions that are found, beside the exact chance level."""
-        return position_measure(self.place(images, generator))
+            return {"position_token": self.position_token}
+        if self.placeholder == "zeros":
+            return {"position_token": given.images.new_zeros(())}
+        foreign = another_patch(given.visible, self.geometry.n, generator)
+        return {"position_token": patch_positions(self.encoder)[foreign]}
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """The picture of the paper's Fig. 3, and the images rebuilt by putting patches where they were predicted."""
-        sheets = position_sheets(self, images, generator)
-        if self.pixel_decoder is not None:
-            visible, masked, dropped = self.deal(len(images), generator, images.device)
-            tokens = self.encode(self.view(images, visible, dropped), generator)
-            sheets.append(recovery_sheet(self, images, visible, masked, self.pixel_decoder(tokens, visible, masked)))
+        sheets = figure_3(self, images, generator)
+        if "pixels" in self.questions:
+            encoded = self.encode(images, self.given(images, generator), generator)
+            sheets += self.questions["pixels"].sheets(encoded)
         return sheets
+
+
+def another_patch(visible: Tensor, n: int, generator: torch.Generator | None = None) -> Tensor:
+    """For each visible patch [b k] the index of another patch, uniform over the ``n`` - 1 others."""
+    step = draw(torch.randint, visible.shape, generator, visible.device, 1, n)
+    return (visible + step.to(visible.device, non_blocking=True)) % n

@@ -7,32 +7,23 @@ from typing import Any, Literal
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor, nn
+from torch import Tensor
 
 from patchloom.data import TwoViews
 from patchloom.errors import PatchloomError
 from patchloom.hints import check
-from patchloom.nets.encode import attention_heads, encode
-from patchloom.nets.heads import InstanceHead, mlp, represent
-from patchloom.nets.teacher import Teacher, aside
-from patchloom.objectives.agreement import byol_loss, info_nce, momentum
-from patchloom.tasks.measure import Measure
-from patchloom.tasks.siamese import (
-    GALLERY,
-    ROWS,
-    agreement_measure,
-    check_momentum,
-    head_sizes,
-    neighbours_sheet,
-    views_sheet,
-)
-from patchloom.tasks.task import Outcome, Sheet, Size, Task
-from patchloom.views.tokens import deal
-from patchloom.views.view import View, mask_patches, whole
+from patchloom.nets.encode import attention_heads
+from patchloom.nets.heads import InstanceHead
+from patchloom.patches.partition import random_partition
+from patchloom.questions.agreement import Agreement, Loss, Representation, agreement_measure
+from patchloom.questions.measure import Measure
+from patchloom.questions.question import ROWS, Outcome, Sheet
+from patchloom.tasks.sizes import agreement_heads, check_momentum, refuse_unused, visible_of
+from patchloom.tasks.task import Size, Task
+from patchloom.tasks.two_views import augmented, views_sheet
+from patchloom.withhold.encoder_input import EncoderInput, all_patches
 
-ClassToken = Literal["cait", "vit", "mean"]
-Loss = Literal["byol", "infonce"]
-Which = Literal["none", "shared", "own"]
+Share = Literal["none", "shared", "own"]
 
 
 class ExtreMA(Task):
@@ -53,10 +44,8 @@ class ExtreMA(Task):
         head_out: width of their output; auto: 256, or the encoder's below ViT-S.
 
     Raises:
-        PatchloomError: a mask ratio or number of masks that cannot be dealt, or an encoder without the token asked.
+        PatchloomError: more masks than there are patches for, or an encoder without the token asked.
     """
-
-    pictured = GALLERY
 
     def __init__(
         self,
@@ -65,47 +54,42 @@ class ExtreMA(Task):
         masks: int | Literal["auto"] = "auto",
         loss: Loss = "byol",
         temperature: float | Literal["auto"] = "auto",
-        class_token: ClassToken = "cait",
-        crop: Which = "shared",
-        color: Which = "own",
+        class_token: Representation = "cait",
+        crop: Share = "shared",
+        color: Share = "own",
         momentum: float = 0.996,
         head_width: Size = "auto",
         head_out: Size = "auto",
     ):
         super().__init__(encoder)
-        for name, value, kinds in (("loss", loss, Loss), ("class_token", class_token, ClassToken)):
+        for name, value, kinds in (("loss", loss, Loss), ("class_token", class_token, Representation)):
             check(f"task.{name}", value, kinds)
-        visible = self.visible_of(mask_ratio)
-        most = min(8, self.patches // visible)
-        masks = self.choose(
-            "masks", masks, min(4, most), f"{min(4, most)} hands of {visible} of {self.patches} patches"
-        )
+        n = self.geometry.n
+        visible = visible_of(self.geometry, mask_ratio)
+        most = min(8, n // visible)
+        masks = self.resolve_auto("masks", masks, min(4, most), f"{min(4, most)} parts of {visible} of {n} patches")
         if not 1 <= masks <= most:
             raise PatchloomError(
-                f"{masks} disjoint masks of {visible} visible patches each cannot be dealt from {self.patches}: give "
-                f"--task.masks 1 to {most}, or raise --task.mask_ratio"
+                f"there are no {masks} disjoint masks of {visible} visible patches each in {n}: give --task.masks 1 to "
+                f"{most}, or raise --task.mask_ratio"
             )
         if loss == "byol":
-            self.refuse_unused("byol has no temperature", temperature=temperature)
+            refuse_unused("byol has no temperature", temperature=temperature)
         else:
-            temperature = self.choose("temperature", temperature, 0.2, "the paper's")
+            temperature = self.resolve_auto("temperature", temperature, 0.2, "the paper's")
             if temperature <= 0:
                 raise PatchloomError(f"--task.temperature must be above 0, not {temperature}")
         check_momentum(momentum)
         if class_token == "vit" and not encoder.has_class_token:
             raise PatchloomError("--task.class_token vit needs an encoder that has one: give --model.class_token true")
         self.augment = TwoViews(self.augment.size, crop=crop, color=color)
-        self.hands = (visible,) * masks
-        self.loss, self.temperature, self.class_token, self.momentum = loss, temperature, class_token, momentum
-        d = encoder.embed_dim
-        hidden, out = head_sizes(self, head_width, head_out)
-        self.instance_head = InstanceHead(d, attention_heads(encoder)) if class_token == "cait" else nn.Identity()
-        self.projection = mlp((d, hidden, hidden, out), "layer")
-        self.prediction = mlp((out, hidden, out), "layer")
-        self.teacher = Teacher(**self.followed())
+        self.sizes = (visible,) * masks
+        head = InstanceHead(encoder.embed_dim, attention_heads(encoder)) if class_token == "cait" else None
+        heads = agreement_heads(self, head_width, head_out)
+        self.questions["agreement"] = Agreement(encoder, *heads, momentum, class_token, head, loss, temperature)
 
     @classmethod
-    def encoder_wishes(cls, options: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    def encoder_defaults(cls, options: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
         """A class token only for the design that asks the encoder's own."""
         if options["class_token"] == "vit":
             return {"class_token": (True, "--task.class_token vit asks for it")}
@@ -118,71 +102,51 @@ class ExtreMA(Task):
             return 2, "infonce tells the images of a step from one another"
         return super().images_needed(options)
 
-    def beside(self) -> dict[str, nn.Module]:
-        """The class attention, without which the encoder alone does not give the instance representation."""
-        return {"instance_head": self.instance_head} if self.class_token == "cait" else {}
+    @property
+    def agreement(self) -> Agreement:
+        """What is asked."""
+        return self.questions["agreement"]
 
-    def followed(self) -> dict[str, nn.Module]:
-        """What the teacher is a moving average of."""
-        return {"encoder": self.encoder, "instance_head": self.instance_head, "projection": self.projection}
+    def given(self, images: Tensor, generator: torch.Generator | None = None, **ratios: float) -> EncoderInput:
+        """Several masks of every image [v*b k] that share its pixels; no patch is visible in two of them."""
+        parts = random_partition(len(images), self.geometry.n, self.sizes, generator, images.device)
+        return EncoderInput(images, torch.cat(parts))
 
     def forward(
-        self, student: Tensor, teacher: Tensor, *, progress: float = 0.0, generator=None, hands=None
+        self,
+        student: Tensor,
+        teacher: Tensor,
+        *,
+        progress: float = 0.0,
+        generator: torch.Generator | None = None,
+        given: EncoderInput | None = None,
     ) -> Outcome:
-        """The loss on a batch of two views; ``hands`` fixes the visible patches ([b k] a mask) instead of drawing."""
-        hands = hands or self.deal(len(student), generator, student.device)
-        with aside(self.teacher, teacher):
-            target = self.project(self.teacher, whole(teacher, self.patches))
-        guesses = self.predict(student, hands)
-        loss = byol_loss(guesses, target) if self.loss == "byol" else info_nce(guesses, target, self.temperature)
-        return Outcome(loss, {})
-
-    def after_step(self, progress: float) -> None:
-        """The teacher follows; the next step sees it updated (as in the authors' program)."""
-        self.teacher.follow(momentum(progress, self.momentum), **self.followed())
-
-    def deal(self, b: int, generator, device) -> tuple[Tensor, ...]:
-        """Draw what each mask leaves visible: one [b k] for each, no patch in two of them."""
-        return deal(b, self.patches, self.hands, generator, device)
-
-    def predict(self, images: Tensor, hands: tuple[Tensor, ...]) -> Tensor:
-        """The student's guesses [v b d] of the teacher's output, all masks in one batch."""
-        guesses = self.prediction(self.project(self, View(images, torch.cat(hands))))  # the views share the images
-        return guesses.unflatten(0, (len(hands), len(images)))
-
-    def project(self, of: ExtreMA | Teacher, view: View) -> Tensor:
-        """Projected instance representation [b d] of a view by the student (this task) or the teacher."""
-        return of.projection(self.represent(of, view))
-
-    def represent(self, of: ExtreMA | Teacher, view: View) -> Tensor:
-        """Instance representation [b d]: what the linear probe and kNN of the paper use."""
-        if self.class_token == "cait":
-            return represent(of.encoder, of.instance_head, encode(of.encoder, view, norm=False))
-        tokens = encode(of.encoder, view)
-        return tokens[:, 0] if self.class_token == "vit" else tokens[:, self.prefix :].mean(1)
+        """The loss on a batch of two views: from each mask of one, the teacher's output for the whole other."""
+        given = given or self.given(student, generator)
+        target = self.agreement.target(teacher)
+        guesses = self.agreement.guess(self.agreement.represent(self.encoder, given))  # all masks in one batch
+        return Outcome(self.agreement.disagreement(guesses.unflatten(0, (-1, len(student))), target), {})
 
     def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
         """Agreement with the teacher from one mask, beside that with the teacher's outputs for other images."""
-        hands = self.deal(len(images), generator, images.device)[:1]
-        target = self.project(self.teacher, whole(images, self.patches))
-        return agreement_measure(self.predict(images, hands)[0], target)
+        one_mask = EncoderInput(images, self.given(images, generator).visible[: len(images)])
+        guess = self.agreement.guess(self.agreement.represent(self.encoder, one_mask))
+        return agreement_measure(guess, self.agreement.target(images))
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """The views and masks of a step; and the images that teacher and student hold to be nearest to some."""
-        student, teacher = self.augmented(images[:ROWS], generator)
-        hands = self.deal(len(images), generator, images.device)
-        views = {"image": (images[:ROWS], None), "teacher": (teacher, None)}
-        views |= {f"student, mask {i}": (student, hand[:ROWS]) for i, hand in enumerate(hands, start=1)}
-        seen = f"{hands[0].shape[1] / self.patches:.0%}"
-        caption = f"What a training step sees. Each mask shows the student {seen} of the patches, none of them twice."
-        everything = whole(images, self.patches)
-        masked = mask_patches(whole(images[:ROWS], self.patches), hands[0][:ROWS])
-        found = {
-            "teacher": (self.represent(self.teacher, everything),) * 2,
-            "student": (self.represent(self, masked), self.represent(self, everything)),
-        }
-        told = (
-            f"The nearest of {len(images) - 1} other images by the cosine of their instance representations. "
-            f"The teacher sees all of the image, the student {seen} of its patches."
+        shown = images[:ROWS]
+        student, teacher = augmented(self, shown, generator)
+        parts = [part[:ROWS] for part in self.given(images, generator).visible.chunk(len(self.sizes))]
+        views = {"image": (shown, None), "teacher": (teacher, None)}
+        views |= {f"student, mask {i}": (student, part) for i, part in enumerate(parts, start=1)}
+        share = f"{self.sizes[0] / self.geometry.n:.0%}"
+        caption = f"What a training step sees. Each mask shows the student {share} of the patches, none of them twice."
+        represent = self.agreement.represent
+        features = (
+            represent(self.encoder, EncoderInput(shown, parts[0])),
+            represent(self.encoder, all_patches(images, self.geometry.n)),
         )
-        return [views_sheet(self, views, caption), neighbours_sheet(images, found, told)]
+        seen = f"The teacher sees all of the image, the student {share} of its patches."
+        neighbours = self.agreement.neighbours(images, {"student": features}, seen)
+        return [views_sheet(self.geometry, views, caption), neighbours]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -12,33 +13,30 @@ from torch import Tensor, nn
 from patchloom.data import TwoViews
 from patchloom.errors import PatchloomError
 from patchloom.hints import check
-from patchloom.nets.encode import encode
-from patchloom.nets.heads import mlp
-from patchloom.nets.teacher import Teacher, aside
-from patchloom.objectives.agreement import byol_loss, momentum
-from patchloom.objectives.pixels import pixel_loss, pixel_targets
-from patchloom.tasks.mae import pixel_decoder, recovery_sheet
-from patchloom.tasks.measure import Measure
-from patchloom.tasks.siamese import (
-    GALLERY,
-    ROWS,
-    agreement_measure,
+from patchloom.nets.decode import PatchHead
+from patchloom.patches.partition import complement, random_unit_partition, share_of
+from patchloom.questions.agreement import Agreement
+from patchloom.questions.measure import Measure
+from patchloom.questions.pixels import Pixels
+from patchloom.questions.question import ROWS, Encoded, Outcome, Sheet
+from patchloom.tasks.sizes import (
+    agreement_heads,
     check_momentum,
-    head_sizes,
-    hidden,
-    neighbours_sheet,
-    views_sheet,
+    check_normalizable,
+    patch_decoder,
+    patches_of_unit,
+    refuse_unused,
+    visible_of,
 )
-from patchloom.tasks.simmim import patches_of_unit, pixel_head
-from patchloom.tasks.task import Outcome, Sheet, Size, Task
-from patchloom.views.tokens import deal_units, share_of, take
-from patchloom.views.view import blank_patches, mask_patches, whole
+from patchloom.tasks.task import Size, Task
+from patchloom.tasks.two_views import augmented, views_sheet
+from patchloom.withhold.encoder_input import EncoderInput, all_patches, blank_patches, mask_patches
 
 Base = Literal["mae", "simmim"]
 
 
 class LUT(Task):
-    """Patches are withheld from two views in disjoint hands; pixels, and agreement on the other view, are asked.
+    """Patches are withheld from two views in disjoint parts; pixels, and agreement on the other view, are asked.
 
     Args:
         encoder: the ViT to train.
@@ -55,10 +53,8 @@ class LUT(Task):
         decoder_heads: on mae, attention heads of the decoder; auto: 16, or one for every 32 channels below ViT-S.
 
     Raises:
-        PatchloomError: a mask ratio that does not leave two disjoint hands, or weights that ask nothing.
+        PatchloomError: a mask ratio that does not leave two disjoint parts, or weights that ask nothing.
     """
-
-    pictured = GALLERY
 
     def __init__(
         self,
@@ -80,131 +76,128 @@ class LUT(Task):
         if min(context_weight, pixel_weight) < 0 or not context_weight:
             raise PatchloomError("lut asks for agreement: give --task.context_weight above 0, and no negative weight")
         check_momentum(momentum)
-        sparse = base == "mae"
-        mask_ratio = self.choose("mask_ratio", mask_ratio, 0.75 if sparse else 0.6, f"the paper's on {base}")
-        self.normalized_pixels = self.choose("normalized_pixels", normalized_pixels, sparse, f"usual for {base}")
-        if self.normalized_pixels and pixel_weight:
-            self.check_normalizable()
+        g, sparse = self.geometry, base == "mae"
+        mask_ratio = self.resolve_auto("mask_ratio", mask_ratio, 0.75 if sparse else 0.6, f"the paper's on {base}")
+        normalized = self.resolve_auto("normalized_pixels", normalized_pixels, sparse, f"usual for {base}")
+        if normalized and pixel_weight:
+            check_normalizable(g)
         if sparse:
-            self.refuse_unused("mae masks single patches", mask_unit=mask_unit)
-        decoder = {"decoder_width": decoder_width, "decoder_depth": decoder_depth, "decoder_heads": decoder_heads}
+            refuse_unused("mae masks single patches", mask_unit=mask_unit)
+        sizes = {"decoder_width": decoder_width, "decoder_depth": decoder_depth, "decoder_heads": decoder_heads}
         if not (sparse and pixel_weight):
-            self.refuse_unused("nothing but mae with pixels has such a decoder", **decoder)
+            refuse_unused("nothing but mae with pixels has such a decoder", **sizes)
         self.unit = 1 if sparse else patches_of_unit(self, mask_unit)
-        self.visible_of(mask_ratio)
-        units = self.patches // self.unit**2
+        visible_of(g, mask_ratio)
+        units = g.n // self.unit**2
         visible = share_of(units, 1 - mask_ratio)
         if not 0 < 2 * visible <= units:
             raise PatchloomError(
                 f"a mask ratio of {mask_ratio} leaves {visible} of {units} mask units visible, and two views need as "
                 f"many each: {'raise' if visible else 'lower'} --task.mask_ratio"
             )
-        self.hands = (visible, visible, units - 2 * visible)
-        self.base, self.context_weight, self.pixel_weight, self.momentum = base, context_weight, pixel_weight, momentum
+        self.sizes = (visible, visible, units - 2 * visible)
+        self.sparse = sparse
         self.augment = TwoViews(self.augment.size, crop="own", color="none")
-        d = encoder.embed_dim
-        hidden_width, _ = head_sizes(self, head_width, d)  # the heads give as many numbers as the encoder
-        self.head = mlp((d, hidden_width, d), "batch")
-        self.predictor = mlp((d, hidden_width, d), "batch")
-        self.mask_token = None if sparse else nn.Parameter(torch.empty(d).normal_(std=0.02))
-        self.decoder = None
-        if pixel_weight and sparse:
-            self.decoder = pixel_decoder(self, decoder_width, decoder_depth, decoder_heads)
-        elif pixel_weight:
-            self.decoder = pixel_head(self)
-        self.teacher = Teacher(encoder=encoder, head=self.head)
+        heads = agreement_heads(self, head_width, g.width, layers=(2, 2), norm="batch")
+        self.mask_token = None if sparse else nn.Parameter(torch.empty(g.width).normal_(std=0.02))
+        if pixel_weight:
+            blank = 0 if sparse else g.n - visible * self.unit**2
+            decoder = PatchHead(g.width, g.pixels, g.prefix, blank) if blank else patch_decoder(self, *sizes.values())
+            self.questions["pixels"] = Pixels(g, decoder, normalized, absolute=not sparse, blank=blank)
+        self.questions["agreement"] = Agreement(encoder, *heads, momentum)
+        self.weights = {"pixels": pixel_weight, "agreement": context_weight}
 
     @classmethod
     def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
         """Two, of which batch norm can take a variance."""
         return 2, "its batch norm compares the images of a step"
 
-    def forward(self, one: Tensor, two: Tensor, *, progress: float = 0.0, generator=None, hands=None) -> Outcome:
-        """The loss on a batch of two views; ``hands`` fixes the visible patches of each, [b k] twice."""
-        hands = hands or self.deal(len(one), generator, one.device)
-        images = torch.cat([one, two])
-        tokens = self.encode(images, torch.cat(hands))
-        students = self.predict(tokens, torch.cat(hands), views=2)
-        with aside(self.teacher, images):
-            teachers = self.teach(images).chunk(2)
-        context = (byol_loss(students[0], teachers[1]) + byol_loss(students[1], teachers[0])) / 2
-        if self.decoder is None:
-            return Outcome(self.context_weight * context, {})
-        masked = hidden(hands[0], self.patches)
-        predicted = self.recover(tokens[: len(one)], hands[0], masked)
-        target = pixel_targets(one, self.p, masked, self.normalized_pixels)
-        pixels = pixel_loss(predicted, target, absolute=self.base == "simmim")
-        loss = self.pixel_weight * pixels + self.context_weight * context
-        return Outcome(loss, {"pixel_loss": pixels.detach(), "context_loss": context.detach()})
+    @property
+    def agreement(self) -> Agreement:
+        """What is asked."""
+        return self.questions["agreement"]
 
-    def after_step(self, progress: float) -> None:
-        """The teacher follows; the next step sees it updated."""
-        self.teacher.follow(momentum(progress, self.momentum), encoder=self.encoder, head=self.head)
+    def given(self, images: Tensor, generator: torch.Generator | None = None, **ratios: float) -> EncoderInput:
+        """A part of each image's patches."""
+        return self.given_parts(images, self.random_parts(len(images), generator, images.device)[0])
 
-    def deal(self, b: int, generator, device) -> tuple[Tensor, Tensor]:
-        """Draw what is visible of each view, [b k] twice, no patch in both."""
-        return deal_units(b, self.grid, self.unit, self.hands, generator, device)[:2]
+    def random_parts(self, b: int, generator: torch.Generator | None, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The visible patches of the two views, [b k] twice, no patch in both."""
+        return random_unit_partition(b, self.geometry.grid, self.unit, self.sizes, generator, device)[:2]
 
-    def encode(self, images: Tensor, visible: Tensor) -> Tensor:
-        """Tokens of a view: on mae [b prefix+k d] of the visible patches, on simmim [b prefix+n d] of all."""
-        view = whole(images, self.patches)
-        if self.base == "mae":
-            return encode(self.encoder, mask_patches(view, visible))
-        return encode(self.encoder, blank_patches(view, hidden(visible, self.patches)), mask_token=self.mask_token)
+    def given_parts(self, images: Tensor, visible: Tensor) -> EncoderInput:
+        """The patches ``visible`` [b k] of images [b c h w], the others removed (mae) or blank (simmim)."""
+        everything = all_patches(images, self.geometry.n)
+        if self.sparse:
+            return mask_patches(everything, visible)
+        return blank_patches(everything, complement(visible, self.geometry.n))
 
-    def predict(self, tokens: Tensor, visible: Tensor, views: int = 1) -> tuple[Tensor, ...]:
-        """The student's guess [b d] of the teacher's output for each of ``views``, from the mean of unmasked tokens.
+    def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """On simmim, the mask token."""
+        return {} if self.sparse else {"mask_token": self.mask_token}
 
-        Views go through the heads one after the other, so that each has batch statistics of its own.
+    def forward(
+        self,
+        one: Tensor,
+        two: Tensor,
+        *,
+        progress: float = 0.0,
+        generator: torch.Generator | None = None,
+        given: EncoderInput | None = None,
+    ) -> Outcome:
+        """The loss on a batch of two views: pixels of the first, and for each the teacher's output for the other.
+
+        ``given`` fixes what is given of both views, one after the other [2*b ...].
         """
-        return tuple(self.predictor(self.head(view)) for view in self.summary(tokens, visible).chunk(views))
+        images = torch.cat([one, two])
+        if given is None:
+            parts = self.random_parts(len(one), generator, one.device)
+            given = self.given_parts(images, torch.cat(parts))
+        encoded = self.encode(images, given)
+        guesses = self.guesses(encoded)
+        targets = self.agreement.target(images).chunk(2)
+        crossed = zip(guesses, reversed(targets), strict=True)
+        context = sum(self.agreement.disagreement(*pair) for pair in crossed) / 2
+        outcomes = {"agreement": Outcome(context, {})}
+        if "pixels" in self.questions:
+            outcomes = {"pixels": self.questions["pixels"](first(encoded, len(one)), progress)} | outcomes
+        return self.asked(outcomes)
 
-    def summary(self, tokens: Tensor, visible: Tensor) -> Tensor:
-        """Mean [b d] of the unmasked patches' tokens, which on simmim have to be picked from all."""
-        unmasked = tokens[:, self.prefix :] if self.base == "mae" else take(tokens, visible + self.prefix)
-        return unmasked.mean(1)
+    def guesses(self, encoded: Encoded) -> tuple[Tensor, ...]:
+        """The student's guesses [b d] of the teacher's output for each of the two views.
 
-    def teach(self, images: Tensor) -> Tensor:
-        """The teacher's output [b d] for whole images."""
-        return self.teacher.head(self.describe(self.teacher.encoder, images))
-
-    def describe(self, encoder: VisionTransformer, images: Tensor) -> Tensor:
-        """Mean of the patch tokens [b d] of whole images."""
-        return encode(encoder, whole(images, self.patches))[:, self.prefix :].mean(1)
-
-    def recover(self, tokens: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
-        """Predicted pixels [b m f] of the masked patches of one view from its tokens."""
-        if self.base == "mae":
-            return self.decoder(tokens, visible, masked)
-        return self.decoder(take(tokens, masked + self.prefix))
+        They go through the heads one after the other, so that each has batch statistics of its own.
+        """
+        summary = self.agreement.summary(encoded.tokens, encoded.given)
+        return tuple(self.agreement.guess(view) for view in summary.chunk(2))
 
     def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
         """Agreement with the teacher from a masked view, beside that with the teacher's outputs for other images."""
-        visible = self.deal(len(images), generator, images.device)[0]
-        (student,) = self.predict(self.encode(images, visible), visible)
-        return agreement_measure(student, self.teach(images))
+        return self.agreement.measure(self.encode(images, self.given(images, generator)))
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """Views and masks of a step, nearest neighbours by teacher and student, and what came back as pixels."""
-        one, two = self.augmented(images[:ROWS], generator)
-        hands = tuple(hand[:ROWS] for hand in self.deal(len(images), generator, images.device))
-        views = {"image": (images[:ROWS], None)}
-        for number, view, hand in ((1, one, hands[0]), (2, two, hands[1])):
-            views |= {f"teacher, view {number}": (view, None), f"student, view {number}": (view, hand)}
-        seen = f"{hands[0].shape[1] / self.patches:.0%}"
-        caption = f"What a training step sees. The student has {seen} of the patches of each view, at different places."
-        masked_view = self.encode(images[:ROWS], hands[0])
-        found = {
-            "teacher": (self.describe(self.teacher.encoder, images),) * 2,
-            "student": (self.summary(masked_view, hands[0]), self.describe(self.encoder, images)),
-        }
-        told = (
-            f"The nearest of {len(images) - 1} other images by the cosine of their mean patch tokens. The teacher sees "
-            f"all of the image, the student {seen} of its patches."
+        shown = images[:ROWS]
+        one, two = augmented(self, shown, generator)
+        parts = [part[:ROWS] for part in self.random_parts(len(images), generator, images.device)]
+        views: dict[str, tuple[Tensor, Tensor | None]] = {"image": (shown, None)}
+        for number, view, part in ((1, one, parts[0]), (2, two, parts[1])):
+            views |= {f"teacher, view {number}": (view, None), f"student, view {number}": (view, part)}
+        share = f"{parts[0].shape[1] / self.geometry.n:.0%}"
+        caption = (
+            f"What a training step sees. The student has {share} of the patches of each view, at different places."
         )
-        sheets = [views_sheet(self, views, caption), neighbours_sheet(images, found, told)]
-        if self.decoder is not None:
-            masked = hidden(hands[0], self.patches)
-            recovered = self.recover(masked_view, hands[0], masked)
-            sheets.append(recovery_sheet(self, images[:ROWS], hands[0], masked, recovered))
-        return sheets
+        encoded = self.encode(shown, self.given_parts(shown, parts[0]))
+        summary = self.agreement.summary(encoded.tokens, encoded.given)
+        everything = self.agreement.represent(self.encoder, all_patches(images, self.geometry.n))
+        seen = f"The teacher sees all of the image, the student {share} of its patches."
+        neighbours = self.agreement.neighbours(images, {"student": (summary, everything)}, seen)
+        sheets = [views_sheet(self.geometry, views, caption), neighbours]
+        return sheets + (self.questions["pixels"].sheets(encoded) if "pixels" in self.questions else [])
+
+
+def first(encoded: Encoded, b: int) -> Encoded:
+    """The first ``b`` images of a batch."""
+    given = encoded.given
+    parts = {name: one[:b] for name, one in vars(given).items() if one is not None}
+    return replace(encoded, images=encoded.images[:b], given=replace(given, **parts), tokens=encoded.tokens[:b])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -12,17 +12,33 @@ from torch import Tensor, nn
 from patchloom.data import TwoViews
 from patchloom.errors import PatchloomError
 from patchloom.hints import check
-from patchloom.nets.encode import encode, patch_positions
-from patchloom.objectives.agreement import momentum
-from patchloom.tasks.degradations import Degradation, build_degrader
-from patchloom.tasks.measure import Measure
-from patchloom.tasks.positions_drawn import CONTEXT_RATIOS, POSITION_GRID
-from patchloom.tasks.questions import Agreement, Pixels, Positions, Seen
-from patchloom.tasks.siamese import GALLERY, check_momentum, hidden
-from patchloom.tasks.task import Outcome, Sheet, Size, Task
-from patchloom.views.positions import Placed
-from patchloom.views.tokens import deal, share_of
-from patchloom.views.view import View, blank_patches, drop_positions, limit_context, mask_patches, whole
+from patchloom.nets.decode import Decoder
+from patchloom.nets.encode import patch_positions
+from patchloom.patches.partition import random_partition, share_of
+from patchloom.questions.agreement import Agreement
+from patchloom.questions.pixels import Restoration
+from patchloom.questions.positions import DROPPOS_RATIOS, MP3_RATIOS, Positions
+from patchloom.questions.question import Question
+from patchloom.tasks.degradations import build_degradation
+from patchloom.tasks.sizes import (
+    agreement_heads,
+    check_momentum,
+    check_normalizable,
+    decoder_sizes,
+    patch_decoder,
+    refuse_unused,
+    visible_of,
+)
+from patchloom.tasks.task import Size, Task
+from patchloom.withhold.degradation import Kind
+from patchloom.withhold.encoder_input import (
+    EncoderInput,
+    all_patches,
+    blank_patches,
+    drop_positions,
+    limit_context,
+    mask_patches,
+)
 
 Second = Literal["same", "second", "none"]
 
@@ -30,7 +46,7 @@ _SHARES = ("mask", "blank", "drop_positions", "limit_context")
 # a degradation, and the option that says how strong it is
 _STRENGTHS = {"zoom_in": "scale", "zoom_out": "scale", "fisheye": "twist", "blur": "kernel", "decolorize": "saturation"}
 _QUESTIONS = ("pixels", "positions", "agreement")
-# what is withheld at the ratios of `Mixture.place`
+# what is withheld at the ratios of `Positions.ratios`
 _RATIOS = {"mask_ratio": "mask", "position_mask_ratio": "drop_positions", "context_mask_ratio": "limit_context"}
 
 
@@ -61,8 +77,6 @@ class Mixture(Task):
         PatchloomError: a combination that cannot be answered, with the reason.
     """
 
-    pictured = GALLERY
-
     def __init__(
         self,
         encoder: VisionTransformer,
@@ -79,64 +93,80 @@ class Mixture(Task):
         position_depth: Size = "auto",
     ):
         super().__init__(encoder)
-        self.withhold = self.choose("withhold", withhold, {"mask": 0.5, "drop_positions": 0.75}, "as DropPos, milder")
-        self.ask = self.choose("ask", ask, {"pixels": 1.0, "positions": 1.0}, "what is withheld")
-        asked_of = "same" if "agreement" in self.ask else "none"
-        self.second = self.choose("teacher", teacher, asked_of, "goes with what is asked")
-        self._check()
+        self.withhold = self.resolve_auto(
+            "withhold", withhold, {"mask": 0.5, "drop_positions": 0.75}, "as DropPos, milder"
+        )
+        self.weights = self.resolve_auto("ask", ask, {"pixels": 1.0, "positions": 1.0}, "what is withheld")
+        asked_of = "same" if "agreement" in self.weights else "none"
+        second = self.resolve_auto("teacher", teacher, asked_of, "goes with what is asked")
+        self._check(second)
         self.counts = self._count(self.withhold)
         for name, count in self.counts.items():
-            if name != "limit_context" and count == (self.patches if name == "mask" else 0):
+            if name != "limit_context" and count == (self.geometry.n if name == "mask" else 0):
                 raise PatchloomError(
                     f"{name} {self.withhold[name]} takes none of the patches: raise it in --task.withhold"
                 )
         degradations = [name for name in self.withhold if name in _STRENGTHS]
-        kind: Degradation = degradations[0] if degradations else "none"
+        kind: Kind = degradations[0] if degradations else "none"
         strengths = {_STRENGTHS[kind]: float(self.withhold[kind])} if degradations else {}
-        self.degrader = build_degrader(self, kind, min(encoder.patch_embed.img_size), strengths)
-        if self.second == "second":
+        self.degradation = build_degradation(self, kind, min(self.geometry.size), strengths)
+        if second == "second":
             self.augment = TwoViews(self.augment.size, crop="own", color="none")
         check_momentum(momentum)
         if sigma < 0:
             raise PatchloomError(f"--task.sigma must be 0 or more, not {sigma}")
         d = encoder.embed_dim
-        self.momentum = momentum
         self.mask_token = nn.Parameter(torch.empty(d).normal_(std=0.02)) if "blank" in self.withhold else None
         partly = 0 < self.withhold.get("drop_positions", 0) < 1
         self.position_token = nn.Parameter(torch.empty(d).normal_(std=0.02)) if partly else None
-        if "agreement" not in self.ask:
-            self.refuse_unused("agreement is not asked", head_width=head_width, head_out=head_out)
-        if "pixels" not in self.ask:
-            self.refuse_unused("pixels are not asked", decoder_depth=decoder_depth)
-        if "positions" not in self.ask:
-            self.refuse_unused("positions are not asked", position_depth=position_depth)
-        sizes = decoder_width, decoder_depth, decoder_heads
-        builders = {
-            "pixels": lambda: Pixels(self, self.degrader, self.counts, sizes),
-            "positions": lambda: Positions(self, sigma, (decoder_width, position_depth, decoder_heads)),
-            "agreement": lambda: Agreement(self, head_width, head_out),
+        if "agreement" not in self.weights:
+            refuse_unused("agreement is not asked", head_width=head_width, head_out=head_out)
+        if "pixels" not in self.weights:
+            refuse_unused("pixels are not asked", decoder_depth=decoder_depth)
+        if "positions" not in self.weights:
+            refuse_unused("positions are not asked", position_depth=position_depth)
+        builders: dict[str, Callable[[], Question]] = {
+            "pixels": lambda: self._pixels(decoder_width, decoder_depth, decoder_heads),
+            "positions": lambda: self._positions(decoder_width, position_depth, decoder_heads, sigma),
+            "agreement": lambda: Agreement(encoder, *agreement_heads(self, head_width, head_out), momentum),
         }
-        self.questions = nn.ModuleDict({name: builders[name]() for name in self.ask})
+        for name in self.weights:
+            self.questions[name] = builders[name]()
+
+    def _pixels(self, width: Size, depth: Size, heads: Size) -> Restoration:
+        """Beyond Masking's question, of what was masked or blanked; of every patch where the picture was degraded."""
+        g, blank, masks = self.geometry, self.counts.get("blank", 0), "mask" in self.counts
+        check_normalizable(g, each_channel=True)
+        asked = self.counts.get("mask", g.n) if self.degradation.changes_pixels else blank
+        decoder = patch_decoder(self, width, depth, heads, refills=masks, visible_asked=asked)
+        return Restoration(g, decoder, self.degradation, blank=blank)
+
+    def _positions(self, width: Size, depth: Size, heads: Size, sigma: float) -> Positions:
+        """DropPos' question, or MP3's where every position is withheld."""
+        g = self.geometry
+        sizes = decoder_sizes(self, width, depth, heads, (512, 2, 16), depth_option="position_depth")
+        ratios = MP3_RATIOS if self.withhold["drop_positions"] == 1 else DROPPOS_RATIOS
+        return Positions(g, Decoder(g.width, g.n, *sizes, g.prefix), ratios, sigma)
 
     @classmethod
-    def encoder_wishes(cls, options: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    def encoder_defaults(cls, options: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
         """No positions where all of them are withheld."""
         withhold = options["withhold"]
         if isinstance(withhold, Mapping) and withhold.get("drop_positions") == 1:
             return {"positions": ("none", "the mixture withholds them all")}
         return {}
 
-    def _check(self) -> None:
+    def _check(self, second: Second) -> None:
         """Refuse what cannot be answered."""
         for option, given, known in (
             ("withhold", self.withhold, (*_SHARES, *_STRENGTHS)),
-            ("ask", self.ask, _QUESTIONS),
+            ("ask", self.weights, _QUESTIONS),
         ):
             for name in given:
                 if name not in known:
                     raise PatchloomError(f"--task.{option} knows no {name}: choose among {', '.join(known)}")
-        check("task.teacher", self.second, Second)
-        if not self.ask or min(self.ask.values()) <= 0:
+        check("task.teacher", second, Second)
+        if not self.weights or min(self.weights.values()) <= 0:
             raise PatchloomError("--task.ask needs one question or more, each with a weight above 0")
         for name in _SHARES:
             share = self.withhold.get(name)
@@ -148,11 +178,11 @@ class Mixture(Task):
         if "limit_context" in order and "mask" in order and order.index("limit_context") < order.index("mask"):
             raise PatchloomError("limit_context chooses among the patches that enter: put it after mask")
         content = [name for name in order if name in ("mask", "blank", *_STRENGTHS)]
-        if "pixels" in self.ask and not content:
+        if "pixels" in self.weights and not content:
             raise PatchloomError("no pixels are withheld, so asking for them teaches nothing: add mask, blank or blur")
         has_positions = patch_positions(self.encoder) is not None
         dropped = self.withhold.get("drop_positions")
-        if "positions" in self.ask and dropped is None:
+        if "positions" in self.weights and dropped is None:
             raise PatchloomError(
                 "no visible patch's position is withheld, and of a masked patch nothing enters that could say where it "
                 "was: add drop_positions to --task.withhold"
@@ -162,20 +192,20 @@ class Mixture(Task):
             raise PatchloomError(
                 f"drop_positions {dropped} does not go with an encoder that {state} positions: use --positions {remedy}"
             )
-        if "agreement" in self.ask and self.second == "none":
+        if "agreement" in self.weights and second == "none":
             raise PatchloomError("agreement needs somebody to agree with: give --task.teacher same or second")
-        if "agreement" not in self.ask and self.second != "none":
+        if "agreement" not in self.weights and second != "none":
             raise PatchloomError("nobody asks the teacher: add agreement to --task.ask, or leave out --task.teacher")
-        if self.ask.keys() == {"agreement"} and self.second == "same" and not self.withhold:
+        if self.weights.keys() == {"agreement"} and second == "same" and not self.withhold:
             raise PatchloomError(
                 "the student sees all that the teacher sees: withhold something, or give --task.teacher second"
             )
 
     def _count(self, withhold: Mapping[str, float]) -> dict[str, int]:
         """How many patches each withholding leaves (mask, limit_context) or takes (blank, drop_positions)."""
-        counts, entering = {}, self.patches
+        counts, entering = {}, self.geometry.n
         if "mask" in withhold:
-            counts["mask"] = entering = self.visible_of(withhold["mask"])
+            counts["mask"] = entering = visible_of(self.geometry, withhold["mask"])
         for name in ("blank", "drop_positions", "limit_context"):
             if name in withhold:
                 kept = share_of(entering, 1 - withhold[name])
@@ -190,64 +220,31 @@ class Mixture(Task):
             raise PatchloomError("every patch would be blank: lower blank in --task.withhold")
         return counts
 
-    def forward(
-        self, images: Tensor, others: Tensor | None = None, *, progress: float = 0.0, generator=None
-    ) -> Outcome:
-        """The weighted sum of all questions' losses on a batch, with the teacher's view if it is another."""
-        seen = self.see(images, images if others is None else others, generator)
-        losses = {name: question.loss(seen, progress) for name, question in self.questions.items()}
-        metrics = {f"{name}_loss": loss.detach() for name, loss in losses.items()}
-        return Outcome(sum(self.ask[name] * loss for name, loss in losses.items()), metrics)
+    def given(self, images: Tensor, generator: torch.Generator | None = None, **ratios: float) -> EncoderInput:
+        """What is left of a batch after all withholdings; no patch loses both its content and its position.
 
-    def see(self, images: Tensor, others: Tensor, generator: torch.Generator | None, counts=None) -> Seen:
-        """Withhold from a batch, and encode what is left."""
-        degraded, share = self.degrader(images, self.mean, self.std, generator)
-        view = self.view(degraded, generator, counts)
-        position_token = images.new_zeros(()) if self.position_token is None else self.position_token
-        tokens = encode(self.encoder, view, mask_token=self.mask_token, position_token=position_token)
-        masked = hidden(view.visible, self.patches)
-        return Seen(images, others, view, share, tokens, masked, self.mean, self.std)
-
-    def view(self, images: Tensor, generator: torch.Generator | None, counts=None) -> View:
-        """What the encoder may know of degraded images: no patch loses both its content and its position."""
-        b, device, counts = len(images), images.device, self.counts if counts is None else counts
-        view = whole(images, self.patches)
+        At other ``ratios`` than the mixture's own nothing is blanked, since of a blank patch no position can be asked.
+        """
+        counts = self.counts
+        if ratios:
+            withhold = {name: share for name, share in self.withhold.items() if name != "blank"}
+            counts = self._count(withhold | {_RATIOS[name]: ratio for name, ratio in ratios.items()})
+        b, n, device = len(images), self.geometry.n, images.device
+        given = self.degradation(all_patches(images, n), self.mean, self.std, generator)
         if "mask" in counts:
-            visible, _ = deal(b, self.patches, (counts["mask"], self.patches - counts["mask"]), generator, device)
-            view = mask_patches(view, visible.sort(dim=1).values)
-        entering = view.visible.shape[1]
-        blank, dropped = deal(b, entering, (counts.get("blank", 0), counts.get("drop_positions", 0)), generator, device)
-        view = blank_patches(view, blank) if "blank" in counts else view
-        view = drop_positions(view, dropped) if "drop_positions" in counts else view
+            sizes = (counts["mask"], n - counts["mask"])
+            visible, masked = random_partition(b, n, sizes, generator, device)
+            given = mask_patches(given, visible.sort(dim=1).values, masked.sort(dim=1).values)
+        k = given.visible.shape[1]
+        sizes = (counts.get("blank", 0), counts.get("drop_positions", 0))
+        blank, dropped = random_partition(b, k, sizes, generator, device)
+        given = blank_patches(given, blank) if "blank" in counts else given
+        given = drop_positions(given, dropped) if "drop_positions" in counts else given
         if "limit_context" in counts:
-            view = limit_context(view, deal(b, entering, (counts["limit_context"],), generator, device)[0])
-        return view
+            given = limit_context(given, random_partition(b, k, (counts["limit_context"],), generator, device)[0])
+        return given
 
-    def position_axes(self) -> dict[str, tuple[float, ...]]:
-        """DropPos' grid, or MP3's η where every position is withheld."""
-        if "positions" not in self.ask:
-            return {}
-        return CONTEXT_RATIOS if self.withhold["drop_positions"] == 1 else POSITION_GRID
-
-    def place(self, images: Tensor, generator: torch.Generator, **ratios: float) -> Placed:
-        """Predict positions at other ratios; nothing is blanked, since of a blank patch no position can be asked."""
-        withhold = {name: share for name, share in self.withhold.items() if name != "blank"}
-        counts = self._count(withhold | {_RATIOS[name]: ratio for name, ratio in ratios.items()})
-        return self.questions["positions"].place(self.see(images, images, generator, counts))
-
-    def after_step(self, progress: float) -> None:
-        """The teacher follows, if there is one."""
-        if "agreement" in self.questions:
-            asked = self.questions["agreement"]
-            parts = {"encoder": self.encoder, "projection": asked.projection}
-            asked.teacher.follow(momentum(progress, self.momentum), **parts)
-
-    def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
-        """The first question's measure."""
-        seen = self.see(images, images, generator)
-        return self.questions[next(iter(self.ask))].measure(seen)
-
-    def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
-        """Every question's pictures."""
-        seen = self.see(images, images, generator)
-        return [sheet for question in self.questions.values() for sheet in question.draw(seen)]
+    def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """The mask token, and the position token; zeros where no position is ever given."""
+        position = given.images.new_zeros(()) if self.position_token is None else self.position_token
+        return {"mask_token": self.mask_token, "position_token": position}

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.build import initialize
+from patchloom.nets.decode import PatchHead
 from patchloom.nets.encode import encode, patch_positions
-from patchloom.tasks.measure import Measure
-from patchloom.tasks.positions_drawn import CONTEXT_RATIOS, mixed_sheet, position_measure, rebuilt_sheet
-from patchloom.tasks.task import Outcome, Sheet, Task
-from patchloom.views.positions import Placed
-from patchloom.views.tokens import deal, share_of
-from patchloom.views.view import View, drop_positions, limit_context, whole
+from patchloom.patches.partition import random_partition, share_of
+from patchloom.questions.position_pictures import mixed_sheet, rebuilt_sheet
+from patchloom.questions.positions import MP3_RATIOS, Positions
+from patchloom.questions.question import Sheet
+from patchloom.tasks.task import Task
+from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, limit_context
 
 RATIOS_DRAWN = (0.0, 0.25, 0.5, 0.75)
-
-
-class Hands(NamedTuple):
-    """What is dealt for a batch: context and barred patches [b m], [b n-m], and those without a position [b j]."""
-
-    context: Tensor
-    barred: Tensor
-    dropped: Tensor
 
 
 class MP3(Task):
@@ -52,110 +42,59 @@ class MP3(Task):
         known_positions: float = 0.0,
     ):
         super().__init__(encoder)
-        if self.patches < 2:
+        if self.geometry.n < 2:
             raise PatchloomError("an image of one patch has no positions to ask: use smaller patches or larger images")
-        usual = (0.75, "the paper's for ImageNet") if self.patches >= 100 else (0.5, "the paper's for small grids")
-        self.context_mask_ratio = self.choose("context_mask_ratio", context_mask_ratio, *usual)
-        if not 0 <= self.context_mask_ratio < 1 or share_of(self.patches, 1 - self.context_mask_ratio) < 1:
+        usual = (0.75, "the paper's for ImageNet") if self.geometry.n >= 100 else (0.5, "the paper's for small grids")
+        self.context_mask_ratio = self.resolve_auto("context_mask_ratio", context_mask_ratio, *usual)
+        if not 0 <= self.context_mask_ratio < 1 or share_of(self.geometry.n, 1 - self.context_mask_ratio) < 1:
             raise PatchloomError(
                 f"--task.context_mask_ratio {self.context_mask_ratio} leaves no patch as context: lower it"
             )
         if not 0 <= known_positions < 1:
             raise PatchloomError(f"--task.known_positions is a share from 0 to below 1, not {known_positions}")
-        self.told = min(share_of(self.patches, known_positions), self.patches - 1)
+        self.known = min(share_of(self.geometry.n, known_positions), self.geometry.n - 1)
         has_positions = patch_positions(encoder) is not None
-        if self.told and not has_positions:
+        if self.known and not has_positions:
             raise PatchloomError("known positions need an encoder that has them: use --positions sincos")
-        if has_positions and not self.told:
+        if has_positions and not self.known:
             raise PatchloomError(
                 "mp3 withholds every position, so the encoder must have none: use --positions none, or let a share of "
                 "the patches keep theirs with --task.known_positions"
             )
-        self.head = nn.Linear(encoder.embed_dim, self.patches)
-        initialize(self.head)
+        g = self.geometry
+        head = PatchHead(g.width, g.n, g.prefix)
+        self.questions["positions"] = Positions(g, head, MP3_RATIOS, by_context=True)
 
     @classmethod
-    def encoder_wishes(cls, options: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-        """No positions unless some are told, and no class token: nothing would ask one."""
-        wishes: dict[str, tuple[Any, str]] = {"class_token": (False, "mp3 asks patches only")}
+    def encoder_defaults(cls, options: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+        """No positions unless some are known, and no class token: nothing would ask one."""
+        defaults: dict[str, tuple[Any, str]] = {"class_token": (False, "mp3 asks patches only")}
         if not options["known_positions"]:
-            wishes["positions"] = ("none", "mp3 withholds them all")
-        return wishes
+            defaults["positions"] = ("none", "mp3 withholds them all")
+        return defaults
 
-    def forward(self, images: Tensor, *, progress: float = 0.0, generator=None, hands: Hands | None = None) -> Outcome:
-        """The loss on one batch; ``hands`` fixes context and dropped positions."""
-        hands = hands or self.deal(len(images), generator, images.device)
-        logits = self.answer(images, hands)
-        truth = hands.dropped
-        asked = logits.gather(1, truth[..., None].expand(-1, -1, self.patches)) if self.told else logits
-        loss = F.cross_entropy(asked.flatten(0, 1).float(), truth.flatten())
-        with torch.no_grad():
-            found = {f"{name}_accuracy": values.mean() for name, values in self.accuracies(logits, hands).items()}
-        return Outcome(loss, found)
+    def given(self, images: Tensor, generator: torch.Generator | None = None, **ratios: float) -> EncoderInput:
+        """All patches without positions, or with a few; only some serve as keys and values."""
+        b, n, device = len(images), self.geometry.n, images.device
+        m = max(1, share_of(n, 1 - ratios.get("context_mask_ratio", self.context_mask_ratio)))
+        context, _ = random_partition(b, n, (m, n - m), generator, device)
+        _, dropped = random_partition(b, n, (self.known, n - self.known), generator, device)
+        given = drop_positions(all_patches(images, n), dropped)
+        return limit_context(given, context) if m < n else given
 
-    def deal(self, b: int, generator, device, context_mask_ratio: float | None = None) -> Hands:
-        """Hands for ``b`` images; by default at the task's η."""
-        ratio = self.context_mask_ratio if context_mask_ratio is None else context_mask_ratio
-        serving = max(1, share_of(self.patches, 1 - ratio))
-        context, barred = deal(b, self.patches, (serving, self.patches - serving), generator, device)
-        _, dropped = deal(b, self.patches, (self.told, self.patches - self.told), generator, device)
-        return Hands(context, barred, dropped.sort(dim=1).values)
-
-    def view(self, images: Tensor, hands: Hands) -> View:
-        """What the encoder may know: patches without positions, few of which serve as keys and values."""
-        view = drop_positions(whole(images, self.patches), hands.dropped)
-        return limit_context(view, hands.context) if hands.barred.shape[1] else view
-
-    def answer(self, images: Tensor, hands: Hands) -> Tensor:
-        """Logits [b n n]: where each patch of the grid was."""
-        tokens = encode(self.encoder, self.view(images, hands), position_token=images.new_zeros(()))
-        return self.head(tokens[:, self.prefix :])
-
-    def position_axes(self) -> dict[str, tuple[float, ...]]:
-        """The η at which the paper measures positions, whatever the task's own."""
-        return CONTEXT_RATIOS
-
-    def place(self, images: Tensor, generator, context_mask_ratio: float | None = None) -> Placed:
-        """Predict positions, by default at the task's η, for measures and pictures."""
-        hands = self.deal(len(images), generator, images.device, context_mask_ratio)
-        return self.placed(self.answer(images, hands), hands)
-
-    def placed(self, logits: Tensor, hands: Hands) -> Placed:
-        """Logits [b n n] beside what was asked."""
-        everywhere = torch.arange(self.patches, device=logits.device).expand(len(logits), -1)
-        return Placed(everywhere, torch.zeros_like(everywhere).scatter(1, hands.dropped, 1).bool(), logits)
-
-    def accuracies(self, logits: Tensor, hands: Hands) -> dict[str, Tensor]:
-        """Top-1 and top-5 accuracy [b] over the patches asked, for context and other patches apart.
-
-        A kind of which there are no patches is left out.
-        """
-        truth = torch.arange(self.patches, device=logits.device).expand(len(logits), -1)
-        best = logits.topk(min(5, self.patches), dim=-1).indices == truth[..., None]
-        asked = torch.zeros_like(truth).scatter(1, hands.dropped, 1)
-        among_context = torch.zeros_like(truth).scatter(1, hands.context, 1)
-        found = {}
-        for kind, those in {"context": among_context, "other": 1 - among_context}.items():
-            if kind == "other" and not hands.barred.shape[1]:
-                continue
-            counted = asked * those
-            for name, right in {f"{kind}_top1": best[..., 0], f"{kind}_top5": best.any(-1)}.items():
-                # an image all of whose patches of this kind were told counts nothing
-                found[name] = (right * counted).sum(1) / counted.sum(1).clamp_min(1)
-        return found
-
-    def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
-        """Share of the positions that are found, beside the exact chance level; context and others apart as details."""
-        hands = self.deal(len(images), generator, images.device)
-        logits = self.answer(images, hands)
-        return replace(position_measure(self.placed(logits, hands)), details=self.accuracies(logits, hands))
+    def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """Zeros, where other patches have a position."""
+        return {"position_token": given.images.new_zeros(())}
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """Images rebuilt by putting each patch where it was predicted, at several η; and two images in one context."""
-        rebuilt = {f"η = {ratio}": self.place(images, generator, ratio).places() for ratio in RATIOS_DRAWN}
-        sheets = [rebuilt_sheet(self, images, rebuilt, generator)]
-        if len(images) > 1 and not self.told:
-            sheets.append(mixed_sheet(self, images, self.place_mixed(images, generator)))
+        rebuilt = {}
+        for ratio in RATIOS_DRAWN:
+            given = self.given(images, generator, context_mask_ratio=ratio)
+            rebuilt[f"η = {ratio}"] = self.questions["positions"].predict(self.encode(images, given)).places()
+        sheets = [rebuilt_sheet(self.geometry, images, rebuilt, generator)]
+        if len(images) > 1 and not self.known:
+            sheets.append(mixed_sheet(self.geometry, images, self.place_mixed(images, generator)))
         return sheets
 
     def place_mixed(self, images: Tensor, generator: torch.Generator) -> Tensor:
@@ -163,9 +102,10 @@ class MP3(Task):
 
         Half of the context's patches are each image's, as many in all as one image has.
         """
+        b, n = len(images), self.geometry.n
         both = torch.cat([images, images.roll(1, 0)], dim=2)  # one image above the other: a grid of twice the rows
-        half = max(1, self.patches // 2)
-        mine, theirs = (deal(len(images), self.patches, (half,), generator, images.device)[0] for _ in range(2))
-        view = limit_context(whole(both, 2 * self.patches), torch.cat([mine, theirs + self.patches], dim=1))
-        tokens = encode(self.encoder, view)
-        return self.head(tokens[:, self.prefix : self.prefix + self.patches]).argmax(-1)
+        half = max(1, n // 2)
+        mine, theirs = (random_partition(b, n, (half,), generator, images.device)[0] for _ in range(2))
+        given = limit_context(all_patches(both, 2 * n), torch.cat([mine, theirs + n], dim=1))
+        logits = self.questions["positions"].decoder(encode(self.encoder, given))
+        return logits[:, :n].argmax(-1)

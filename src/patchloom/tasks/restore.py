@@ -11,24 +11,13 @@ from torch import Tensor
 from patchloom.data import RandomCrop
 from patchloom.errors import PatchloomError
 from patchloom.hints import check
-from patchloom.nets.encode import encode
-from patchloom.objectives.pixels import paint_patches, spread
-from patchloom.objectives.restoration import answer_of, canvas_errors, restoration_targets
-from patchloom.tasks.degradations import Degradation, Strength, build_degrader
-from patchloom.tasks.mae import check_masks_something, pixel_decoder
-from patchloom.tasks.measure import Measure
-from patchloom.tasks.task import WITHHELD, Outcome, Sheet, Size, Task
-from patchloom.views.tokens import (
-    by_grid,
-    deal,
-    deal_block,
-    patch_channel_statistics,
-    patchify,
-    put,
-    take,
-    unpatchify,
-)
-from patchloom.views.view import mask_patches, whole
+from patchloom.patches.partition import random_block, random_partition
+from patchloom.questions.pixels import Restoration
+from patchloom.tasks.degradations import Strength, build_degradation
+from patchloom.tasks.sizes import check_normalizable, patch_decoder, refuse_unused, visible_of
+from patchloom.tasks.task import Size, Task
+from patchloom.withhold.degradation import Kind
+from patchloom.withhold.encoder_input import EncoderInput, all_patches, mask_patches
 
 Sampling = Literal["random", "block"]
 
@@ -61,12 +50,10 @@ class Restore(Task):
         PatchloomError: options that do not go together, or that leave nothing to ask or to see.
     """
 
-    pictured = 100  # the paper's number of images for the mean error
-
     def __init__(
         self,
         encoder: VisionTransformer,
-        degradation: Degradation = "zoom_in",
+        degradation: Kind = "zoom_in",
         mask_ratio: float | Literal["auto"] = "auto",
         sampling: Sampling = "random",
         canvas: Size = "auto",
@@ -83,130 +70,46 @@ class Restore(Task):
         super().__init__(encoder)
         check("task.sampling", sampling, Sampling)
         strengths = {"scale": scale, "twist": twist, "kernel": kernel, "saturation": saturation}
-        self.degrader = build_degrader(self, degradation, canvas, strengths)
+        self.degradation = build_degradation(self, degradation, canvas, strengths)
         usual = 0.75 if degradation in ("masked", "zoom_in") else 0.0
-        mask_ratio = self.choose(
-            "mask_ratio", mask_ratio, usual, "the paper's" if usual else "the degradation is enough"
-        )
-        visible = self.visible_of(mask_ratio)
-        self.block = block_of(self.grid, 1 - mask_ratio) if sampling == "block" else None
+        why = "the paper's" if usual else "the degradation is enough"
+        mask_ratio = self.resolve_auto("mask_ratio", mask_ratio, usual, why)
+        g = self.geometry
+        visible = visible_of(g, mask_ratio)
+        self.block = block_of(g.grid, 1 - mask_ratio) if sampling == "block" else None
         if self.block is not None:
             visible = self.block[0] * self.block[1]
-        if degradation == "masked":
-            check_masks_something(self, visible, mask_ratio)
+        if degradation == "masked" and visible == g.n:
+            raise PatchloomError(f"a mask ratio of {mask_ratio} masks nothing: raise --task.mask_ratio")
         if normalized_pixels:
-            self.check_normalizable(each_channel=True)
-        self.hands = (visible, self.patches - visible)
-        self.augment = RandomCrop(self.degrader.canvas)
-        self.normalized_pixels = normalized_pixels
-        masks = visible < self.patches
-        self.two_losses = masks and degradation == "zoom_in" and self.degrader.canvas != self.degrader.size
-        if self.two_losses:
-            band_weight = self.choose("band_weight", band_weight, 0.2, "the authors' program's")
-            if not 0 <= band_weight <= 1:
-                raise PatchloomError(f"--task.band_weight is a share from 0 to 1, not {band_weight}")
+            check_normalizable(g, each_channel=True)
+        self.sizes = (visible, g.n - visible)
+        self.augment = RandomCrop(self.degradation.canvas)
+        masks = visible < g.n
+        has_band = masks and degradation == "zoom_in" and self.degradation.canvas != self.degradation.size
+        weight = None
+        if has_band:
+            weight = self.resolve_auto("band_weight", band_weight, 0.2, "the authors' program's")
+            if not 0 <= weight <= 1:
+                raise PatchloomError(f"--task.band_weight is a share from 0 to 1, not {weight}")
         else:
-            self.refuse_unused("only zooming in with masks and a canvas has two losses", band_weight=band_weight)
-        self.band_weight = band_weight
+            refuse_unused("only zooming in with masks and a canvas has two losses", band_weight=band_weight)
         # where nothing but patches is missing, the visible ones have nothing to answer
-        self.asks_all = not masks or degradation not in ("masked", "none")
+        asked = visible if self.degradation.changes_pixels or not masks else 0
         sizes = decoder_width, decoder_depth, decoder_heads
-        asked = visible if self.asks_all else 0
-        self.decoder = pixel_decoder(self, *sizes, usual=(384, 4, 6), refills=masks, visible_asked=asked)
+        decoder = patch_decoder(self, *sizes, usual=(384, 4, 6), refills=masks, visible_asked=asked)
+        self.questions["pixels"] = Restoration(g, decoder, self.degradation, normalized_pixels, band_weight=weight)
 
-    def forward(self, images: Tensor, *, progress: float = 0.0, generator=None, hands=None) -> Outcome:
-        """The loss on a batch of canvases; ``hands`` fixes visible and masked patches ([b k], [b m])."""
-        seen = self.degrader(images, self.mean, self.std, generator).images
-        visible, masked = hands or self.deal(len(images), generator, images.device)
-        errors = self.errors(self.recover(seen, visible, masked), images, masked)
-        metrics = {name: values.detach().mean() for name, values in errors.items() if name != "loss"}
-        return Outcome(errors["loss"].mean(), metrics)
-
-    def deal(self, b: int, generator, device) -> tuple[Tensor, Tensor]:
-        """Draw the visible [b k] and the masked [b m] patches."""
+    def given(self, images: Tensor, generator: torch.Generator | None = None, **ratios: float) -> EncoderInput:
+        """The visible patches of the degraded picture."""
+        b, g = len(images), self.geometry
+        given = self.degradation(all_patches(images, g.n), self.mean, self.std, generator)
         if self.block is not None:
-            return deal_block(b, self.grid, self.block, generator, device)
-        visible, masked = deal(b, self.patches, self.hands, generator, device)
-        return visible.sort(dim=1).values, masked
-
-    def recover(self, seen: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
-        """Predicted pixels of a degraded picture: [b n f] by the grid, or [b m f] where only the masked are asked."""
-        view = mask_patches(whole(seen, self.patches), visible)
-        answers = self.decoder(encode(self.encoder, view), visible, masked).float()
-        return by_grid(answers, visible, masked) if self.asks_all else answers
-
-    def errors(self, predicted: Tensor, images: Tensor, masked: Tensor) -> dict[str, Tensor]:
-        """Squared errors [b] of an answer: "loss", and with masks in a canvas its two parts."""
-        plain = images * self.std + self.mean
-        if self.two_losses:
-            picture = unpatchify(predicted, self.p, self.grid)
-            inside, band = canvas_errors(picture, plain, self.p, masked, self.normalized_pixels)
-            loss = (1 - self.band_weight) * inside + self.band_weight * band
-            return {"loss": loss, "mask_loss": inside, "band_loss": band}
-        asked = None if self.asks_all else masked
-        target = restoration_targets(self.degrader.frame(plain), self.p, asked, self.normalized_pixels)
-        return {"loss": (predicted - target).square().mean((1, 2))}
-
-    def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
-        """The loss of each image beside those of patches of one colour and of what was given, put at its place.
-
-        The holes of what was given are filled by a blur of what is around them.
-        """
-        seen, share = self.degrader(images, self.mean, self.std, generator)
-        visible, masked = self.deal(len(images), generator, images.device)
-        errors = self.errors(self.recover(seen, visible, masked), images, masked)["loss"]
-        given = self.given(seen, share, visible)
-        truth = self.degrader.frame(images * self.std + self.mean)
-        answer = answer_of(given, truth, self.p, self.normalized_pixels)
-        colour = patch_channel_statistics(patchify(truth, self.p), self.channels)[0]
-        colour = torch.zeros_like(colour) if self.normalized_pixels else colour
-        yardsticks = {}
-        for name, guess in {"flat patches": colour, "what was given": answer}.items():
-            guess = guess if self.asks_all else take(guess, masked)
-            yardsticks[name] = self.errors(guess, images, masked)["loss"]
-        return Measure("error", errors, yardsticks, bar=tuple(yardsticks), higher_is_better=False, form=".3f")
-
-    def given(self, seen: Tensor, share: Tensor | None, visible: Tensor) -> Tensor:
-        """The degraded picture [b c h w] in [0, 1], holes blurred over, at its place in the picture that is asked."""
-        filled = seen if visible.shape[1] == self.patches else spread(seen, self.p, visible)
-        return self.degrader.placed(filled * self.std + self.mean, share)
-
-    def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
-        """Original | degraded | recovered, with the mean squared error over all images given."""
-        seen, share = self.degrader(images, self.mean, self.std, generator)
-        visible, masked = self.deal(len(images), generator, images.device)
-        predicted = self.recover(seen, visible, masked)
-        truth = self.degrader.frame(images * self.std + self.mean)
-        shown = paint_patches(seen, self.p, masked, WITHHELD) if masked.shape[1] else seen
-        columns = {"original": images, "given": shown}
-        ways = {"recovered": None}
-        if self.normalized_pixels:
-            ways = {"recovered, own statistics": truth, "guessed statistics": self.given(seen, share, visible)}
-        for heading, source in ways.items():
-            columns[heading] = (self.picture(predicted, truth, masked, source) - self.mean) / self.std
-        recovered = next(image for heading, image in columns.items() if heading.startswith("recovered"))
-        off = (recovered - self.degrader.frame(images)).mul(self.std).square().mean()
-        error = self.errors(predicted, images, masked)["loss"].mean()
-        caption = (
-            f"Degradation: {self.degrader.kind}, {masked.shape[1] / self.patches:.0%} of the patches masked (black). "
-            f"Mean over {len(images)} images: loss {error:.3f}, mean squared error {off:.4f} in pixels from 0 to 1."
-        )
-        if self.normalized_pixels:
-            caption += (
-                " Pixels are predicted normalised in each patch. Own statistics: each patch's mean and deviation come "
-                "from the original (the error is of these). Guessed: from what was given, so nothing withheld is shown."
-            )
-        return [Sheet("recovered", caption, columns)]
-
-    def picture(self, predicted: Tensor, truth: Tensor, masked: Tensor, source: Tensor | None) -> Tensor:
-        """Predictions as pictures [b c h w] in [0, 1]; normalised ones are put back by the statistics of ``source``."""
-        asked = None if self.asks_all else masked
-        if source is not None:
-            mean, deviation = patch_channel_statistics(patchify(source, self.p, asked), self.channels)
-            predicted = predicted * deviation + mean
-        if not self.asks_all:
-            predicted = put(predicted, masked, patchify(truth, self.p))
-        return unpatchify(predicted, self.p, self.grid)
+            visible, masked = random_block(b, g.grid, self.block, generator, images.device)
+        else:
+            visible, masked = random_partition(b, g.n, self.sizes, generator, images.device)
+            visible = visible.sort(dim=1).values
+        return mask_patches(given, visible, masked)
 
 
 def block_of(grid: tuple[int, int], share: float) -> tuple[int, int]:

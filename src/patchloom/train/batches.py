@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from patchloom.data import Batch
 from patchloom.errors import PatchloomError, Told
 from patchloom.processes import smallest, world
+from patchloom.runs.settings import Settings
 from patchloom.tasks import check_images
-from patchloom.train.settings import Settings
 
 
 def evened(batches: Iterator[Batch], settings: Settings, each: int) -> Iterator[Batch]:

@@ -13,17 +13,17 @@ import numpy as np
 import torch
 
 from patchloom.data import Data, Source
-from patchloom.evaluate import How, Parts, Report, append_rows, compare, has_labels, labelled
+from patchloom.evaluate import KNN, LINEAR, EvalSettings, Parts, Report, append_rows, compare, has_labels, labelled
 from patchloom.files import write_whole
 from patchloom.look import draw_curves
+from patchloom.look.pictures import draw_task
 from patchloom.nets.weights import EncoderCard, save_encoder, save_head
-from patchloom.tasks.measure import Measure
-from patchloom.train.folder import RunFolder
-from patchloom.train.held_out import HeldOut, doubt_of_test
-from patchloom.train.pictures import draw_task
+from patchloom.questions.measure import Measure
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.held_out import HeldOut, doubt_of_test
+from patchloom.runs.record import digest_of_record
+from patchloom.runs.settings import Settings
 from patchloom.train.progress import Reporter
-from patchloom.train.record import digest_of_record
-from patchloom.train.settings import Settings
 from patchloom.train.watch import Watch, verdict
 
 _MOST_EVALUATED = 5000  # training images of the closing evaluation; `patchloom evaluate` takes all
@@ -52,7 +52,7 @@ class Closing(NamedTuple):
             The closing sentence.
         """
         watch, folder, task = self.watch, self.folder, self.watch.task
-        beside = task.beside()
+        beside = task.extra_modules()
         folder.check_lock()
         for name, module in beside.items():
             save_head(module, folder.encoder.with_name(f"{name}.safetensors"))
@@ -91,9 +91,9 @@ class Closing(NamedTuple):
         seed, task, watch = self.settings.seed, self.watch.task, self.watch
         device = str(next(task.parameters()).device)
         # these weights and this split are measured once: nothing to keep
-        how = How(seed, device=device, batch_size=watch.batch_size, workers=watch.workers, cache=False)
-        head = task.beside().get("instance_head")
-        knn, linear = compare(("knn", "linear"), task.encoder, self.card, parts, how, head)
+        evaluation = EvalSettings(seed, device=device, batch_size=watch.batch_size, workers=watch.workers, cache=False)
+        head = task.extra_modules().get("instance_head")
+        knn, linear = compare((KNN, LINEAR), task.encoder, self.card, parts, evaluation, head)
         for report in (knn, linear):
             self.folder.check_lock()
             append_rows(self.folder.path / "results.csv", report, once=True)

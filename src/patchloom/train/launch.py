@@ -19,9 +19,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from patchloom.errors import PatchloomError, Told
 from patchloom.processes import wait_for_all, world
-from patchloom.train.settings import Settings
-from patchloom.train.suits import check_device
-from patchloom.train.suits import device as best_device
+from patchloom.runs.settings import Settings
+from patchloom.train.device_defaults import check_device
+from patchloom.train.device_defaults import device as best_device
 
 T = TypeVar("T")
 

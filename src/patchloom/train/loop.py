@@ -13,16 +13,17 @@ from lightning_fabric import Fabric
 from patchloom.data import Arriving, Source, steps_per_epoch, training_batches
 from patchloom.errors import PatchloomError
 from patchloom.processes import Shared, collected, total, world
+from patchloom.questions.measure import Measure
+from patchloom.runs.checkpoint import finite, restore, tensors_of
+from patchloom.runs.folder import RunFolder, metrics_row, write_metrics
+from patchloom.runs.settings import Settings
 from patchloom.stopping import Stop
-from patchloom.tasks.measure import Measure
 from patchloom.tasks.task import Task
 from patchloom.train.batches import evened
-from patchloom.train.checkpoint import finite, restore, tensors_of
-from patchloom.train.folder import RunFolder, metrics_row, write_metrics
 from patchloom.train.launch import gathered_weights
 from patchloom.train.progress import Pace, Reporter, line, measured
+from patchloom.train.resolve import share_of_batch
 from patchloom.train.schedule import learning_rate, points
-from patchloom.train.settings import Settings, share_of_batch
 from patchloom.train.state import State
 from patchloom.train.step import Forward, Moved, Stepper, seed_step
 from patchloom.train.watch import Watch

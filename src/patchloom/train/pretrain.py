@@ -15,32 +15,33 @@ from patchloom.data import (
     Data,
     Source,
     Stats,
+    cache_images,
     channels_of,
-    keep,
     lasting,
-    measure,
     open_data,
+    statistics_of,
 )
 from patchloom.errors import PatchloomError, Stopped, Told
 from patchloom.hints import check
 from patchloom.machine import Cores, cores
 from patchloom.memory import keep_freed_memory
-from patchloom.nets.encode import compile_blocks
 from patchloom.nets.native import missing
+from patchloom.nets.performance import compile_blocks
 from patchloom.processes import cores_here, rank, world
+from patchloom.runs.folder import RunFolder, plain_name
+from patchloom.runs.held_out import HeldOut, choose_held_out, stored_held_out, wanted
+from patchloom.runs.record import no_record
+from patchloom.runs.settings import DEFAULT_TASK, LAUNCH, Settings
+from patchloom.runs.task import load_task, prepare_task, run_card
 from patchloom.tasks import check_images, with_defaults
 from patchloom.train.closing import Closing
-from patchloom.train.folder import RunFolder, plain_name
-from patchloom.train.held_out import HeldOut, choose_held_out, stored_held_out, wanted
+from patchloom.train.device_defaults import workers
+from patchloom.train.failures import explained
 from patchloom.train.launch import device_of, first_decides, launch
 from patchloom.train.loop import Loop
-from patchloom.train.pictures import load_task, prepare_task, run_card
 from patchloom.train.progress import Reporter
-from patchloom.train.record import no_record
-from patchloom.train.settings import DEFAULT_TASK, LAUNCH, Settings, resolve, share_of_batch
+from patchloom.train.resolve import resolve, share_of_batch
 from patchloom.train.start import Start
-from patchloom.train.suits import workers
-from patchloom.train.trouble import explained
 from patchloom.train.watch import Watch
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -68,7 +69,7 @@ def pretrain(
         data: a folder of images, a list file, or the name of a built-in ("shapes", "digits") or torchvision data set.
         task: name of a pretext task, or a dict of its ``name`` and options.
         out: folder of the run; ``runs/DATA-TASK`` if absent. A run that is there already is resumed.
-        settings: the fields of `patchloom.train.settings.Settings`, such as ``epochs=100``; ``model`` may be a name,
+        settings: the fields of `patchloom.runs.settings.Settings`, such as ``epochs=100``; ``model`` may be a name,
             or a dict of ``name`` and sizes.
 
     Returns:
@@ -246,7 +247,7 @@ class _Pretraining:
         training = held_out.parts(self.data.train)[0]
         found = channels_of(training)
         channels = found if asked.channels == "auto" else asked.channels
-        stats = measure(training, channels)
+        stats = statistics_of(training, channels)
         if asked.normalization == "imagenet":
             if channels != 3:
                 raise PatchloomError(
@@ -263,7 +264,7 @@ class _Pretraining:
             return self.training
         # with those that are held out, so that other seeds find the same images there
         say = partial(print, flush=True) if loud else lambda line: None
-        return self.apart.parts(keep(self.data.train, self.settings.cache, self.settings.workers, say))[0]
+        return self.apart.parts(cache_images(self.data.train, self.settings.cache, self.settings.workers, say))[0]
 
     def _announce(self, reasons: dict[str, str], told: list[str]) -> None:
         """Say what will be done, what every auto became, and with which weights it begins."""

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from patchloom.files import append
+from patchloom.questions.measure import Measure
+from patchloom.runs.folder import RunFolder
 from patchloom.stopping import nobody_reads
-from patchloom.tasks.measure import Measure
-from patchloom.train.folder import RunFolder
 
 
 class Reporter:

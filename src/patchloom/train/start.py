@@ -11,9 +11,9 @@ from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.public import Matched, load_public, public_shape
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.settings import Settings
 from patchloom.tasks.task import Task
-from patchloom.train.folder import RunFolder
-from patchloom.train.settings import Settings
 
 _ENCODER = "encoder."
 

@@ -11,11 +11,11 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from patchloom.data import Batch, normalize
-from patchloom.nets.encode import compile_blocks
+from patchloom.nets.performance import compile_blocks
 from patchloom.processes import Shared, total, world
+from patchloom.runs.settings import Settings
 from patchloom.tasks.task import Task
 from patchloom.train.optim import build_optimizer, clip_gradients
-from patchloom.train.settings import Settings
 
 
 class Forward(NamedTuple):

@@ -10,10 +10,10 @@ import torch
 from patchloom.data import Source, normalize, plain_batches
 from patchloom.evaluate import Features, Report, classes_of, extract, has_labels, knn_accuracies, pixel_features
 from patchloom.nets.weights import EncoderCard, untrained_twin
-from patchloom.tasks.measure import Measure
+from patchloom.questions.measure import Measure
+from patchloom.runs.held_out import HeldOut
+from patchloom.runs.settings import Settings
 from patchloom.tasks.task import Task
-from patchloom.train.held_out import HeldOut
-from patchloom.train.settings import Settings
 
 _K = 20
 _GALLERY = 2000
@@ -54,7 +54,7 @@ class Watch:
         self.task.eval()
         with torch.inference_mode(), context():
             measure = self._measure(device)
-        row = {"held_out": measure.value} | {f"yardstick:{name}": value for name, value in measure.means().items()}
+        row = {"held_out": measure.value} | {f"baseline:{name}": value for name, value in measure.means().items()}
         row |= {f"held_out:{name}": values.mean().item() for name, values in measure.details.items()}
         row |= {f"teacher:{name}": value for name, value in measure.diversity.items()}
         if self.gallery is not None:
@@ -117,9 +117,10 @@ def verdict(measure: Measure, knn: Report | None, held_out: HeldOut) -> str:
     elif gain > noise:
         head = "The task is being learnt" + (", or these images are known by heart" if held_out.doubt else "")
     elif gain < -noise:
-        head = f"The task is not learnt yet (it must beat: {measure.hurdle()})"
+        head = f"The task is not learnt yet (it must beat: {measure.baseline_to_beat()})"
     else:
-        head = f"Nothing can be said of the task yet ({measure.hurdle()} is within the noise of the {held_out.named})"
+        baseline = measure.baseline_to_beat()
+        head = f"Nothing can be said of the task yet ({baseline} is within the noise of the {held_out.named})"
     text = f"{head}: {measure.name} {measure.show(measure.value)} on {images:,} {held_out.named}, against {others}"
     if knn is None:
         return text + "; the images have no labels, so what the features are good for was not measured."

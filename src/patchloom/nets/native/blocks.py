@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from patchloom.nets.native import ops
 from patchloom.nets.queries import heads_of
-from patchloom.views.tokens import take
+from patchloom.patches.tokens import gather_tokens
 
 
 def use_native(net: nn.Module, wanted: bool = True) -> None:
@@ -68,7 +68,7 @@ def native_block(
     tokens: Tensor,
     more: Tensor | None = None,
     shift: Tensor | None = None,
-    serving: Tensor | None = None,
+    keys_values: Tensor | None = None,
     first: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A block on our kernels. Sums are made where they are normed, so what comes in and goes out are their parts.
@@ -78,7 +78,7 @@ def native_block(
         tokens: [b t d] float32.
         more: [b t d] bfloat16, to be added to them, with
         shift: [d]; both None: nothing is.
-        serving: [b m] indices of the tokens that alone are keys and values; None: all are.
+        keys_values: [b m] indices of the tokens that alone are keys and values; None: all are.
         first: what the block makes of the tokens before it is left out.
 
     Returns:
@@ -86,10 +86,10 @@ def native_block(
     """
     attn, mlp = block.attn, block.mlp
     tokens, normed = ops.add_norm(tokens, more, shift, block.norm1)
-    if serving is None and not first:
+    if keys_values is None and not first:
         mixed = ops.attention(attn.qkv(normed).unflatten(-1, (3, attn.num_heads, attn.head_dim)))
     else:
-        others = normed if serving is None else take(normed, serving)
+        others = normed if keys_values is None else gather_tokens(normed, keys_values)
         mixed = ops.attention(*heads_of(attn, normed[:, first:], others))
     attended = F.linear(mixed.flatten(2), attn.proj.weight)
     tokens, normed = ops.add_norm(tokens[:, first:], attended, attn.proj.bias, block.norm2)

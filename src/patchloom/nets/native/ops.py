@@ -1,6 +1,6 @@
 """The kernels as operators of torch: with gradients, and known to torch.compile.
 
-Letters as in `patchloom.views`; h heads of width d. Everything is on the CPU; halves are bfloat16, the rest float32.
+Letters as in `patchloom.patches`; h heads of width d. Everything is on the CPU; halves are bfloat16, the rest float32.
 """
 
 from __future__ import annotations

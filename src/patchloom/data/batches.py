@@ -1,0 +1,223 @@
+"""Batches as a function of their number: a run that was interrupted goes on with exactly what it would have seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from patchloom.data.colors import plan_colors
+from patchloom.data.crop import CentreCrop
+from patchloom.data.read import Unreadable, to_channels
+from patchloom.data.sources.base import Source
+from patchloom.data.transfer import Arriving, Batch
+from patchloom.data.workers import in_workers
+from patchloom.errors import PatchloomError
+
+_MOST_TRIES = 100
+
+Augment = Callable[[Tensor, np.random.Generator], tuple[Tensor, ...]]
+
+
+def steps_per_epoch(n: int, batch_size: int, world: int = 1) -> int:
+    """Full batches in one pass over n images for `world` processes of `batch_size` each, but at least 1.
+
+    A set that is too small for that makes one smaller batch; no batch ever repeats an image.
+    """
+    return max(1, n // (batch_size * world))
+
+
+def training_batches(
+    source: Source,
+    augment: Augment,
+    batch_size: int,
+    seed: int,
+    first_step: int,
+    steps: int,
+    workers: int = 0,
+    channels: int = 3,
+    rank: int = 0,
+    world: int = 1,
+    device: torch.device | str | None = None,
+    prepare: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
+) -> Iterator[Batch]:
+    """The batches of steps first_step ... steps - 1 of a run of `steps`.
+
+    Every epoch is a new permutation; every image's augmentation is drawn from (seed, epoch, index). So a step's batch
+    depends on neither `first_step` nor `workers`. Process `rank` of `world` takes its own slice of every global batch.
+    An image that cannot be read gives way to one from further along the permutation and is reported. Where there is
+    none that is not in the step already, the process's batch is smaller; the others' may not be.
+
+    `prepare` is what becomes of the batches before they are sent to the `device`, where they come as `Arriving`;
+    without one they stay as the workers make them.
+
+    Raises: PatchloomError, at once if there are fewer images than processes, while iterating if more than 100 images in
+    a row cannot be read, if nothing readable is left, or if an image has the wrong number of channels.
+    """
+    if len(source) < world:
+        raise PatchloomError(
+            f"{source.name} holds {len(source)} images for {world} processes: use at most one per image"
+        )
+    batches = _TrainingBatches(source, augment, batch_size, seed, channels, rank, world)
+    return _arriving(prepare(in_workers(batches, range(first_step, steps), workers, _on_gpu(device))), device)
+
+
+def plain_batches(
+    source: Source,
+    size: tuple[int, int],
+    batch_size: int,
+    workers: int = 0,
+    channels: int = 3,
+    device: torch.device | str | None = None,
+) -> Iterator[Batch]:
+    """Every image once, in order, cut to `size` (h, w) by CentreCrop.
+
+    Unreadable images are left out, so that `indices` tells which came; no batch is empty. With a `device` they come as
+    `Arriving`, else as the workers make them.
+
+    Raises: PatchloomError while iterating, if no image can be read or one has the wrong number of channels.
+    """
+    batches = _PlainBatches(source, CentreCrop(size), batch_size, channels)
+    made = in_workers(batches, range(-(-len(source) // batch_size)), workers, _on_gpu(device))
+    return _arriving(_without_empty(made, source), device)
+
+
+def _on_gpu(device: torch.device | str | None) -> bool:
+    return device is not None and torch.device(device).type == "cuda"
+
+
+def _arriving(batches: Iterator[Batch], device: torch.device | str | None) -> Iterator[Batch]:
+    return batches if device is None else Arriving(batches, device)
+
+
+class _TrainingBatches(Dataset):
+    """Step -> Batch. A worker makes whole batches, so that a replacement is none that the batch already has."""
+
+    def __init__(
+        self, source: Source, augment: Augment, batch_size: int, seed: int, channels: int, rank: int, world: int
+    ) -> None:
+        self.source, self.augment, self.seed, self.channels = source, augment, seed, channels
+        self.rank, self.world = rank, world
+        self.batch_size = min(batch_size, len(source) // world)
+        self.steps = steps_per_epoch(len(source), batch_size, world)
+        self._order: tuple[int, np.ndarray] | None = None
+
+    def __getitem__(self, step: int) -> Batch | PatchloomError:
+        try:
+            return self._batch(*divmod(step, self.steps))
+        except PatchloomError as error:
+            # Returned, since a DataLoader buries what a worker raises under a traceback in the message.
+            return error
+
+    def _batch(self, epoch: int, step: int) -> Batch:
+        order, n = self._permutation(epoch), len(self.source)
+        start = (step * self.world + self.rank) * self.batch_size
+        end = (step + 1) * self.world * self.batch_size
+        mine = range(start, start + self.batch_size)
+        # Replacements lie after the global batch, every process with its own stride, so that none takes another's.
+        spare = range(end + self.rank, end + n - self.world * self.batch_size, self.world)
+        views, draws, indices, unreadable, failed = [], [], [], [], 0
+        split = getattr(self.augment, "split", None)
+        for position in (*mine, *spare):
+            if len(indices) == self.batch_size:
+                break
+            index = int(order[position % n])
+            try:
+                image = _read(self.source, index, self.channels)
+            except Unreadable as error:
+                unreadable.append(self.source.describe(index))
+                failed += 1
+                if failed > _MOST_TRIES:
+                    raise PatchloomError(
+                        f"{failed} images of {self.source.name} in a row cannot be read; the last one: {error}"
+                    ) from error
+                continue
+            failed = 0
+            rng = np.random.default_rng((self.seed, epoch, index))
+            if split is None:
+                views.append(self.augment(image, rng))
+            else:
+                some, draw = split(image, rng)
+                views.append(some)
+                draws += [] if draw is None else [draw]
+            indices.append(index)
+        if not indices:
+            shared = self.world > 1
+            by, fewer = (f" by process {self.rank}", ", or use fewer processes") if shared else ("", "")
+            raise PatchloomError(
+                f"nothing in {self.source.name} could be read{by}, beginning with {unreadable[0]}: mend what "
+                f"patchloom check names{fewer}"
+            )
+        batch = _stack(views, indices, unreadable)
+        if not draws:
+            return batch
+        return batch._replace(colors=tuple(plan_colors(one, self.channels) for one in torch.stack(draws, dim=1)))
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        if self._order is None or self._order[0] != epoch:
+            n = len(self.source)
+            # numpy cannot tell the seeds (s, e) and (s, e, 0) apart; with n, no image shares the permutation's stream.
+            self._order = epoch, self.source.order(np.random.default_rng((self.seed, epoch, n)))
+        return self._order[1]
+
+
+class _PlainBatches(Dataset):
+    def __init__(self, source: Source, augment: CentreCrop, batch_size: int, channels: int) -> None:
+        self.source, self.augment, self.batch_size, self.channels = source, augment, batch_size, channels
+
+    def __getitem__(self, step: int) -> Batch | PatchloomError:
+        views, indices, unreadable = [], [], []
+        for index in range(step * self.batch_size, min((step + 1) * self.batch_size, len(self.source))):
+            try:
+                image = _read(self.source, index, self.channels)
+            except Unreadable:
+                unreadable.append(self.source.describe(index))
+                continue
+            except PatchloomError as error:
+                return error
+            views.append(self.augment(image))
+            indices.append(index)
+        return _stack(views, indices, unreadable)
+
+
+def _read(source: Source, index: int, channels: int) -> Tensor:
+    image = source.read(index)
+    try:
+        return to_channels(image, channels)
+    except PatchloomError as error:
+        raise PatchloomError(f"{source.describe(index)}: {error}") from error
+
+
+def _stack(views: Sequence[tuple[Tensor, ...]], indices: list[int], unreadable: list[str]) -> Batch:
+    return Batch(
+        tuple(map(_stack_view, zip(*views, strict=True))), torch.tensor(indices, dtype=torch.int64), unreadable
+    )
+
+
+def _stack_view(images: Sequence[Tensor]) -> Tensor:
+    if any(image.is_floating_point() for image in images):
+        images = [image if image.is_floating_point() else image.float() / 255 for image in images]
+    if all(image.stride(0) == 1 for image in images):  # channels-last, as resized: the device is better at reordering
+        return torch.stack([image.permute(1, 2, 0) for image in images]).permute(0, 3, 1, 2)
+    return torch.stack(tuple(images))
+
+
+def _without_empty(batches: Iterator[Batch], source: Source) -> Iterator[Batch]:
+    """Add the unreadable names of an empty batch to a neighbour's."""
+    held: Batch | None = None
+    names: list[str] = []
+    for batch in batches:
+        if len(batch.indices) == 0:
+            names += batch.unreadable
+            continue
+        if held is not None:
+            yield held
+        held, names = batch._replace(unreadable=names + batch.unreadable), []
+    if held is None:
+        raise PatchloomError(
+            f"nothing in {source.name} could be read, beginning with {names[0] if names else 'no image'}"
+        )
+    yield held._replace(unreadable=held.unreadable + names)

@@ -1,0 +1,254 @@
+"""Images that are decoded once and cached on the disc, so that a crop costs no decoding.
+
+A folder holds the images of one source at one setting. Its name is a digest of both, so it is never out of date, only
+unused, and may be deleted at any time. A file in it is a part: some consecutive images, the pixels of each as uint8
+[h w c], followed by an index, int64 [images 4]: the offset of the pixels in bytes, h, w and c. The offset is -1 for
+images that are not cached, because they have more than 8 bits or cannot be read; these are read from their own files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from patchloom.data.crop import resize_part
+from patchloom.data.read import Unreadable
+from patchloom.data.sources.base import Source, digest
+from patchloom.data.sources.builtin import in_memory
+from patchloom.data.stats import sampled
+from patchloom.data.workers import in_workers
+from patchloom.errors import PatchloomError
+from patchloom.files import cache_root, write_whole
+
+# "whole": as they are; a number: the pixels to which a longer shorter side is reduced
+Cache = Literal["whole"] | int
+
+_FORMAT = "images 1"  # for changes of the code that decodes, reduces or lays out images
+_MOST_BYTES, _MOST_IMAGES = 2**29, 4096  # of a part: what an interruption can lose in each process
+_SAMPLE = 64  # images by which the needed room is estimated
+_FORGOTTEN = 3600  # seconds after which a half-written part must be a dead process's
+_PAUSE = 10  # seconds between two lines of progress
+
+
+def cache_images(source: Source, cache: Cache, workers: int = 0, say: Callable[[str], None] = print) -> Source:
+    """The same images, the 8-bit ones decoded once and then read from a map of memory.
+
+    Parts that are there already serve; what is missing or damaged is made first. That may be interrupted at any time,
+    and several processes may do it at once.
+
+    Args:
+        source: images in files.
+        cache: whole, as they are; or the pixels of the shorter side to which longer ones are reduced.
+        workers: processes that decode; 0 decodes in this one.
+        say: takes lines about the room that is needed, and about progress.
+
+    Raises:
+        PatchloomError: caching the images is of no use or not safe, the disc has too little room, or it cannot be
+            written.
+    """
+    if in_memory(source):
+        raise PatchloomError(f"the images of {source.name} are in memory already: leave out --cache")
+    stamp = source.stamp()
+    if stamp is None:
+        raise PatchloomError(f"nobody can tell when the images of {source.name} change: leave out --cache")
+    folder = cache_root() / "images" / digest([_FORMAT, str(cache), stamp])
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        parts = _Parts(source, cache, folder, _mean_bytes(source, cache, folder))
+        missing = [number for number in range(len(parts)) if parts.index(number) is None]
+        if missing:
+            _make(parts, missing, workers, say)
+    except OSError as problem:
+        raise _unwritable(folder, problem) from problem
+    return CachedImages(source, cache, parts.each, [parts.path(number) for number in range(len(parts))])
+
+
+class CachedImages(Source):
+    """The images of another source, read from the files of `cache_images`.
+
+    each: images in a file; the last one may hold fewer.
+
+    Raises: PatchloomError for a file that is damaged or gone.
+    """
+
+    def __init__(self, source: Source, cache: Cache, each: int, paths: list[Path]) -> None:
+        self.source, self.cache, self.each, self.paths = source, cache, each, paths
+        self.name, self.classes, self.labels = source.name, source.classes, source.labels
+        indices = [_index(path, min(each, len(source) - i * each)) for i, path in enumerate(paths)]
+        if any(index is None for index in indices):
+            raise PatchloomError(f"{paths[0].parent} was changed while it was opened: run the same command again")
+        self._index = np.concatenate(indices)
+        # Private maps: nothing that is done to an image can reach the file. Workers share their memory all the same.
+        self._maps = [
+            torch.from_file(os.fspath(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+            for path in paths
+        ]
+
+    def __reduce__(self) -> tuple:
+        return CachedImages, (self.source, self.cache, self.each, self.paths)  # maps are opened anew in another process
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def read(self, i: int) -> Tensor:
+        start, h, w, c = self._index[i].tolist()
+        if start < 0:
+            return self.source.read(i)
+        return self._maps[i // self.each].as_strided((c, h, w), (1, w * c, c), start)
+
+    def describe(self, i: int) -> str:
+        return self.source.describe(i)
+
+    def order(self, rng: np.random.Generator, chosen: np.ndarray | None = None) -> np.ndarray:
+        return self.source.order(rng, chosen)
+
+    def fingerprint(self) -> str:
+        return self.source.fingerprint()
+
+    def stamp(self) -> str | None:
+        stamp = self.source.stamp()
+        return stamp if stamp is None or self.cache == "whole" else digest([stamp, str(self.cache)])
+
+
+class _Parts(Dataset):
+    """Number of a part -> how many images it holds, once it is whole; or the error that prevented it."""
+
+    def __init__(self, source: Source, cache: Cache, folder: Path, mean: float) -> None:
+        self.source, self.cache, self.folder, self.mean = source, cache, folder, mean
+        self.each = max(1, min(_MOST_IMAGES, int(_MOST_BYTES // max(mean, 1))))
+
+    def __len__(self) -> int:
+        return -(-len(self.source) // self.each)
+
+    def __getitem__(self, number: int) -> int | PatchloomError:
+        try:
+            if self.index(number) is None:  # else another process was faster
+                self._write(number)
+        except OSError as problem:
+            return _unwritable(self.folder, problem)
+        return len(self.images(number))
+
+    def images(self, number: int) -> range:
+        return range(number * self.each, min((number + 1) * self.each, len(self.source)))
+
+    def path(self, number: int) -> Path:
+        images = self.images(number)
+        return self.folder / f"{images.start:09}-{images.stop:09}.part"
+
+    def index(self, number: int) -> np.ndarray | None:
+        return _index(self.path(number), len(self.images(number)))
+
+    def _write(self, number: int) -> None:
+        beside = self.folder / f".{uuid.uuid4().hex}"
+        index, end = [], 0
+        try:
+            with beside.open("wb") as file:
+                for i in self.images(number):
+                    try:
+                        image = _to_cache(self.source.read(i), self.cache)
+                    except Unreadable:
+                        image = None
+                    if image is None:
+                        index.append((-1, 0, 0, 0))
+                        continue
+                    c, h, w = image.shape
+                    index.append((end, h, w, c))
+                    end += file.write(image.permute(1, 2, 0).contiguous().numpy())
+                file.write(np.array(index, dtype=np.int64))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, self.path(number))
+        finally:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+
+
+def _to_cache(image: Tensor, cache: Cache) -> Tensor | None:
+    """uint8 [c h w], or None for a deep image."""
+    if image.is_floating_point():
+        return None
+    h, w = image.shape[-2:]
+    if cache == "whole" or min(h, w) <= cache:
+        return image
+    return resize_part(image, 0, 0, h, w, (round(h * cache / min(h, w)), round(w * cache / min(h, w))))
+
+
+def _index(path: Path, images: int) -> np.ndarray | None:
+    """The index of a part of `images` images, int64 [images 4]; None if the part is missing or damaged."""
+    try:
+        room = path.stat().st_size - images * 32
+        index = np.fromfile(path, np.int64, offset=max(room, 0)).reshape(images, 4)
+    except (OSError, ValueError):
+        return None
+    there = index[index[:, 0] >= 0]
+    sizes = there[:, 1:].prod(1)
+    whole = (there[:, 1:] > 0).all() and (there[:, 0] == sizes.cumsum() - sizes).all() and sizes.sum() == room
+    return index if whole else None
+
+
+def _mean_bytes(source: Source, cache: Cache, folder: Path) -> float:
+    """Bytes that an image takes, by a sample: the first process's, so that all cut the same parts.
+
+    Raises: PatchloomError if nothing in the sample can be cached or read.
+    """
+    about = folder / "about.json"
+    try:
+        return float(json.loads(about.read_text("utf-8"))["mean"])
+    except (OSError, ValueError, LookupError, TypeError):  # none there, or damaged
+        pass
+    unreadable: list[str] = []
+    found = [_to_cache(image, cache) for _, image in sampled(source, _SAMPLE, 0, unreadable)]
+    mean = sum(0 if image is None else image.numel() for image in found) / (len(found) + len(unreadable))
+    if mean == 0:
+        raise PatchloomError(
+            f"the images of {source.name} are of more than 8 bits and are not cached: leave out --cache"
+        )
+    write_whole(about, json.dumps({"data": source.name, "cache": cache, "mean": mean}))
+    return mean
+
+
+def _make(parts: _Parts, missing: list[int], workers: int, say: Callable[[str], None]) -> None:
+    """Make parts, after a look at the room on the disc."""
+    for path in parts.folder.glob(".*"):
+        with contextlib.suppress(OSError):  # removed by another process
+            if time.time() - path.stat().st_mtime > _FORGOTTEN:
+                path.unlink()
+    images, folder = sum(len(parts.images(number)) for number in missing), parts.folder
+    need, free = images * parts.mean, shutil.disk_usage(folder).free
+    if need > free:
+        raise PatchloomError(
+            f"--cache {parts.cache} needs about {_size(need)} and {folder} has {_size(free)} free: make room, name a "
+            "larger disc by XDG_CACHE_HOME, or give a smaller --cache"
+        )
+    say(f"Decoding {images:,} images, to be cached in {folder} (about {_size(need)}; {_size(free)} are free)")
+    # Processes that work at the same folder begin at different parts, and so share the work.
+    turn = uuid.uuid4().int % len(missing)
+    done, reported = 0, time.monotonic()
+    for count in in_workers(parts, missing[turn:] + missing[:turn], workers):
+        done += count
+        if time.monotonic() - reported > _PAUSE or done == images:
+            say(f"  {done:,} of {images:,} images are cached")
+            reported = time.monotonic()
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
+
+
+def _unwritable(folder: Path, problem: OSError) -> PatchloomError:
+    return PatchloomError(
+        f"{folder} could not be written ({problem.strerror or problem}): make room, name another disc by "
+        "XDG_CACHE_HOME, or leave out --cache"
+    )

@@ -1,0 +1,178 @@
+"""What a pattern of addresses means: which shards there are, and in what state each is."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fsspec.core import url_to_fs
+
+from patchloom.data.sources.base import stamp_of_files
+from patchloom.data.workers import in_threads
+from patchloom.errors import PatchloomError
+
+PIPE = "pipe:"
+# what file systems call the property that changes with the content, the surest first
+_VERSION_KEYS = (
+    "etag",
+    "checksum",
+    "md5hash",
+    "content_md5",
+    "digest",
+    "crc32c",
+    "crc",
+    "blob_id",
+    "mtime",
+    "lastmodified",
+    "last_modified",
+    "modified",
+    "updated",
+    "created",
+)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One tar file.
+
+    address: an absolute path, an address that fsspec knows, or a `pipe:` command. state: what is known of its content.
+    size: in bytes, 0 if it is not known. certain: another content would have another state.
+    """
+
+    address: str
+    state: str
+    size: int
+    certain: bool
+
+    @property
+    def local(self) -> bool:
+        """Whether the address is a path."""
+        return os.path.isabs(self.address)
+
+    @property
+    def pipe(self) -> bool:
+        """Whether the address is a command."""
+        return self.address.startswith(PIPE)
+
+
+def is_address(name: str) -> bool:
+    """Whether this is an address that fsspec or a shell shall understand, and not a path."""
+    return name.startswith(PIPE) or "://" in name
+
+
+def addresses_of(pattern: str) -> list[str]:
+    """The addresses that a pattern means, in its order: braces as in a shell, and `*` for all that are there.
+
+    Raises: PatchloomError if there are none, or their protocol cannot be used.
+    """
+    found: list[str] = []
+    for one in expanded(pattern):
+        found += [one] if one.startswith(PIPE) else _remote(one) if "://" in one else _local(one)
+    return list(dict.fromkeys(found))
+
+
+def states_of(addresses: Iterable[str]) -> list[Shard]:
+    """What the addresses hold now. Raises: PatchloomError if one is not there, or nobody answers."""
+    return list(in_threads(_state, addresses))
+
+
+def connect(address: str) -> tuple[Any, str]:
+    """File system and path. It must not be kept: a process that was forked cannot use its parent's connections.
+
+    Raises: PatchloomError.
+    """
+    try:
+        return url_to_fs(address)
+    except ImportError as error:
+        raise PatchloomError(f"{address} needs another package ({error}): install it with pip") from error
+    except Exception as error:  # each file system has exceptions of its own
+        raise _unreachable(address, error) from error
+
+
+def in_words(error: BaseException) -> str:
+    """What an exception says, in one line."""
+    if isinstance(error, FileNotFoundError) and error.errno is None:  # fsspec's, which says the address again
+        return (
+            f"nothing was found there ({in_words(error.__cause__)})" if error.__cause__ else "nothing was found there"
+        )
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def expanded(pattern: str) -> list[str]:
+    """Braces as in a shell: `{000..012}`, `{0..8..2}`, `{a,b}`, also within one another; others stay as they are."""
+    depth, cuts = 0, []
+    for place, letter in enumerate(pattern):
+        if letter == "{":
+            depth += 1
+            cuts = [place] if depth == 1 else cuts
+        elif letter == "," and depth == 1:
+            cuts.append(place)
+        elif letter == "}" and depth:
+            depth -= 1
+            if depth == 0:
+                parts = [pattern[a + 1 : b] for a, b in zip(cuts, [*cuts[1:], place], strict=True)]
+                words = [word for part in parts for word in expanded(part)] if len(parts) > 1 else _counted(parts[0])
+                return [pattern[: cuts[0]] + word + rest for word in words for rest in expanded(pattern[place + 1 :])]
+    return [pattern]
+
+
+def _counted(inside: str) -> list[str]:
+    numbers = re.fullmatch(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?", inside)
+    if numbers is None:
+        return [f"{{{word}}}" for word in expanded(inside)]
+    first, last, step = numbers[1], numbers[2], int(numbers[3] or 1) or 1
+    width = max(len(first), len(last)) if re.match("-?0.", first) or re.match("-?0.", last) else 0
+    way = 1 if int(first) <= int(last) else -1
+    return [f"{number:0{width}d}" for number in range(int(first), int(last) + way, way * step)]
+
+
+def _local(pattern: str) -> list[str]:
+    path = os.path.abspath(os.path.expanduser(pattern))
+    found = [path] if os.path.exists(path) else sorted(glob.glob(path))
+    if not found:
+        raise PatchloomError(f"there is no shard {path}: check the folder, and the numbers in the pattern")
+    return found
+
+
+def _remote(address: str) -> list[str]:
+    fs, path = connect(address)
+    if "file" in fs.protocol:
+        return _local(path)
+    if not ("*" in path or "[" in path):  # a ? is part of many an address in the web
+        return [address]
+    try:
+        found = sorted(fs.glob(path))
+    except Exception as error:  # each file system has exceptions of its own
+        raise _unreachable(address, error) from error
+    before, here, after = address.partition(path)
+    if not (found and here):
+        raise PatchloomError(f"there is no shard {address}: check it, or count the shards in braces, as {{000..012}}")
+    return [before + one + after for one in found]
+
+
+def _state(address: str) -> Shard:
+    if address.startswith(PIPE):
+        return Shard(address, "", 0, certain=False)
+    if os.path.isabs(address):
+        if not os.path.isfile(address):
+            raise PatchloomError(f"{address} is no file: check the folder, and the numbers in the pattern")
+        return Shard(address, stamp_of_files([address]), os.path.getsize(address), certain=True)
+    fs, path = connect(address)
+    try:
+        fs.invalidate_cache()
+        info = {key.lower().replace("-", "_"): value for key, value in fs.info(path).items()}
+    except Exception as error:  # each file system has exceptions of its own
+        raise _unreachable(address, error) from error
+    if info.get("type") == "directory":
+        raise PatchloomError(f"{address} is a folder: name the shards in it, as {address.rstrip('/')}/*.tar")
+    known = next((f"{key} {info[key]}" for key in _VERSION_KEYS if info.get(key)), "")
+    size = info.get("size") or 0
+    return Shard(address, f"{size} {known}", size, certain=bool(known))
+
+
+def _unreachable(address: str, error: Exception) -> PatchloomError:
+    return PatchloomError(f"{address} cannot be opened: {in_words(error)}")

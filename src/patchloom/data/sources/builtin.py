@@ -1,0 +1,178 @@
+"""Data that is known by name: drawn, shipped with scikit-learn, or downloaded by torchvision."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torchvision
+from torch import Tensor
+
+from patchloom.data.contents import PIXELS, contents_of, contents_on_disc, pieces_of_file
+from patchloom.data.read import Unreadable, from_pil
+from patchloom.data.sources.base import Data, Source, Subset, digest, stamp_of_files
+from patchloom.data.sources.shapes import Shapes
+from patchloom.data.splits import pick
+from patchloom.errors import PatchloomError
+
+DEFAULT_ROOT = Path("~/.cache/patchloom")
+
+
+class _Recipe(NamedTuple):
+    """A class of torchvision.datasets, and the arguments that make its training and test images (None: has none)."""
+
+    dataset: str
+    train: dict[str, Any]
+    test: dict[str, Any] | None
+
+
+_FLAG = {"train": True}, {"train": False}
+_SPLIT = {"split": "train"}, {"split": "test"}
+_TORCHVISION = {
+    "cifar10": _Recipe("CIFAR10", *_FLAG),
+    "cifar100": _Recipe("CIFAR100", *_FLAG),
+    "stl10": _Recipe("STL10", *_SPLIT),
+    "svhn": _Recipe("SVHN", *_SPLIT),
+    "fashionmnist": _Recipe("FashionMNIST", *_FLAG),
+    "mnist": _Recipe("MNIST", *_FLAG),
+    "flowers102": _Recipe("Flowers102", *_SPLIT),
+    "food101": _Recipe("Food101", *_SPLIT),
+    "oxfordiiitpet": _Recipe("OxfordIIITPet", {"split": "trainval"}, {"split": "test"}),
+    "dtd": _Recipe("DTD", *_SPLIT),
+    "eurosat": _Recipe("EuroSAT", {}, None),
+}
+BUILTIN = ("shapes", "digits", *_TORCHVISION)
+
+# Test images come from far along the seed's stream, so that no number of training images ever reaches them.
+_TEST_SHAPES = 2**40
+
+
+class Digits(Source):
+    """Some of scikit-learn's 1797 handwritten digits: uint8 [1 8 8]."""
+
+    name = "digits"
+    classes = tuple("0123456789")
+
+    def __init__(self, images: Tensor, labels: np.ndarray) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, i: int) -> Tensor:
+        return self.images[i]
+
+    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
+        return contents_of(PIXELS, ([image.numpy()] for image in self.images[... if chosen is None else chosen]))
+
+    def fingerprint(self) -> str:
+        return digest(["digits", str(len(self))])
+
+
+class Torchvision(Source):
+    """One split of a torchvision data set."""
+
+    def __init__(self, name: str, split: str, dataset: Any) -> None:
+        self.name, self.split, self.dataset = name, split, dataset
+        found = (getattr(dataset, attribute, None) for attribute in ("targets", "labels", "_labels"))
+        self.labels = np.asarray(next(labels for labels in found if labels is not None), dtype=np.int64)
+        classes = getattr(dataset, "classes", None) or range(int(self.labels.max()) + 1)
+        self.classes = tuple(map(str, classes))
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def read(self, i: int) -> Tensor:
+        try:
+            return from_pil(self.dataset[i][0])
+        except Exception as error:  # what a decoder raises on broken bytes is anyone's guess
+            raise Unreadable(f"{self.describe(i)} cannot be read as an image: {error}") from error
+
+    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
+        """Of the pixels that are in memory, else of the files, where torchvision names them."""
+        if (pixels := self._pixels()) is not None:
+            return contents_of(PIXELS, ([one] for one in pixels[... if chosen is None else chosen]))
+        files = self._files()
+        return None if files is None else contents_on_disc(self, lambda i: pieces_of_file(files[i]), chosen)
+
+    def _pixels(self) -> np.ndarray | None:
+        pixels = getattr(self.dataset, "data", None)
+        return np.ascontiguousarray(pixels) if isinstance(pixels, np.ndarray | Tensor) else None
+
+    def _files(self) -> list[str | Path] | None:
+        found = (getattr(self.dataset, attribute, None) for attribute in ("_image_files", "_images", "samples"))
+        files = next((files for files in found if files is not None), None)
+        return None if files is None else [file[0] if isinstance(file, tuple) else file for file in files]
+
+    def describe(self, i: int) -> str:
+        return f"{self.name} {self.split} #{i}"
+
+    def fingerprint(self) -> str:
+        return digest([type(self.dataset).__name__, self.split, str(len(self))])
+
+    def stamp(self) -> str | None:
+        if (pixels := self._pixels()) is not None:
+            return hashlib.sha256(pixels).hexdigest()[:16]
+        files = self._files()
+        return None if files is None else stamp_of_files(files)
+
+
+def in_memory(source: Source) -> bool:
+    """Whether reading an image of a source, or of a part of one, costs nothing."""
+    while isinstance(source, Subset):
+        source = source.source
+    return isinstance(source, Shapes | Digits)
+
+
+def is_builtin(data: str) -> bool:
+    """Whether `data` is the name of a built-in or torchvision data set."""
+    return data == "digits" or data.partition(":")[0] == "shapes" or data.partition("@")[0] in _TORCHVISION
+
+
+def open_builtin(data: str, seed: int = 0) -> Data | None:
+    """Built-in data by name (`shapes`, `shapes:N`, `digits`, `cifar10`, `cifar10@ROOT`...), or None if there is none.
+
+    Raises: PatchloomError for a number that is none, or if a download fails.
+    """
+    if data == "shapes" or data.startswith("shapes:"):
+        count = data.removeprefix("shapes").removeprefix(":") or "5000"
+        if not (count.isascii() and count.isdigit()):
+            raise PatchloomError(f"{data} does not say how many images: write a whole number, as in shapes:5000")
+        return Data(Shapes(int(count), seed, name=data), Shapes(2000, seed, first=_TEST_SHAPES, name=data))
+    if data == "digits":
+        return _open_digits()
+    name, _, root = data.partition("@")
+    if name not in _TORCHVISION:
+        return None
+    folder = Path(root or DEFAULT_ROOT).expanduser()
+    recipe = _TORCHVISION[name]
+    train = Torchvision(data, "train", _download(name, recipe.dataset, folder, recipe.train))
+    if recipe.test is None:
+        return Data(train, None)
+    return Data(train, Torchvision(data, "test", _download(name, recipe.dataset, folder, recipe.test)))
+
+
+def _open_digits() -> Data:
+    from sklearn.datasets import load_digits  # slow to import, and few runs need it
+
+    digits = load_digits()
+    images = torch.from_numpy(np.rint(digits.images * (255 / 16)).astype(np.uint8))[:, None]
+    labels = digits.target.astype(np.int64)
+    test = pick(labels, 360, seed=0)  # the same whatever the run's seed, so that scores can be compared
+    train = np.setdiff1d(np.arange(len(labels)), test)
+    return Data(Digits(images[train], labels[train]), Digits(images[test], labels[test]))
+
+
+def _download(name: str, dataset: str, folder: Path, arguments: dict[str, Any]) -> Any:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return getattr(torchvision.datasets, dataset)(root=folder, download=True, **arguments)
+    except Exception as error:  # no network, a dead mirror, a full disk, a missing reader: one remedy serves them all
+        reason = " ".join(str(error).split())
+        raise PatchloomError(
+            f"{name} could not be downloaded ({reason}): put the files of torchvision.datasets.{dataset} into "
+            f"{folder}, or name the folder that has them as {name}@FOLDER"
+        ) from error

@@ -1,0 +1,92 @@
+"""Image files, wherever their paths come from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from patchloom.data.contents import contents_on_disc, pieces_of_file
+from patchloom.data.read import read_image
+from patchloom.data.sources.base import Source, digest, stamp_of_files
+
+
+class Names(Sequence[str]):
+    """Strings in one block of bytes: a million paths cost their letters alone, and worker processes share them."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        lengths = (len(name.encode("utf-8", "surrogateescape")) for name in names)
+        self.ends = np.cumsum(np.fromiter(lengths, np.int64, len(names)))
+        self.letters = "".join(names).encode("utf-8", "surrogateescape")
+
+    @classmethod
+    def of(cls, letters: bytes, ends: np.ndarray) -> Names:
+        """From what another one has: all strings one after the other, and where each ends, int64 [n]."""
+        names = cls.__new__(cls)
+        names.letters, names.ends = letters, ends
+        return names
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __iter__(self) -> Iterator[str]:
+        start = 0
+        for end in memoryview(self.ends):
+            yield self.letters[start:end].decode("utf-8", "surrogateescape")
+            start = end
+
+    def __getitem__(self, i: int) -> str:
+        if not 0 <= i < len(self.ends):
+            raise IndexError(i)
+        return self.letters[self.ends[i - 1] if i else 0 : self.ends[i]].decode("utf-8", "surrogateescape")
+
+
+class Files(Source):
+    """Image files. paths: relative to `root`, or absolute. labels: index into `classes`, -1 for none."""
+
+    def __init__(
+        self,
+        name: str,
+        root: Path,
+        paths: Sequence[str],
+        classes: tuple[str, ...] = (),
+        labels: np.ndarray | None = None,
+    ) -> None:
+        names = paths if isinstance(paths, Names) else Names(paths)
+        self.name, self.root, self.paths, self.classes, self.labels = name, root, names, classes, labels
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, i: int) -> Tensor:
+        return read_image(self.root / self.paths[i])
+
+    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
+        return contents_on_disc(self, lambda i: pieces_of_file(self._place(self.paths[i])), chosen)
+
+    def describe(self, i: int) -> str:
+        return str(self.root / self.paths[i])
+
+    def fingerprint(self) -> str:
+        """Of paths, sizes, times of change and labels; a folder that was moved as a whole keeps it."""
+        return digest(chain(self.classes, self._states()))
+
+    def _states(self) -> Iterator[str]:
+        for i, path in enumerate(self.paths):
+            try:
+                stat = os.stat(self._place(path))
+                size, changed = stat.st_size, stat.st_mtime_ns
+            except OSError:
+                size = changed = -1
+            yield f"{path}\t{size}\t{changed}\t{-1 if self.labels is None else self.labels[i]}"
+
+    def _place(self, path: str) -> str:
+        # a Path for each of a million files would take longer than asking the system about them
+        return os.path.join(os.fspath(self.root), path)
+
+    def stamp(self) -> str:
+        return stamp_of_files(map(self._place, self.paths))

@@ -1,0 +1,157 @@
+"""Data sets of Hugging Face: from a folder of parquet or arrow files, or by their name on the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from patchloom.data.contents import contents_on_disc, pieces_of_file
+from patchloom.data.read import Unreadable, decode_image, read_image
+from patchloom.data.sources.addresses import in_words
+from patchloom.data.sources.base import TEST_SPLITS, Data, Source, digest, stamp_of_files
+from patchloom.data.sources.files import Files
+from patchloom.errors import PatchloomError
+
+if TYPE_CHECKING:  # slow to import, and an extra
+    from datasets import Dataset
+
+_BEGIN = "hf:"
+_STORED = (".parquet", ".arrow")
+_SAVED = ("dataset_dict.json", "state.json")
+
+
+class Hub(Source):
+    """The images of one split of a map-style data set. state: the state of the files that it was made from."""
+
+    def __init__(self, name: str, split: str, dataset: Dataset, state: str) -> None:
+        from datasets import ClassLabel, Image
+
+        self.name, self.split, self.state = name, split, state
+        self.column = _column(dataset, Image, "image")
+        if self.column is None:
+            raise PatchloomError(
+                f"{name} has the columns {', '.join(dataset.column_names)}, and not one of images, or several that are "
+                "not called image: store them as datasets.Image()"
+            )
+        # undecoded, so that images are read, and refused, in the same way wherever they come from
+        self.images = dataset.select_columns([self.column]).cast_column(self.column, Image(decode=False))
+        label = _column(dataset, ClassLabel, "label")
+        if label is not None:
+            self.classes = tuple(dataset.features[label].names)
+            numbers = dataset.data.column(label).to_pylist()
+            self.labels = np.array([-1 if number is None else number for number in numbers], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, i: int) -> Tensor:
+        path, content = self._stored(i)
+        return read_image(path) if content is None else decode_image(content, self.describe(i))
+
+    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
+        return contents_on_disc(self, self._pieces, chosen)
+
+    def _pieces(self, i: int) -> Iterable[bytes]:
+        path, content = self._stored(i)
+        return pieces_of_file(path) if content is None else [content]
+
+    def _stored(self, i: int) -> tuple[str | None, bytes | None]:
+        """The file of image i, or its bytes. Raises: Unreadable."""
+        try:
+            image = self.images[i][self.column]
+        except Exception as error:  # pyarrow's own, on files that are damaged
+            raise Unreadable(f"{self.describe(i)} cannot be read: {in_words(error)}") from error
+        if image is None or image["bytes"] is None and image["path"] is None:
+            raise Unreadable(f"{self.describe(i)} has no image")
+        return image["path"], image["bytes"]
+
+    def describe(self, i: int) -> str:
+        return f"{self.name} {self.split} #{i}"
+
+    def fingerprint(self) -> str:
+        """Of the state of the files in a folder, or of the hub's version, of the split and of the labels."""
+        return digest(
+            [self.state, self.split, str(len(self)), str(None if self.labels is None else self.labels.tolist())]
+        )
+
+    def stamp(self) -> str | None:
+        inside = all(chunk.field("bytes").null_count == chunk.null_count for chunk in self.images.data.column(0).chunks)
+        files = [file["filename"] for file in self.images.cache_files]
+        return digest([stamp_of_files(files), *files]) if files and inside else None
+
+
+def is_hub(name: str) -> bool:
+    """Whether what the user typed is a data set of Hugging Face: `hf:...`, but not an address `hf://...`."""
+    return name.startswith(_BEGIN) and not name.startswith(f"{_BEGIN}//")
+
+
+def lasting_hub(name: str) -> str:
+    """What `hf:...` is called from any folder."""
+    place, config = _parts(name)
+    here = str(Path(place).absolute()) if Path(place).exists() else place
+    return f"{_BEGIN}{here}{'@' if config else ''}{config or ''}"
+
+
+def open_hub(name: str) -> Data:
+    """Open `hf:FOLDER`, of parquet or arrow files or as `save_to_disk` leaves it, or `hf:NAME`; perhaps with `@CONFIG`.
+
+    Training images are those of the split `train`, or of the only one. Test images are those of `test`, or of
+    `val` or `validation` if there are none.
+
+    Raises: PatchloomError if the library is missing, nothing is found, or there is no column of images.
+    """
+    place, config = _parts(name)
+    try:
+        import datasets
+    except ImportError as error:
+        raise PatchloomError(f"{name} needs the library datasets: pip install 'patchloom[hf]'") from error
+    folder = Path(place).expanduser()
+    if not place:
+        raise PatchloomError(f"{name} names no data set: write hf:FOLDER, or hf:NAME as on the hub")
+    stored: list[str] = []
+    if folder.is_dir():
+        stored = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in _STORED)
+        if not stored:
+            raise PatchloomError(f"{name} holds no {' or '.join(_STORED)} files: give a folder of images without hf:")
+    try:
+        if stored and any((folder / mark).is_file() for mark in _SAVED):
+            found = datasets.load_from_disk(str(folder))
+        else:
+            found = datasets.load_dataset(str(folder) if stored else place, config)
+    except Exception as error:  # no network, no such name, a full disc, damaged files: each with its own exception
+        raise PatchloomError(f"{name} cannot be opened: {in_words(error)}") from error
+    splits = found if isinstance(found, dict) else {str(found.split or "train"): found}
+    first = "train" if "train" in splits else next(iter(splits))
+    if first != "train" and len(splits) > 1:
+        raise PatchloomError(f"{name} has the splits {', '.join(splits)}, and none is called train: rename one")
+
+    def source(split: str) -> Hub:
+        versions = sorted({Path(file["filename"]).parent.name for file in splits[split].cache_files})
+        state = Files(name, folder, stored).fingerprint() if stored else digest([place, str(config), *versions])
+        return Hub(name, split, splits[split], state)
+
+    train = source(first)
+    second = next((split for split in TEST_SPLITS if split in splits and split != first), None)
+    test = None if second is None else source(second)
+    if test is not None and test.classes != train.classes:
+        raise PatchloomError(f"{name} has other classes in {second} than in {first}: give both the same ClassLabel")
+    return Data(train, test)
+
+
+def _parts(name: str) -> tuple[str, str | None]:
+    """Folder or name, and configuration."""
+    place = name.removeprefix(_BEGIN)
+    if "@" not in place or Path(place).expanduser().is_dir():
+        return place, None
+    place, _, config = place.rpartition("@")
+    return place, config
+
+
+def _column(dataset: Dataset, kind: type, name: str) -> str | None:
+    """The only column of a kind, or else the one with this name."""
+    found = [column for column, feature in dataset.features.items() if isinstance(feature, kind)]
+    return found[0] if len(found) == 1 else name if name in found else None

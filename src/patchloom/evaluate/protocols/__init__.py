@@ -1,0 +1,98 @@
+"""The list of protocols, and the one function that runs any of them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.report import Report
+from patchloom.evaluate.rows import append_rows, check_rows
+from patchloom.evaluate.settings import EvalSettings
+
+# function paths, not functions: a protocol is imported when it is asked for
+PROTOCOLS: dict[str, str] = {
+    "knn": "patchloom.evaluate.protocols.knn.knn",
+    "linear": "patchloom.evaluate.protocols.linear.linear",
+    "positions": "patchloom.evaluate.protocols.positions.positions",
+    "position-sensitivity": "patchloom.evaluate.protocols.sensitivity.position_sensitivity",
+    "order": "patchloom.evaluate.protocols.order.order",
+    "layers": "patchloom.evaluate.protocols.layers.layers",
+    "finetune": "patchloom.evaluate.protocols.finetune.finetune",
+    "blocks": "patchloom.evaluate.protocols.blocks.blocks",
+    "few-shot": "patchloom.evaluate.protocols.fewshot.fewshot",
+    "ensemble": "patchloom.evaluate.protocols.ensemble.ensemble",
+}
+
+
+def protocol_of(name: str) -> tuple[Callable[..., Report], dict[str, Any]]:
+    """The function of a protocol, and the arguments that its name brings: ``blocks:2`` is blocks with count=2.
+
+    Raises:
+        PatchloomError: there is none of that name.
+    """
+    plain, _, number = name.partition(":")
+    if plain not in PROTOCOLS or (number and (plain != "blocks" or not number.isdigit())):
+        near = get_close_matches(plain, PROTOCOLS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise PatchloomError(f"there is no protocol {name}{hint} Choose one of: {', '.join(PROTOCOLS)}.")
+    return _at(PROTOCOLS[plain]), {"count": int(number)} if number else {}
+
+
+def _at(path: str) -> Callable[..., Any]:
+    module, _, attribute = path.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _with_readers(report: Report, settings: EvalSettings) -> Report:
+    """A report that tells what ``--workers auto`` became."""
+    number, why = settings.readers
+    return replace(report, protocol=f"{report.protocol} --workers auto is at most {number} here ({why}).")
+
+
+def evaluate(protocol: str, run: str | Path, data: str | Path, **options: Any) -> Report:
+    """Measure what an encoder is worth by one protocol, beside its controls.
+
+    The rows are appended to ``results.csv`` in the run's folder, if ``run`` is one. Pictures are of the last seed.
+
+    Args:
+        protocol: one of `PROTOCOLS`.
+        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
+        data: labelled images, as `patchloom.data.open_data` takes them.
+        options: the fields of `EvalSettings`, such as ``seeds=3``, and the protocol's own.
+
+    Returns:
+        The report of the last seed, with those of the others in it.
+
+    Raises:
+        PatchloomError: no such protocol, option, encoder or data, or something that the protocol refuses.
+    """
+    function, given = protocol_of(protocol)
+    common = {field.name for field in fields(EvalSettings)}
+    parameters = signature(function).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    for name in options:
+        if name not in common and name not in known:
+            near = get_close_matches(name, [*known, *common], n=1)
+            hint = f"did you mean {near[0]}?" if near else f"its options are {', '.join([*known, *common])}"
+            raise PatchloomError(f"{protocol} has no option {name}: {hint}")
+    settings = EvalSettings(**{name: options.pop(name) for name in list(options) if name in common})
+    settings.check()
+    results = None
+    if not str(run).startswith("timm:") and Path(run).is_dir():
+        results = Path(run) / "results.csv"
+        check_rows(results)
+    reports: list[Report] = []
+    for seed in range(settings.seed, settings.seed + settings.seeds):
+        report = function(run, data, replace(settings, seed=seed), **given, **options)
+        if results is not None:
+            append_rows(results, report)
+        reports.append(report if settings.workers != "auto" else _with_readers(report, settings))
+    for drawing in reports[-1].drawings:
+        _at(drawing.function)(**drawing.content, out=drawing.out)
+    return replace(reports[-1], others=tuple(reports[:-1]))

@@ -1,0 +1,79 @@
+"""The non-linear probe of Beyond Masking: fresh transformer blocks and a linear head on a frozen backbone's tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from timm.models.vision_transformer import VisionTransformer
+
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.classifier import Classifier, class_names, fresh_blocks
+from patchloom.evaluate.features import Precision, check_pooling, tokens_of
+from patchloom.evaluate.frozen import UNTRAINED
+from patchloom.evaluate.recipes import Recipe, takes_recipe
+from patchloom.evaluate.report import Report
+from patchloom.evaluate.settings import EvalSettings, parts_of
+from patchloom.evaluate.trained import Build, Candidate, plan_for, train_and_test
+from patchloom.hints import check_options
+from patchloom.nets.variants import vary
+from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
+
+_IDLE = {"layer_decay": 1.0, "drop_path": 0.0}  # of a recipe, where the encoder is frozen
+
+
+@takes_recipe
+def blocks(
+    run: str | Path,
+    data: str | Path,
+    settings: EvalSettings,
+    *,
+    count: int = 2,
+    recipe: str = "small",
+    control: bool = True,
+    precision: Precision = "auto",
+    **changes: Any,
+) -> Report:
+    """Train fresh transformer blocks on the frozen encoder's tokens (blocks:2, blocks:4), beside an untrained encoder.
+
+    Args:
+        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
+        data: labelled images, as `patchloom.data.open_data` takes them.
+        settings: what is common to all protocols.
+        count: how many blocks.
+        recipe: small (ours), droppos, mae, mp3, extrema or lut (the papers'); each value below replaces one of its own.
+        control: do the same on an untrained encoder, too.
+        precision: float32, or bfloat16 products; auto is bfloat16 where a CUDA device has it.
+        changes: values of the recipe.
+
+    Raises:
+        PatchloomError: as `finetune`; or no blocks, or a pooling that the encoder lacks.
+    """
+    check_options(blocks, locals())
+    if count < 1:
+        raise PatchloomError(f"blocks:{count} trains no block: use blocks:2, or linear")
+    for name in _IDLE:
+        if changes.get(name) is not None:
+            raise PatchloomError(f"--{name} changes nothing in blocks:{count}: the encoder is frozen")
+    vit, card = load_encoder(run)
+    parts = parts_of(data, settings)
+    plan = plan_for(recipe, {**changes, **_IDLE}, vit, card, parts.train, settings, precision)
+    check_pooling(plan.recipe.pooling, tokens_of(vit, None))
+    classes = len(class_names(parts.train))
+    candidates = [Candidate(card.name, _builder(vit, card, count, classes), {"blocks": count})]
+    if control:
+        twin, _ = untrained_twin(card, seed=settings.seed)
+        candidates.append(Candidate(UNTRAINED, _builder(twin, card, count, classes), {"blocks": count}))
+    title = f"{count} block{'s'[: count > 1]}"
+    done = (
+        f"Non-linear probe: {title} of a transformer, a norm and a linear head, all fresh, were trained on the tokens "
+        "of the frozen encoder."
+    )
+    return train_and_test(f"blocks:{count}", f"Probe of {title}", done, candidates, plan, parts)
+
+
+def _builder(vit: VisionTransformer, card: EncoderCard, count: int, classes: int) -> Build:
+    def build(recipe: Recipe) -> Classifier:
+        return Classifier(vary(vit, card), classes, recipe.pooling, body=fresh_blocks(vit, count))
+
+    return build

@@ -1,0 +1,123 @@
+"""The mean of what several fine-tuned classifiers say (MP3 section 4): each was asked about other things before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+import torch
+
+from patchloom.data import Source
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.classifier import Classifier, ClassifierCard, class_names, load_classifier, read_classifier
+from patchloom.evaluate.features import Precision
+from patchloom.evaluate.fit import Answers, answers
+from patchloom.evaluate.report import Report, Row
+from patchloom.evaluate.settings import EvalSettings, parts_of
+from patchloom.evaluate.trained import report_of
+from patchloom.hints import check_options
+
+ENSEMBLE = "ensemble"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One classifier, and what it is called."""
+
+    name: str
+    model: Classifier
+    card: ClassifierCard
+
+
+def ensemble(
+    run: str | Path,
+    data: str | Path,
+    settings: EvalSettings,
+    *,
+    others: str | list[str] = "",
+    precision: Precision = "auto",
+) -> Report:
+    """Average the softmax outputs of two or more fine-tuned classifiers.
+
+    Args:
+        run: a classifier that finetune saved, or a run's folder that has one of this data and seed.
+        data: labelled images, those on which the classifiers were fine-tuned.
+        settings: what is common to all protocols; its seed is theirs, where the data brings no test images.
+        others: further classifiers or folders, separated by commas.
+        precision: float32, or bfloat16 products; auto is bfloat16 where a CUDA device has it.
+
+    Raises:
+        PatchloomError: fewer than two classifiers, or one of other classes or of another split of the data.
+    """
+    check_options(ensemble, locals())
+    paths = [str(run), *(others.split(",") if isinstance(others, str) else others)]
+    paths = [path.strip() for path in paths if path.strip()]
+    if len(paths) < 2:
+        raise PatchloomError("an ensemble needs two classifiers or more: give the others as --others A,B")
+    parts = parts_of(data, settings)
+    fingerprint = parts.test.fingerprint()
+    members = [_member(path, parts.test, fingerprint, settings) for path in paths]
+    said = [answers(member.model, parts.test, member.card.encoder, settings, precision) for member in members]
+    mean, agreement = average(said), agreement_of(said)
+    n, pooling = len(mean.labels), "-"
+    row_settings = {"members": len(members), "agreement": agreement}
+    rows = [Row.of(ENSEMBLE, pooling, "ensemble", row_settings, mean.accuracy(), n)]
+    for member, found in zip(members, said, strict=True):
+        rows.append(Row.of(member.name, member.model.pooling, "ensemble", {}, found.accuracy(), n))
+    done = (
+        f"Ensemble: the mean of the softmax outputs of {len(members)} fine-tuned classifiers; nothing was trained or "
+        f"chosen. Two of them name the same class for {agreement:.1%} of the test images"
+        f"{' on average' if len(members) > 2 else ''}."
+    )
+    return report_of("ensemble", f"Ensemble of {len(members)}: ", [done], rows, parts, settings, mean)
+
+
+def average(said: Sequence[Answers]) -> Answers:
+    """Answers whose logits are the logarithms of the mean of the softmax outputs."""
+    mean = torch.stack([found.logits.double().softmax(1) for found in said]).mean(0)
+    return Answers(mean.log(), said[0].labels, said[0].unreadable)
+
+
+def agreement_of(said: Sequence[Answers]) -> float:
+    """Share of the images for which two classifiers name the same class, averaged over all pairs."""
+    named = [found.logits.argmax(1) for found in said]
+    shares = [(one == other).double().mean().item() for one, other in combinations(named, 2)]
+    return sum(shares) / len(shares)
+
+
+def _member(place: str, test: Source, fingerprint: str, settings: EvalSettings) -> Member:
+    path = Path(place)
+    if path.is_dir():
+        path = _only(path, test.name, settings.seed)
+    model, card = load_classifier(path)
+    names = class_names(test)
+    if len(card.classes) != len(names):
+        raise PatchloomError(
+            f"{path} tells {len(card.classes)} classes of {card.data} apart, and {test.name} has {len(names)}: "
+            "ensembles are of classifiers of the same data"
+        )
+    if card.classes != names:
+        raise PatchloomError(f"{path} was fine-tuned on {card.data}, whose classes have other names than {test.name}'s")
+    if card.test != fingerprint:
+        raise PatchloomError(
+            f"{path} was fine-tuned with another split (data {card.data}, seed {card.seed}), so it may have been "
+            f"trained on these test images: use the same data and --seed {card.seed}"
+        )
+    return Member(f"{card.encoder.name} ({path.stem})", model, card)
+
+
+def _only(folder: Path, data: str, seed: int) -> Path:
+    found = []
+    for path in sorted((folder / "finetuned").glob("*.safetensors")):
+        card = read_classifier(path)
+        found += [path] * (card.data == data and card.seed == seed)
+    if not found:
+        raise PatchloomError(
+            f"{folder} has no classifier of {data} and seed {seed}: patchloom evaluate finetune writes one"
+        )
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise PatchloomError(f"{folder} has several classifiers of {data} and seed {seed}: name one of {names}")
+    return found[0]

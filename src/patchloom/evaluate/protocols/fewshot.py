@@ -1,0 +1,196 @@
+"""Few labels: fine-tuning or a linear probe when only a small part of the training images has a label."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from patchloom.data import Source
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.classifier import Pool, PositionChoice, class_names, variant_of
+from patchloom.evaluate.features import Precision, classes_of
+from patchloom.evaluate.frozen import compare
+from patchloom.evaluate.protocols.finetune import builder, scratch
+from patchloom.evaluate.protocols.linear import LINEAR
+from patchloom.evaluate.recipes import takes_recipe
+from patchloom.evaluate.report import Report
+from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified
+from patchloom.evaluate.trained import SCRATCH, Candidate, plan_for, train_and_test
+from patchloom.hints import check_options
+from patchloom.nets.heads import mlp
+from patchloom.nets.weights import EncoderCard, load_encoder, load_instance_head, read_weights, untrained_twin
+
+Method = Literal["finetune", "linear"]
+HeadOn = Literal["features", "projection"]
+
+_SHARE = 0.1
+
+
+@takes_recipe
+def fewshot(
+    run: str | Path,
+    data: str | Path,
+    settings: EvalSettings,
+    *,
+    labels: float | None = None,
+    per_class: int | None = None,
+    method: Method = "finetune",
+    head_on: HeadOn = "features",
+    recipe: str = "small",
+    positions: PositionChoice = "auto",
+    control: bool = True,
+    precision: Precision = "auto",
+    **changes: Any,
+) -> Report:
+    """Fine-tune, or fit a linear probe, with a small part of the labels.
+
+    Args:
+        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
+        data: labelled images, as `patchloom.data.open_data` takes them.
+        settings: what is common to all protocols.
+        labels: share of the training images whose labels are used, from each class alike, such as 0.01; 0.1, if
+            neither this nor per_class is given.
+        per_class: instead, so many images of each class.
+        method: finetune or linear; the options from recipe on are for finetune.
+        head_on: the features; or the first layer of the run's projection, which is trained on, as ExtreMA does.
+        recipe: small (ours), droppos, mae, mp3, extrema or lut (the papers'); each value below replaces one of its own.
+        positions: keep, fixed, learned, relative or none, as in finetune.
+        control: train from scratch, too.
+        precision: float32, or bfloat16 products; auto is bfloat16 where a CUDA device has it.
+        changes: values of the recipe.
+
+    Raises:
+        PatchloomError: as `finetune`; or fewer images than classes, or a run without a projection.
+    """
+    check_options(fewshot, locals())
+    vit, card = load_encoder(run)
+    parts, what = few(parts_of(data, settings), labels, per_class, settings.seed)
+    idle = [name for name, value in changes.items() if value is not None]
+    if method == "linear":
+        usual = {"head_on": (head_on, "features"), "recipe": (recipe, "small"), "positions": (positions, "auto")}
+        idle += [name for name, (value, default) in usual.items() if value != default]
+        if idle:
+            raise PatchloomError(f"--{idle[0]} is for --method finetune: the linear probe has no such choice")
+        return _linear(run, vit, card, parts, settings, what)
+    plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision)
+    variant, classes = variant_of(positions, vit), len(class_names(parts.train))
+    row_settings = {"positions": variant, "head_on": head_on, **what}
+    more, fresh, on = {}, {}, "a linear head"
+    if head_on == "projection":
+        if "pooling" in idle:
+            raise PatchloomError("--pooling changes nothing with --head_on projection, which has a pooling of its own")
+        more, fresh = projections(run, vit, card, settings.seed)
+        row_settings["pooling"] = more["pooling"]
+        on = f"the projection's first layer and a linear head on the {more['pooling']} representation"
+    candidates = [Candidate(card.name, builder(vit, card, positions, classes, **more), row_settings)]
+    if control:
+        candidates.append(replace(scratch(card, positions, classes, settings, **fresh), settings=row_settings))
+    done = f"Few labels: the encoder and {on} were trained together, positions: {variant}."
+    if control:
+        done += f" {SCRATCH.capitalize()} is the same with fresh weights."
+    return train_and_test("few-shot", f"Fine-tuning with {len(parts.train):,} labels", done, candidates, plan, parts)
+
+
+def few(parts: Parts, share: float | None, per_class: int | None, seed: int) -> tuple[Parts, dict[str, Any]]:
+    """Parts whose training images are few, and how they were asked for.
+
+    Raises:
+        PatchloomError: a share and a number were both given, or what is asked for is not there.
+    """
+    train = parts.train
+    n, classes = len(train), classes_of(train)
+    if share is not None and per_class is not None:
+        raise PatchloomError("--labels and --per_class exclude each other: give one of them")
+    if per_class is not None:
+        some, what = _of_each(train, per_class, seed), {"per_class": per_class}
+    else:
+        share = _SHARE if share is None else share
+        if not 0 < share <= 1:
+            raise PatchloomError(f"--labels must be a share above 0 and up to 1, such as 0.01, not {share:g}")
+        count = round(share * n)
+        if count < classes:
+            raise PatchloomError(
+                f"{share:g} of {n:,} training images is {count}, fewer than the {classes} classes: use --labels "
+                f"{classes / n:.2g} or more, or --per_class 1"
+            )
+        some, what = stratified(train, count, seed), {"labels": share}
+    story = f"{parts.story} Of {n:,} training images a stratified {len(some):,} were used (seed {seed})."
+    return Parts(some, parts.test, story), {**what, "labelled": len(some)}
+
+
+def _of_each(source: Source, count: int, seed: int) -> Source:
+    if count < 1:
+        raise PatchloomError(f"--per_class must be 1 or more, not {count}")
+    rng, chosen = np.random.default_rng(seed), []
+    for label in np.unique(source.labels):
+        members = np.flatnonzero(source.labels == label)
+        if len(members) < count:
+            name = class_names(source)[label]
+            raise PatchloomError(f"class {name} has {len(members)} training images: use --per_class {len(members)}")
+        chosen.append(rng.permutation(members)[:count])
+    return source.subset(np.sort(np.concatenate(chosen)))
+
+
+def _linear(
+    run: str | Path,
+    vit: VisionTransformer,
+    card: EncoderCard,
+    parts: Parts,
+    settings: EvalSettings,
+    what: dict[str, Any],
+) -> Report:
+    """The linear probe, under this protocol's name."""
+    (report,) = compare((LINEAR,), vit, card, parts, settings, load_instance_head(run))
+    renamed = {
+        id(row): replace(row, protocol="few-shot", settings={**row.settings, "method": "linear", **what})
+        for row in report.rows
+        if row.settings
+    }
+    return replace(
+        report,
+        rows=[renamed.get(id(row), replace(row, protocol="few-shot")) for row in report.rows],
+        quoted=tuple(renamed[id(row)] for row in report.quoted),
+        headline=f"With {len(parts.train):,} labels: {report.headline}",
+    )
+
+
+def projections(
+    run: str | Path, vit: VisionTransformer, card: EncoderCard, seed: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `builder` needs to put a head on the first layer of a run's projection; and the same with fresh weights.
+
+    ExtreMA's projection is on the instance representation; without an instance head on the encoder's class token, or
+    else on the mean of its patch tokens.
+
+    Raises:
+        PatchloomError: the run has no checkpoint, or no such projection in it.
+    """
+    folder = Path(run) if Path(run).is_dir() else Path(run).parent
+    path = folder / "checkpoints" / "last.safetensors"
+    if str(run).startswith("timm:") or not path.is_file():
+        raise PatchloomError(f"--head_on projection needs a run's folder with checkpoints/last.safetensors, not {run}")
+    first = read_weights(path, "projection.0.")
+    norm = read_weights(path, "projection.1.")
+    if {*first} != {"weight", "bias"} or {*norm} != {"weight", "bias"} or first["weight"].shape[1] != vit.embed_dim:
+        raise PatchloomError(
+            f"the task {card.task} of {folder} has no projection like ExtreMA's: use --head_on features"
+        )
+    width = len(first["bias"])
+    head = load_instance_head(run)
+    _, fresh = untrained_twin(card, head, seed)
+    pooling: Pool = "instance" if head is not None else "class" if vit.has_class_token else "mean"
+    stem, blank = _stem(vit.embed_dim, width), _stem(vit.embed_dim, width)
+    stem[0].load_state_dict(first)
+    stem[1].load_state_dict(norm)
+    same = {"pooling": pooling, "width": width}
+    return {**same, "stem": stem, "instance": head}, {**same, "stem": blank, "instance": fresh}
+
+
+def _stem(d: int, width: int) -> nn.Sequential:
+    """A projection's first layer with its norm and activation."""
+    return mlp((d, width, 1), "layer")[:3]

@@ -1,0 +1,138 @@
+"""Fine-tuning: the whole encoder is trained on labels, beside the same with fresh weights."""
+
+from __future__ import annotations
+
+import re
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.classifier import (
+    Classifier,
+    ClassifierCard,
+    Pool,
+    PositionChoice,
+    class_names,
+    save_classifier,
+    variant_of,
+)
+from patchloom.evaluate.features import Precision
+from patchloom.evaluate.recipes import Recipe, takes_recipe
+from patchloom.evaluate.report import Report
+from patchloom.evaluate.settings import EvalSettings, parts_of
+from patchloom.evaluate.trained import SCRATCH, Build, Candidate, plan_for, train_and_test
+from patchloom.hints import check_options
+from patchloom.nets.variants import vary
+from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
+
+
+@takes_recipe
+def finetune(
+    run: str | Path,
+    data: str | Path,
+    settings: EvalSettings,
+    *,
+    recipe: str = "small",
+    positions: PositionChoice = "auto",
+    control: bool = True,
+    from_scratch: bool = False,
+    precision: Precision = "auto",
+    out: str | None = None,
+    **changes: Any,
+) -> Report:
+    """Train the whole encoder and a linear head on labelled images, beside the same from scratch.
+
+    Args:
+        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
+        data: labelled images, as `patchloom.data.open_data` takes them.
+        settings: what is common to all protocols.
+        recipe: small (ours), droppos, mae, mp3, extrema or lut (the papers'); each value below replaces one of its own.
+        positions: keep what the encoder has, fixed sine-cosine, learned, relative (a bias in each attention), or none;
+            auto keeps, and gives fixed ones to an encoder without any.
+        control: train from scratch, too.
+        from_scratch: train from scratch, and nothing else.
+        precision: float32, or bfloat16 products; auto is bfloat16 where a CUDA device has it.
+        out: file for the fine-tuned classifier; finetuned/DATA-RECIPE-SEED.safetensors in the run, if absent.
+        changes: values of the recipe.
+
+    Raises:
+        PatchloomError: no such encoder, data or recipe, data without labels, or values that do not fit.
+    """
+    check_options(finetune, locals())
+    if from_scratch and out is not None:
+        raise PatchloomError("--from_scratch saves no classifier: leave --out away")
+    vit, card = load_encoder(run)
+    parts = parts_of(data, settings)
+    plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision)
+    variant, classes = variant_of(positions, vit), class_names(parts.train)
+    row_settings = {"positions": variant}
+    path = None if from_scratch else _place(run, data, recipe, settings, out)
+
+    def save(model: Classifier, all_settings: dict[str, Any]) -> None:
+        if path is None:
+            print(f"  {card.name} is no file of yours, so its classifier is not saved: --out FILE saves it")
+            return
+        trained_on = parts.train.name, parts.test.fingerprint(), settings.seed
+        save_classifier(model, ClassifierCard(card, variant, model.pooling, classes, *trained_on, all_settings), path)
+        print(f"  {card.name}: saved as {path}", flush=True)
+
+    pretrained = Candidate(card.name, builder(vit, card, positions, len(classes)), row_settings, save)
+    candidates = [] if from_scratch else [pretrained]
+    if control or from_scratch:
+        candidates.append(scratch(card, positions, len(classes), settings))
+    done = f"Fine-tuning: the encoder and a linear head were trained together, positions: {variant}."
+    if len(candidates) > 1:
+        done += f" {SCRATCH.capitalize()} is the same with fresh weights."
+    return train_and_test("finetune", "Fine-tuning", done, candidates, plan, parts)
+
+
+def scratch(
+    card: EncoderCard, positions: PositionChoice, classes: int, settings: EvalSettings, **more: Any
+) -> Candidate:
+    """The control: the same encoder with fresh weights."""
+    twin, _ = untrained_twin(card, seed=settings.seed)
+    variant = variant_of(positions, twin)
+    return Candidate(SCRATCH, builder(twin, card, positions, classes, **more), {"positions": variant})
+
+
+def builder(
+    vit: VisionTransformer,
+    card: EncoderCard,
+    positions: PositionChoice,
+    classes: int,
+    pooling: Pool | None = None,
+    **parts: nn.Module | int | None,
+) -> Build:
+    """What builds a classifier on a copy of an encoder.
+
+    Args:
+        vit, card: the encoder; it stays as it is.
+        positions: that the copy gets.
+        classes: how many.
+        pooling: instead of the recipe's.
+        parts: further arguments of `Classifier`; modules are copied.
+    """
+
+    def build(recipe: Recipe) -> Classifier:
+        pool = pooling or recipe.pooling
+        encoder = vary(vit, card, variant_of(positions, vit), pool == "class", recipe.drop_path)
+        return Classifier(encoder, classes, pool, **deepcopy(parts))
+
+    return build
+
+
+def _place(run: str | Path, data: str | Path, recipe: str, settings: EvalSettings, out: str | None) -> Path | None:
+    """Where a classifier is saved; None: nowhere."""
+    if out is not None:
+        if settings.seeds > 1:
+            raise PatchloomError(f"--out names one file, but --seeds {settings.seeds} gives several: leave --out away")
+        return Path(out)
+    if str(run).startswith("timm:"):
+        return None
+    folder = Path(run) if Path(run).is_dir() else Path(run).parent
+    name = re.sub(r"[^\w.-]+", "-", Path(data).name)
+    return folder / "finetuned" / f"{name}-{recipe}-{settings.seed}.safetensors"

@@ -1,0 +1,82 @@
+"""kNN: the most similar training images vote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.features import Features, Pooling
+from patchloom.evaluate.frozen import FrozenProtocol, Score, measure_run
+from patchloom.evaluate.neighbours import TEMPERATURE, knn_accuracies
+from patchloom.evaluate.report import Report, Row
+from patchloom.evaluate.settings import EvalSettings
+
+_USUAL_K = 20
+_KS = (1, 5, 20, 100)
+
+
+def knn(
+    run: str | Path,
+    data: str | Path,
+    settings: EvalSettings,
+    *,
+    pooling: Pooling | Literal["all"] = "all",
+    ks: Sequence[int] = _KS,
+    gallery: float = 1.0,
+) -> Report:
+    """Let the most similar training images vote, by the cosine of frozen features.
+
+    Args:
+        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
+        data: labelled images, as `patchloom.data.open_data` takes them.
+        settings: what is common to all protocols.
+        pooling: "class", "mean", "instance" (of a head beside the encoder), "both" class and mean, or "all" there are.
+        ks: numbers of neighbours.
+        gallery: share of the training images, drawn from each class alike, that may vote.
+
+    Raises:
+        PatchloomError: no such encoder or data; data without labels; or a pooling that the encoder lacks.
+    """
+    if any(k < 1 for k in ks):
+        raise PatchloomError(f"--ks must be 1 or more, not {min(ks)}")
+    if not 0 < gallery <= 1:
+        raise PatchloomError(f"--gallery must be a share above 0 and up to 1, such as 0.1, not {gallery:g}")
+    return measure_run(knn_with(tuple(ks)), run, data, settings, pooling, gallery)
+
+
+def knn_with(ks: Sequence[int]) -> FrozenProtocol:
+    """The protocol for these numbers of neighbours; the quoted row is that of the mean token and k = 20, or nearest."""
+    return FrozenProtocol("knn", partial(_fit, ks=ks), _quoted, _title, partial(_sentence, ks=ks))
+
+
+def _fit(train: Features, pooling: str, settings: EvalSettings, *, ks: Sequence[int]) -> Score:
+    def score(test: Features) -> list[tuple[dict[str, float], float]]:
+        found = knn_accuracies(train.pooled(pooling), train.labels, test.pooled(pooling), test.labels, ks)
+        return [({"k": k, "temperature": TEMPERATURE}, value) for k, value in found.items()]
+
+    return score
+
+
+def _quoted(rows: Sequence[Row]) -> Row:
+    first = [row for row in rows if row.pooling == "mean"] or rows
+    return min(first, key=lambda row: abs(row.settings["k"] - _USUAL_K))
+
+
+def _title(row: Row) -> str:
+    return f"kNN (k={row.settings['k']}, {row.pooling})"
+
+
+def _sentence(train: Features, test: Features, *, ks: Sequence[int]) -> str:
+    n, m = len(train.labels), len(test.labels)
+    large = ", ".join(f"k = {k}" for k in ks if k > n)
+    return (
+        f"kNN: for each of {m:,} test images the k most similar of {n:,} training images vote (cosine similarity "
+        f"of frozen features, votes weighted by exp(similarity / {TEMPERATURE})); nothing was trained or chosen."
+        + (f" Left out, since more than there are: {large}." if large else "")
+    )
+
+
+KNN = knn_with(_KS)

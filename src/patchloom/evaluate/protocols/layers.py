@@ -1,0 +1,133 @@
+"""Where in the encoder do classes come apart? kNN of every layer's mean patch token (MP3's layer-wise evaluation)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.features import Features
+from patchloom.evaluate.frozen import PIXELS, circumstances, extractors, majority
+from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, hold_out_for_choice
+from patchloom.evaluate.neighbours import TEMPERATURE, knn_accuracies
+from patchloom.evaluate.report import Drawing, Report, Row
+from patchloom.evaluate.settings import EvalSettings, parts_of
+from patchloom.nets.weights import load_encoder
+
+
+def layers(
+    run: str | Path, data: str | Path, settings: EvalSettings, *, k: int = 20, out: str | Path | None = None
+) -> Report:
+    """Let the most similar training images vote in every layer: what each knows of the classes.
+
+    Args:
+        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
+        data: labelled images, as `patchloom.data.open_data` takes them.
+        settings: what is common to all protocols.
+        k: how many neighbours vote.
+        out: the picture of the curve; ``RUN/pictures/layers.png`` if ``run`` is a folder.
+
+    Raises:
+        PatchloomError: no such encoder or data, data without labels, or a k that does not fit them.
+    """
+    if k < 1:
+        raise PatchloomError(f"--k must be 1 or more, not {k}")
+    vit, card = load_encoder(run)
+    parts = parts_of(data, settings)
+    groups: list[list[Row]] = []
+    cached = []
+    for name, features_of, _ in extractors(vit, card, settings, layers=True):
+        train = features_of(parts.train)
+        row_settings = [{}] if name == PIXELS else _held_out(train, k, settings)
+        # what chooses the best layer is known: now the test images are read
+        test = features_of(parts.test)
+        pooling, found = "pixels" if name == PIXELS else "mean", []
+        for values, queries, about in zip(train.tokens.values(), test.tokens.values(), row_settings, strict=True):
+            accuracy = _vote(values, train.labels, queries, test.labels, k, settings)
+            about = {"k": k, "temperature": TEMPERATURE, **about}
+            found.append(Row.of(name, pooling, "layers", about, accuracy, len(test.labels)))
+        groups.append(found)
+        cached += [name] * (train.cached or test.cached)
+    ours, twins, (pixels,) = groups
+    n_test = len(test.labels)
+    guessed = majority("layers", train.labels, test.labels)
+    quoted = (ours[-1], _best(ours), twins[-1], _best(twins), pixels)
+    size = tuple(vit.patch_embed.img_size)
+    return Report(
+        rows=[*ours, *twins, pixels, guessed],
+        protocol=f"{_sentences(len(ours) - 2, k, train, test)} {circumstances(parts, train, test, size, cached)}",
+        headline=_headline(*quoted, n_test),
+        quoted=quoted,
+        data=parts.test.name,
+        fingerprint=parts.test.fingerprint(),
+        seed=settings.seed,
+        n_test=n_test,
+        across="layer",
+        down=True,
+        drawings=_drawings(run, out, ours, twins, [pixels, guessed]),
+    )
+
+
+def _vote(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor, k: int, settings: EvalSettings) -> float:
+    return knn_accuracies(*(part.to(settings.at) for part in (gallery, labels, queries, truth)), (k,))[k]
+
+
+def _held_out(train: Features, k: int, settings: EvalSettings) -> list[dict[str, Any]]:
+    """Each layer's name, and its accuracy on a held-out part of the training images when the rest of them vote."""
+    if len(train.labels) < 2:
+        raise PatchloomError("the best layer is chosen on held-out training images: add a second training image")
+    rest, held = hold_out_for_choice(train.labels, settings.seed)
+    labels = train.labels
+    return [
+        {
+            "layer": layer,
+            "held_out_accuracy": _vote(values[rest], labels[rest], values[held], labels[held], k, settings),
+            "held_out": len(held),
+        }
+        for layer, values in train.tokens.items()
+    ]
+
+
+def _best(rows: list[Row]) -> Row:
+    """The layer that is best on held-out training images, the first of equals."""
+    return max(rows, key=lambda row: row.settings["held_out_accuracy"])
+
+
+def _sentences(blocks: int, k: int, train: Features, test: Features) -> str:
+    return (
+        f"Layers: the mean of the patch tokens as they enter the blocks, after each of {blocks} blocks and after the "
+        f"final norm, all of one pass; in each layer the {k} most similar of {len(train.labels):,} training images "
+        f"vote for each of {len(test.labels):,} test images (kNN by cosine similarity, votes weighted by "
+        f"exp(similarity / {TEMPERATURE})). The best layer was chosen by the same vote on a stratified "
+        f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training images, for which the rest of them voted; the test "
+        "images took no part."
+    )
+
+
+def _headline(last: Row, best: Row, twin: Row, twins_best: Row, pixels: Row, n_test: int) -> str:
+    return (
+        f"Layers (kNN, k={last.settings['k']}, mean): the last is {last.text()} against {twin.number()} untrained; the "
+        f"best by held-out training images, {best.settings['layer']}, is {best.text()} against {twins_best.number()} "
+        f"untrained ({twins_best.settings['layer']}); raw pixels {pixels.number()}; on {n_test:,} test images."
+    )
+
+
+def _drawings(
+    run: str | Path, out: str | Path | None, ours: list[Row], twins: list[Row], controls: list[Row]
+) -> tuple[Drawing, ...]:
+    if out is None:
+        if str(run).startswith("timm:") or not Path(run).is_dir():
+            return ()
+        out = Path(run) / "pictures" / "layers.png"
+    content = {
+        "layers": [row.settings["layer"] for row in ours],
+        "values": [(row.value, row.low, row.high) for row in ours],
+        "untrained": [row.value for row in twins],
+        "baselines": {row.encoder: row.value for row in controls},
+        "best": ours.index(_best(ours)),
+        "name": ours[0].encoder,
+        "note": f"accuracy of {ours[0].settings['k']} nearest neighbours, mean patch token, 95 % interval",
+    }
+    return (Drawing("patchloom.look.draw_layers", Path(out), content),)

@@ -1,0 +1,159 @@
+"""What of an encoder's accuracy is left when patches change places, or when nobody says where they are?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from patchloom.data import CentreCrop, Source
+from patchloom.data.sources.base import digest
+from patchloom.evaluate.features import Features, check_pooling, tokens_of
+from patchloom.evaluate.frozen import circumstances, extractors, majority
+from patchloom.evaluate.logistic import linear_probe
+from patchloom.evaluate.neighbours import TEMPERATURE, knn_accuracies
+from patchloom.evaluate.report import Report, Row
+from patchloom.evaluate.settings import EvalSettings, parts_of
+from patchloom.nets.encode import patch_positions, patch_side
+from patchloom.nets.weights import load_encoder
+from patchloom.patches.tokens import grid_of, patchify, unpatchify
+
+LINEAR = "linear"
+AS_THEY_ARE, SHUFFLED, ZEROED = "as they are", "patches shuffled", "positions zeroed"
+
+
+def order(
+    run: str | Path,
+    data: str | Path,
+    settings: EvalSettings,
+    *,
+    pooling: Literal["class", "mean", "both"] = "mean",
+    k: int = 20,
+) -> Report:
+    """Shuffle the patches of test images, or zero the position embeddings, and see what probes of normal images say.
+
+    Args:
+        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
+        data: labelled images, as `patchloom.data.open_data` takes them.
+        settings: what is common to all protocols.
+        pooling: "class", "mean", or "both".
+        k: how many neighbours vote.
+
+    Raises:
+        PatchloomError: no such encoder or data; data without labels; or a pooling that the encoder lacks.
+    """
+    vit, card = load_encoder(run)
+    check_pooling(pooling, tokens_of(vit, None))
+    parts, size = parts_of(data, settings), tuple(vit.patch_embed.img_size)
+    shuffled = ShuffledPatches(parts.test, size, patch_side(vit), settings.seed)
+    rows: list[Row] = []
+    cached: list[str] = []
+    for name, features_of, net in extractors(vit, card, settings):
+        train = features_of(parts.train)
+        pooled = "pixels" if net is None else pooling
+        probes = _probes(train, pooled, k, settings)
+        # all that is chosen has been chosen: now the test images are read
+        tests = {AS_THEY_ARE: features_of(parts.test), SHUFFLED: features_of(shuffled)}
+        if net is not None and patch_positions(net) is not None:
+            tests[ZEROED] = extractors(without_positions(net), card, settings)[0].features_of(parts.test)
+        for probe, accuracy in probes.items():
+            for given, test in tests.items():
+                row_settings = {"probe": probe, "test_images": given}
+                rows.append(Row.of(name, pooled, "order", row_settings, accuracy(test), len(test.labels)))
+        cached += [name] * any(features.cached for features in (train, *tests.values()))
+    test = tests[AS_THEY_ARE]
+    n_test = len(test.labels)
+    quoted = tuple(row for row in rows if row.settings["probe"] == LINEAR)
+    return Report(
+        rows=[*rows, majority("order", train.labels, test.labels)],
+        protocol=_sentences(vit, len(train.labels), n_test, k) + circumstances(parts, train, test, size, cached),
+        headline=_headline(quoted, n_test),
+        quoted=quoted,
+        data=parts.test.name,
+        fingerprint=parts.test.fingerprint(),
+        seed=settings.seed,
+        n_test=n_test,
+        across="test_images",
+    )
+
+
+class ShuffledPatches(Source):
+    """The images of a source, cut to ``size`` (h, w), with their patches in another order for each.
+
+    Args:
+        source: images.
+        size: of what an encoder sees.
+        p: side of its patches.
+        seed: of the orders; an image's own depends on nothing else but its number.
+    """
+
+    def __init__(self, source: Source, size: tuple[int, int], p: int, seed: int):
+        self.source, self.crop, self.p, self.seed = source, CentreCrop(size), p, seed
+        self.name, self.classes, self.labels = source.name, source.classes, source.labels
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def read(self, i: int) -> Tensor:
+        (image,) = self.crop(self.source.read(i))
+        patches = patchify(image[None], self.p)
+        places = np.random.default_rng((self.seed, i)).permutation(patches.shape[1])
+        return unpatchify(patches[:, torch.from_numpy(places)], self.p, grid_of(image[None], self.p))[0]
+
+    def describe(self, i: int) -> str:
+        return self.source.describe(i)
+
+    def fingerprint(self) -> str:
+        return self._digest(self.source.fingerprint())
+
+    def stamp(self) -> str | None:
+        stamp = self.source.stamp()
+        return None if stamp is None else self._digest(stamp)
+
+    def _digest(self, images: str) -> str:
+        return digest(["patches shuffled", str(self.crop.size), str(self.p), str(self.seed), images])
+
+
+def without_positions(vit: VisionTransformer) -> VisionTransformer:
+    """A copy of an encoder with position embeddings, whose patches have none; class and register tokens keep theirs."""
+    copy = deepcopy(vit)
+    with torch.no_grad():
+        patch_positions(copy).zero_()
+    return copy
+
+
+def _probes(train: Features, pooled: str, k: int, settings: EvalSettings) -> dict[str, Callable[[Features], float]]:
+    """By name, the accuracy on test images of what training images teach."""
+    features, labels = train.pooled(pooled), train.labels
+    probe, _ = linear_probe(features, labels, seed=settings.seed, device=settings.at)
+    return {
+        LINEAR: lambda test: probe.accuracy(test.pooled(pooled), test.labels),
+        f"kNN, k = {k}": lambda test: knn_accuracies(features, labels, test.pooled(pooled), test.labels, (k,))[k],
+    }
+
+
+def _sentences(vit: VisionTransformer, n: int, n_test: int, k: int) -> str:
+    zeroed = "and with the position embeddings of the patches set to zero. "
+    if patch_positions(vit) is None:
+        zeroed = "while the encoder has no position embeddings that could be taken away. "
+    return (
+        f"Order: a linear probe (its L2 strength chosen on a stratified fifth) and the {k} nearest neighbours (votes "
+        f"weighted by exp(similarity / {TEMPERATURE})) learn from the frozen features of {n:,} normal training images. "
+        f"They are asked of {n_test:,} test images as they are, with their patches in a random order, another for each "
+        f"image, {zeroed}"
+    )
+
+
+def _headline(quoted: Sequence[Row], n_test: int) -> str:
+    said: dict[str, list[str]] = {}
+    for row in quoted:
+        number = row.number() if said else row.text()
+        said.setdefault(row.encoder, []).append(f"{number} {row.settings['test_images']}")
+    each = "; ".join(f"{name} {', '.join(numbers)}" for name, numbers in said.items())
+    return f"Order (linear probe, {quoted[0].pooling}): {each}; on {n_test:,} test images."

@@ -1,0 +1,139 @@
+"""How well a run's own task finds positions, with more and with less withheld than in its training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from patchloom.data import Source, open_data, plain_batches
+from patchloom.errors import PatchloomError
+from patchloom.evaluate import EvalSettings, Report, Row
+from patchloom.evaluate.position_scores import (
+    AVERAGE,
+    CHANCE,
+    STORY,
+    Cell,
+    measure_positions,
+    normalized,
+    rows_of,
+)
+from patchloom.evaluate.report import Drawing, lost_images
+from patchloom.look import Map
+from patchloom.questions.position_pictures import predict_positions
+from patchloom.runs.folder import plain_name
+from patchloom.runs.held_out import doubt_of_test, stored_held_out
+from patchloom.runs.task import Loaded, load_task
+
+_SYMBOLS = {"mask_ratio": "γ", "position_mask_ratio": "γ_pos", "context_mask_ratio": "η"}
+_WITHHELD = {
+    "mask_ratio": "a share γ of the patches was removed",
+    "position_mask_ratio": "a share γ_pos of the visible patches lost its position",
+    "context_mask_ratio": "a share η of the patches was barred from keys and values",
+}
+
+
+def positions(run: str | Path, data: str | Path, settings: EvalSettings, *, images: int = 1000) -> Report:
+    """Ask a run's own task where patches were, with more and with less withheld than in its training.
+
+    Args:
+        run: the folder of a run that asked for positions: droppos, mp3, or a mixture.
+        data: images, as `patchloom.data.open_data` takes them; labels are not needed.
+        settings: what is common to all protocols.
+        images: measure on at most so many test images.
+
+    Raises:
+        PatchloomError: no such run or data, or a run that asked for no positions.
+    """
+    if images < 1:
+        raise PatchloomError(f"--images must be 1 or more, not {images}")
+    loaded = load_task(run)
+    task, card, folder = loaded.task, loaded.card, loaded.folder
+    if "positions" not in task.questions:
+        raise PatchloomError(
+            f"{folder.path} was trained by {loaded.settings.task['name']}, which asks for no positions, so none can be "
+            "measured: give a run of droppos or mp3, or measure its encoder with position-sensitivity"
+        )
+    axes, grid = task.questions["positions"].ratios, task.geometry.grid
+    source, story = _test_images(loaded, data)
+    some = np.random.default_rng(settings.seed).permutation(len(source))[:images]
+    if len(some) < len(source):
+        story += f" {len(some):,} of {len(source):,} images were drawn (seed {settings.seed})."
+        source = source.subset(np.sort(some))
+    unreadable: list[str] = []
+    # larger than the encoder's where a task sees a part of its images
+    size = tuple(task.augment.size)
+    drawn = plain_batches(source, size, **settings.reading(source), channels=task.geometry.channels, device=settings.at)
+    batches = normalized(drawn, card, unreadable)
+    task.to(settings.at)
+    cells = measure_positions(partial(predict_positions, task), axes, grid, batches, settings.seed)
+    rows = rows_of("positions", {card.name: cells}, grid)
+    quoted = tuple(row for row in rows if row.settings["measure"] == "top-1" and AVERAGE in row.settings.values())
+    n_test, n = len(cells[0].values["top-1"]), task.geometry.n
+    withheld = ", ".join(_WITHHELD[name] for name in axes)
+    out = folder.pictures / f"position_map-{plain_name(data)}.png"
+    caption = (
+        f"Share of the patches of each place that are found, on {n_test:,} test images; grey: none was asked for. "
+        "A place that is named for every patch is always found."
+    )
+    done = (
+        f"Positions: {withheld}; the run's own task then placed every patch without position among {n}, on "
+        f"{n_test:,} test images."
+    )
+    table = (
+        "The table has accuracies in % and distances in patches; their intervals are in the rows of results.csv. Where "
+        f"in the image positions are found is drawn in {out}."
+    )
+    return Report(
+        rows=rows,
+        protocol=" ".join([done, STORY, story, *lost_images(unreadable), table]),
+        headline=_headline(cells, *quoted, n_test),
+        quoted=quoted,
+        data=source.name,
+        fingerprint=source.fingerprint(),
+        seed=settings.seed,
+        n_test=n_test,
+        across=list(axes)[-1],
+        short=True,
+        symbols=_SYMBOLS,
+        drawings=(Drawing("patchloom.look.maps.draw_maps", out, {**_maps(cells, grid), "caption": caption}),),
+    )
+
+
+def _test_images(loaded: Loaded, data: str | Path) -> tuple[Source, str]:
+    """The images to measure on, and in words whether they were trained on."""
+    opened = open_data(data)
+    if opened.test is not None:
+        doubt = doubt_of_test(loaded.folder, loaded.settings, opened.test)
+        return opened.test, f"The data brings its own test images.{doubt}"
+    if opened.train.fingerprint() == loaded.folder.read_data()["fingerprint"]:
+        held_out = stored_held_out(loaded.folder, loaded.settings, opened.train)
+        return held_out.parts(opened.train)[1], held_out.sentence("The test images")
+    return opened.train, "The data brings no test images, so all were taken: pre-training may have seen them."
+
+
+def _headline(cells: Sequence[Cell], ours: Row, guessed: Row, n_test: int) -> str:
+    ends = [f"{cell.accuracy:.1%} at {_said(cell.ratios)}" for cell in (cells[0], cells[-1])]
+    return (
+        f"Positions found: {ours.text()} against {guessed.text()} {CHANCE}, the average of {len(cells)} "
+        f"ratios on {n_test:,} test images; {ends[0]}, {ends[1]}."
+    )
+
+
+def _said(ratios: Mapping[str, float]) -> str:
+    return ", ".join(f"{_SYMBOLS[name]} {ratio:g}" for name, ratio in ratios.items())
+
+
+def _maps(cells: Sequence[Cell], grid: tuple[int, int]) -> dict[str, Any]:
+    """What `draw_maps` draws: a map a cell; the last ratio varies along the columns, the one before along the rows."""
+    maps: dict[str, list[Map]] = {}
+    columns: dict[str, None] = {}
+    for cell in cells:
+        *before, (last, ratio) = cell.ratios.items()
+        columns[_said({last: ratio})] = None
+        note = f"{cell.accuracy:.1%} (chance {cell.chance['top-1']:.1%})"
+        maps.setdefault(_said(dict(before)), []).append(Map(cell.map(grid).numpy(), note))
+    return {"maps": list(maps.values()), "row_names": list(maps), "column_names": list(columns)}

@@ -1,0 +1,183 @@
+"""How well does a frozen encoder know where patches are, when most position embeddings are masked? (DropPos Table 7)"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchloom.data import CentreCrop, plain_batches, training_batches
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.classifier import load_classifier
+from patchloom.evaluate.frozen import UNTRAINED
+from patchloom.evaluate.position_scores import STORY, Cell, measure_positions, normalized, rows_of
+from patchloom.evaluate.report import Report, lost_images
+from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
+from patchloom.hints import check
+from patchloom.nets.encode import encode, grid_size, patch_positions
+from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
+from patchloom.patches.partition import random_dropped
+from patchloom.questions.positions import PositionPrediction
+from patchloom.withhold.encoder_input import all_patches, drop_positions
+
+Placeholder = Literal["learned", "zeros"]
+
+FINETUNED = "fine-tuned"
+_BATCH, _RATE = 64, 1e-2
+
+
+def position_sensitivity(
+    run: str | Path,
+    data: str | Path,
+    settings: EvalSettings,
+    *,
+    finetuned: str | Path | None = None,
+    ratio: float = 0.75,
+    placeholder: Placeholder = "learned",
+    steps: int = 1000,
+) -> Report:
+    """Mask most position embeddings of a frozen encoder, and ask its features where patches are by a linear layer.
+
+    Args:
+        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
+        data: images, as `patchloom.data.open_data` takes them; labels are not needed.
+        settings: what is common to all protocols.
+        finetuned: file of a classifier, or of an encoder, that was fine-tuned from it, to be measured too.
+        ratio: share of the position embeddings that is masked.
+        placeholder: what stands for a masked embedding: a learned vector, or zeros.
+        steps: of training the linear layer, with 64 images each.
+
+    Raises:
+        PatchloomError: no such encoder or data, or an encoder without position embeddings.
+    """
+    check("placeholder", placeholder, Placeholder)
+    if not 0 < ratio <= 1:
+        raise PatchloomError(f"--ratio is the share of position embeddings to mask, above 0 and up to 1, not {ratio:g}")
+    if steps < 1:
+        raise PatchloomError(f"--steps must be 1 or more, not {steps}")
+    vit, card = load_encoder(run)
+    encoders = {card.name: (vit, card)}
+    if finetuned is not None:
+        encoders[FINETUNED] = _load_finetuned(finetuned)
+    for name, (one, _) in encoders.items():
+        if patch_positions(one) is None:
+            raise PatchloomError(
+                f"{name} has no position embeddings of which a share could be masked: for a run that asked for "
+                "positions there is `patchloom evaluate positions`"
+            )
+        if grid_size(one) != grid_size(vit):
+            raise PatchloomError(f"{name} has another patch grid than {card.name}, so the two cannot be compared")
+    encoders[UNTRAINED] = untrained_twin(card, seed=settings.seed)[0], card
+    parts, grid = parts_of(data, settings, labels=False), grid_size(vit)
+    unreadable: dict[str, None] = {}
+    cells = {}
+    for name, encoder in encoders.items():
+        cells[name], lost = _measure(*encoder, parts, settings, placeholder, ratio, steps)
+        unreadable |= dict.fromkeys(lost)
+    rows = rows_of("position-sensitivity", cells, grid)
+    quoted = tuple(row for row in rows if row.settings["measure"] == "top-1")
+    ours, *others = quoted
+    n, n_test = len(parts.train), len(cells[card.name][0].values["top-1"])
+    against = ", ".join(f"{row.number()} {row.encoder}" for row in others)
+    done = _sentences(ratio, placeholder, steps, grid, n, n_test)
+    return Report(
+        rows=rows,
+        protocol=" ".join([done, STORY, parts.story, *lost_images(list(unreadable))]),
+        headline=f"Position sensitivity: {ours.text()} against {against} on {n_test:,} test images.",
+        quoted=quoted,
+        data=parts.test.name,
+        fingerprint=parts.test.fingerprint(),
+        seed=settings.seed,
+        n_test=n_test,
+        across="measure",
+    )
+
+
+def _sentences(ratio: float, placeholder: Placeholder, steps: int, grid: tuple[int, int], n: int, n_test: int) -> str:
+    stand_in, trained = "zeros", "a linear layer"
+    if placeholder == "learned":
+        stand_in, trained = "a learned vector", "that vector and a linear layer"
+    return (
+        f"Position sensitivity: {100 * ratio:g} % of the position embeddings were replaced by {stand_in}. To tell in "
+        f"which of {grid[0] * grid[1]} places the patches are that lost theirs, {trained} on their standardised "
+        f"features were trained on {n:,} images, in {steps:,} steps of {_BATCH} centre crops (Adam, rate {_RATE:g} "
+        f"with a cosine to 0), and tested on {n_test:,} others. The encoders stayed frozen, and nothing was chosen."
+    )
+
+
+def _load_finetuned(path: str | Path) -> tuple[VisionTransformer, EncoderCard]:
+    """The encoder of a classifier's file, or of an encoder's."""
+    try:
+        model, card = load_classifier(path)
+    except PatchloomError:
+        return load_encoder(path)
+    return model.encoder, card.encoder
+
+
+class Asker(nn.Module):
+    """A frozen encoder, the vector that stands for masked position embeddings, and a linear layer on its features.
+
+    Args:
+        vit: the encoder; from now on it is frozen, and in eval mode.
+        placeholder: whether that vector is learned; it is zero at first.
+    """
+
+    def __init__(self, vit: VisionTransformer, placeholder: Placeholder):
+        super().__init__()
+        self.vit = vit.requires_grad_(False).eval()
+        self.n, d = vit.patch_embed.num_patches, vit.embed_dim
+        self.token = nn.Parameter(torch.zeros(d), requires_grad=placeholder == "learned")
+        self.standardize = nn.BatchNorm1d(d, affine=False)
+        self.layer = nn.Linear(d, self.n)
+        for weight in self.layer.parameters():
+            nn.init.zeros_(weight)
+
+    def place(self, images: Tensor, generator: torch.Generator, ratio: float) -> PositionPrediction:
+        """Where the patches of images [b c h w] are, when a share of the position embeddings is masked."""
+        dropped = random_dropped(len(images), self.n, ratio, generator, images.device)
+        view = drop_positions(all_patches(images, self.n), dropped)
+        tokens = encode(self.vit, view, position_token=self.token)[:, self.vit.num_prefix_tokens :]
+        features = self.standardize(tokens.flatten(0, 1)).view_as(tokens)
+        return PositionPrediction(view.visible, view.dropped, self.layer(features))
+
+
+def train_asker(asker: Asker, batches: Iterable[Tensor], ratio: float, generator: torch.Generator, steps: int) -> Asker:
+    """Train on ``steps`` batches of normalised images [b c h w] what is not frozen; it comes back in eval mode."""
+    optimizer = torch.optim.Adam([weight for weight in asker.parameters() if weight.requires_grad], lr=_RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    asker.standardize.train()
+    for images in batches:
+        placed = asker.place(images, generator, ratio)
+        loss = F.cross_entropy(placed.logits[placed.dropped], placed.visible[placed.dropped])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return asker.eval()
+
+
+def _measure(
+    vit: VisionTransformer,
+    card: EncoderCard,
+    parts: Parts,
+    settings: EvalSettings,
+    placeholder: Placeholder,
+    ratio: float,
+    steps: int,
+) -> tuple[list[Cell], list[str]]:
+    """What is found on test images after training on training images; and what could not be read."""
+    size, channels = tuple(vit.patch_embed.img_size), vit.patch_embed.proj.in_channels
+    unreadable: list[str] = []
+    asker = Asker(vit, placeholder).to(settings.at)
+    reading = settings.seed, 0, steps, settings.workers_for(parts.train, steps), channels
+    drawn = training_batches(parts.train, CentreCrop(size), _BATCH, *reading, device=settings.at)
+    seen = normalized(drawn, card, unreadable)
+    train_asker(asker, seen, ratio, torch.Generator().manual_seed(settings.seed), steps)
+    tested = plain_batches(parts.test, size, **settings.reading(parts.test), channels=channels, device=settings.at)
+    asked = normalized(tested, card, unreadable)
+    return measure_positions(asker.place, {"ratio": (ratio,)}, grid_size(vit), asked, settings.seed), unreadable

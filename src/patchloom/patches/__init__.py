@@ -1,0 +1,1 @@
+"""Pure functions of patches and their positions; nothing here has parameters."""

@@ -1,0 +1,122 @@
+"""Random partitions of the patches of a grid: which are visible, which are masked, which lose their position.
+
+Letters: b batch, n patches of the grid, k patches picked.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from patchloom.processes import draw
+
+
+def share_of(n: int, share: float) -> int:
+    """How many of ``n`` a ``share`` in [0, 1] is, rounded down.
+
+    The small term repairs products such as ``20 * (1 - 0.9) = 1.9999...`` that would lose a patch.
+    """
+    return int(n * share + 1e-6)
+
+
+def random_partition(
+    b: int,
+    n: int,
+    sizes: Sequence[int],
+    generator: torch.Generator | None = None,
+    device: torch.device | str = "cpu",
+) -> tuple[Tensor, ...]:
+    """Disjoint random parts of the ``n`` patches, for each of ``b`` images on its own.
+
+    MAE needs the visible and the masked, ``(49, 147)``; LUT two disjoint views, ``(49, 49)``; ExtreMA ``(39,) * 5``.
+    Noise is drawn and sorted where ``generator`` lives and the parts are moved to ``device``, so that a generator on
+    the CPU gives the same parts on every machine.
+
+    Args:
+        b: images.
+        n: patches of the grid.
+        sizes: patches in each part; together at most ``n``.
+        generator: source of the noise; the global one of ``device`` if absent.
+        device: where the parts shall be.
+
+    Returns:
+        One int64 tensor [b size] a part: indices in [0, n), in random order.
+
+    Raises:
+        ValueError: the parts need more than ``n`` patches.
+    """
+    if sum(sizes) > n:
+        raise ValueError(f"{n} patches cannot be parted into {' + '.join(map(str, sizes))}")
+    order = draw(torch.rand, (b, n), generator, device).argsort(dim=1)
+    return order[:, : sum(sizes)].to(device, non_blocking=True).split(list(sizes), dim=1)
+
+
+def random_unit_partition(
+    b: int,
+    grid: tuple[int, int],
+    side: int,
+    sizes: Sequence[int],
+    generator: torch.Generator | None = None,
+    device: torch.device | str = "cpu",
+) -> tuple[Tensor, ...]:
+    """`random_partition` of square units of ``side`` x ``side`` patches (SimMIM's coarse masks), as patches.
+
+    Args:
+        b: images.
+        grid: rows and columns of patches, both multiples of ``side``.
+        side: patches along a unit.
+        sizes: units in each part.
+        generator, device: as for `random_partition`.
+
+    Returns:
+        One int64 tensor [b size*side*side] a part: patch indices, unit after unit.
+    """
+    rows, columns = grid[0] // side, grid[1] // side
+    inside = torch.arange(side, device=device)
+    inside = (inside[:, None] * grid[1] + inside).flatten()  # of the first unit
+    parts = random_partition(b, rows * columns, sizes, generator, device)
+    corners = (part // columns * side * grid[1] + part % columns * side for part in parts)
+    return tuple((corner[..., None] + inside).flatten(1) for corner in corners)
+
+
+def random_block(
+    b: int,
+    grid: tuple[int, int],
+    block: tuple[int, int],
+    generator: torch.Generator | None = None,
+    device: torch.device | str = "cpu",
+) -> tuple[Tensor, Tensor]:
+    """One rectangle of patches at a random place of each image, and the rest (block sampling).
+
+    Args:
+        b: images.
+        grid: rows and columns of patches.
+        block: rows and columns of the rectangle.
+        generator, device: as for `random_partition`.
+
+    Returns:
+        The patches inside [b r*c] and outside [b n-r*c], each in the order of the grid.
+    """
+    draws = draw(torch.rand, (b, 2), generator, device).to(device, non_blocking=True).unbind(1)
+    room = (side - part + 1 for side, part in zip(grid, block, strict=True))
+    top, left = ((one * places).long().clamp(max=places - 1) for one, places in zip(draws, room, strict=True))
+    row, column = (torch.arange(side, device=device) for side in grid)
+    in_rows = (row >= top[:, None]) & (row < top[:, None] + block[0])
+    in_columns = (column >= left[:, None]) & (column < left[:, None] + block[1])
+    outside = ~(in_rows[:, :, None] & in_columns[:, None]).flatten(1)
+    order = outside.byte().argsort(dim=1, stable=True)
+    return order.split([block[0] * block[1], grid[0] * grid[1] - block[0] * block[1]], dim=1)
+
+
+def random_dropped(
+    b: int, k: int, ratio: float, generator: torch.Generator | None = None, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Which of ``k`` visible patches lose their position [b j]: a share ``ratio`` of them, rounded up, at least one."""
+    kept = min(share_of(k, 1 - ratio), k - 1)
+    return random_partition(b, k, (kept, k - kept), generator, device)[1]
+
+
+def complement(visible: Tensor, n: int) -> Tensor:
+    """The patches [b n-k] of the grid that are not among ``visible`` [b k], in the order of the grid."""
+    seen = torch.zeros(len(visible), n, dtype=torch.uint8, device=visible.device).scatter_(1, visible, 1)
+    return seen.argsort(dim=1, stable=True)[:, : n - visible.shape[1]]

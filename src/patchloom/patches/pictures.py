@@ -1,0 +1,70 @@
+"""Patches in pictures: holes filled by a blur, patches painted over, or put together where they were predicted."""
+
+import torch
+from torch import Tensor
+
+from patchloom.patches.partition import random_partition
+from patchloom.patches.tokens import gather_tokens, grid_of, patchify, scatter_tokens, unpatchify
+
+# Values that stand for colours in pictures, because pictures are drawn in normalised pixels.
+WITHHELD = float("nan")  # drawn black
+WRONG = float("inf")  # drawn white
+
+
+@torch.autocast("cpu", enabled=False)
+@torch.autocast("cuda", enabled=False)
+def spread(images: Tensor, p: int, visible: Tensor) -> Tensor:
+    """Images [b c h w] whose holes are filled by a Gaussian blur of the visible patches (σ of one patch side)."""
+    b, c, h, w = images.shape
+    grid = grid_of(images, p)
+    ones = torch.ones(*visible.shape, p * p, device=images.device)
+    known = unpatchify(
+        scatter_tokens(ones, visible, torch.zeros(b, grid[0] * grid[1], p * p, device=images.device)), p, grid
+    )
+    seen, weight = images * known, known
+    for side, axis in ((h, 2), (w, 3)):
+        at = torch.arange(side, device=images.device, dtype=images.dtype)
+        # as a matrix product the kernel may reach across the image, so no hole stays empty, and borders need no padding
+        kernel = torch.exp(-((at[:, None] - at) / p).square() / 2).clamp_min(1e-12)
+        seen, weight = (torch.tensordot(kernel, x, dims=([1], [axis])).movedim(0, axis) for x in (seen, weight))
+    return seen / weight
+
+
+def paint_patches(images: Tensor, p: int, which: Tensor, value: float) -> Tensor:
+    """Images [b c h w] with the patches ``which`` [b m] (indices) painted in one ``value``."""
+    grid = grid_of(images, p)
+    patches = patchify(images, p)
+    paint = torch.full((*which.shape, patches.shape[-1]), value, device=images.device, dtype=patches.dtype)
+    return unpatchify(scatter_tokens(paint, which, patches), p, grid)
+
+
+def scattered(visible: Tensor, dropped: Tensor, generator: torch.Generator) -> Tensor:
+    """Places [b k] for a picture of what was given: patches without a position change places at random.
+
+    Args:
+        visible: [b k] true places.
+        dropped: [b k] True where the position is withheld, in the same number for every image.
+        generator: source of the order.
+    """
+    b = len(visible)
+    which = dropped.nonzero()[:, 1].view(b, -1)
+    (order,) = random_partition(b, which.shape[1], (which.shape[1],), generator, visible.device)
+    return visible.scatter(1, which, gather_tokens(visible, gather_tokens(which, order)))
+
+
+def mark_wrong(images: Tensor, p: int, visible: Tensor, placed: Tensor) -> Tensor:
+    """Images [b c h w] with masked patches withheld and wrongly placed ones marked, at their true places."""
+    patches = patchify(images, p)
+    shown = torch.where((placed == visible)[..., None], gather_tokens(patches, visible), WRONG)
+    drawn = scatter_tokens(shown, visible, torch.full_like(patches, WITHHELD))
+    return unpatchify(drawn, p, grid_of(images, p))
+
+
+def put_together(images: Tensor, p: int, visible: Tensor, placed: Tensor) -> Tensor:
+    """Images [b c h w] rebuilt from the visible patches [b k] at the places [b k]; where several land, their mean."""
+    grid = grid_of(images, p)
+    patches = patchify(images, p, visible)
+    sums = patches.new_zeros(len(images), grid[0] * grid[1], patches.shape[-1])
+    sums.scatter_add_(1, placed[..., None].expand_as(patches), patches)
+    landed = torch.zeros_like(sums[..., 0]).scatter_add_(1, placed, torch.ones_like(placed, dtype=sums.dtype))
+    return unpatchify(sums / landed[..., None], p, grid)  # 0 / 0 is nan: withheld

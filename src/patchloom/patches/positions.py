@@ -1,0 +1,67 @@
+"""Positions on the patch grid: fixed embeddings, distances, and softened labels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def sincos_1d(width: int, places: Tensor) -> Tensor:
+    """Sine-cosine embedding [n width] of ``places`` [n]: all sines, then all cosines, of place · 10000^(-2i/width).
+
+    Raises:
+        ValueError: an odd ``width``.
+    """
+    if width % 2:
+        raise ValueError(f"a sine-cosine embedding needs an even width, not {width}")
+    # float64 until the end: at float32 the angles of far places would lose digits
+    frequencies = 10000.0 ** (-torch.arange(width // 2, dtype=torch.float64) / (width / 2))
+    angles = places.double()[:, None] * frequencies
+    return torch.cat([angles.sin(), angles.cos()], dim=1).float()
+
+
+def coordinates(grid: tuple[int, int], device: torch.device | str = "cpu") -> Tensor:
+    """Row and column [n 2] of every patch of a ``grid`` (rows, columns), row by row, in patch units."""
+    rows, columns = (torch.arange(side, device=device, dtype=torch.float32) for side in grid)
+    return torch.cartesian_prod(rows, columns)
+
+
+def sincos_2d(width: int, grid: tuple[int, int]) -> Tensor:
+    """Fixed 2-d sine-cosine embedding [n width]: the first half of the channels tells the column, the second the row.
+
+    Raises:
+        ValueError: ``width`` is no multiple of 4.
+    """
+    if width % 4:
+        raise ValueError(f"a 2-d sine-cosine embedding needs a width that 4 divides, not {width}")
+    row, column = coordinates(grid).unbind(1)
+    return torch.cat([sincos_1d(width // 2, column), sincos_1d(width // 2, row)], dim=1)
+
+
+def distances(grid: tuple[int, int], device: torch.device | str = "cpu") -> Tensor:
+    """Euclidean distance [n n] between any two patches of a ``grid``, in patch units."""
+    places = coordinates(grid, device)
+    return (places[:, None] - places[None]).norm(dim=-1)
+
+
+def smoothed_positions(
+    grid: tuple[int, int], sigma: float, squared: bool = False, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Softened position labels: row i [n] is the target of a patch whose true position is i.
+
+    DropPos Eq. 5-6: w(i, j) = exp(-dist(i, j) / σ²), each row normalised to sum 1. With ``sigma`` 0 the rows are
+    one-hot.
+
+    Args:
+        grid: rows and columns of patches.
+        sigma: σ ≥ 0; the larger, the softer.
+        squared: the authors' program instead of the paper: squared distances, and columns normalised.
+
+    Returns:
+        Float tensor [n n].
+    """
+    apart = distances(grid, device)
+    if sigma <= 0:
+        return torch.eye(len(apart), device=device)
+    closeness = torch.exp(-(apart.square() if squared else apart) / sigma**2)
+    return closeness / closeness.sum(0 if squared else 1, keepdim=True)

@@ -1,0 +1,87 @@
+"""Patches as tokens: gathering and scattering them, and going from pixels to patches and back.
+
+Letters: b batch, c channels, h w height width, n patches of the grid, k patches picked, p patch side.
+"""
+
+import torch
+from torch import Tensor
+
+
+def gather_tokens(tokens: Tensor, indices: Tensor) -> Tensor:
+    """The tokens [b k d] that ``indices`` [b k] name among ``tokens`` [b n d]; ``tokens`` may also be [b n]."""
+    if tokens.ndim == 2:
+        return tokens.gather(1, indices)
+    rows = torch.arange(len(indices), device=indices.device)[:, None]
+    return tokens[rows, indices]
+
+
+def scatter_tokens(tokens: Tensor, indices: Tensor, into: Tensor) -> Tensor:
+    """A copy of ``into`` [b n d] with ``tokens`` [b k d] at ``indices`` [b k]; undoes `gather_tokens`."""
+    rows = torch.arange(len(indices), device=indices.device)[:, None]
+    return into.index_put((rows, indices), tokens.to(into.dtype))
+
+
+def in_grid_order(tokens: Tensor, *parts: Tensor) -> Tensor:
+    """Tokens [b n d] in the order of the grid, which came in that of ``parts`` [b k]: together all n patches."""
+    return gather_tokens(tokens, torch.cat(parts, dim=1).argsort(dim=1))
+
+
+def grid_of(images: Tensor, p: int) -> tuple[int, int]:
+    """Rows and columns of patches of side ``p`` in images [b c h w]."""
+    return images.shape[2] // p, images.shape[3] // p
+
+
+def _grid_of_patches(images: Tensor, p: int) -> Tensor:
+    b, c, h, w = images.shape
+    if h % p or w % p:
+        raise ValueError(f"images of {h}x{w} pixels cannot be cut into patches of {p}x{p}")
+    return images.reshape(b, c, h // p, p, w // p, p).permute(0, 2, 4, 1, 3, 5)  # [b rows columns c p p], a view
+
+
+def patchify(images: Tensor, p: int, indices: Tensor | None = None) -> Tensor:
+    """Cut images [b c h w] into flat patches [b n c*p*p], row by row, or only into those of ``indices`` [b k].
+
+    Inside a patch the order is that of a convolution's weight (channel, row, column), so that a patch projection is
+    one matrix product with the flattened weight. Patches that are not asked for are never copied. Indices [v*b k] name
+    those of v views of every image, all images' first ones first.
+
+    Raises:
+        ValueError: the patch does not divide the image, or there are not as many rows of indices for each image.
+    """
+    patches = _grid_of_patches(images, p)
+    if indices is None:
+        return patches.flatten(3).flatten(1, 2)
+    if len(images) and len(indices) % len(images):
+        raise ValueError(f"{len(indices)} rows of indices do not belong to {len(images)} images alike")
+    columns = patches.shape[2]
+    rows = torch.arange(len(images), device=indices.device).repeat(len(indices) // max(1, len(images)))[:, None]
+    return patches[rows, indices // columns, indices % columns].flatten(2)
+
+
+def unpatchify(patches: Tensor, p: int, grid: tuple[int, int]) -> Tensor:
+    """Put flat patches [b n c*p*p] of a ``grid`` (rows, columns) back into images [b c h w]; undoes `patchify`."""
+    b = len(patches)
+    rows, columns = grid
+    cut = patches.reshape(b, rows, columns, -1, p, p).permute(0, 3, 1, 4, 2, 5)
+    return cut.reshape(b, -1, rows * p, columns * p)
+
+
+def patch_statistics(patches: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation [b n 1] of each patch over all its numbers, as MAE normalises: unbiased, 1e-6 inside."""
+    return patches.mean(-1, keepdim=True), (patches.var(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def normalize_patches(patches: Tensor) -> Tensor:
+    """Each patch [b n f] with zero mean and unit deviation: MAE's normalised pixels (section 3, "per-patch")."""
+    mean, deviation = patch_statistics(patches)
+    return (patches - mean) / deviation
+
+
+def patch_channel_statistics(patches: Tensor, channels: int) -> tuple[Tensor, Tensor]:
+    """Mean and deviation [b n f] of each channel of each flat patch [b n f], as Beyond Masking normalises.
+
+    The deviation is unbiased, and has 1e-6 added so that one can divide by it; images are meant to be in [0, 1].
+    """
+    each = patches.unflatten(-1, (channels, -1))
+    statistics = each.mean(-1, keepdim=True), each.std(-1, keepdim=True) + 1e-6
+    return tuple(statistic.expand_as(each).flatten(-2) for statistic in statistics)

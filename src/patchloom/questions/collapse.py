@@ -1,0 +1,26 @@
+"""Whether a teacher's outputs collapse: how far apart they lie, and in how many directions."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def output_spread(outputs: Tensor) -> float:
+    """How far apart the normalised outputs [b d] lie: 0 if all are the same, 1 if they point everywhere.
+
+    The root mean square distance from their mean, √(1 - ‖mean‖²).
+    """
+    mean = F.normalize(outputs.float(), dim=-1).mean(0)
+    return math.sqrt(max(0.0, 1 - mean.square().sum().item()))
+
+
+def effective_rank(outputs: Tensor) -> float:
+    """RankMe of outputs [b d]: exp of the entropy of their singular values' shares (Garrido et al. 2023, Eq. 1-2).
+
+    1 if all outputs lie on one line, min(b, d) if they fill the space evenly.
+    """
+    values = torch.linalg.svdvals(outputs.double().cpu())
+    share = values / values.sum().clamp_min(1e-12)
+    return math.exp(-(share * (share + 1e-12).log()).sum().item())

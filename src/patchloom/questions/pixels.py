@@ -1,0 +1,274 @@
+"""Asking for pixels: of the patches that were withheld (MAE, SimMIM), or of a degraded picture (Beyond Masking)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from patchloom.nets.decode import MAEDecoder, PatchHead
+from patchloom.nets.geometry import Geometry
+from patchloom.patches.partition import complement
+from patchloom.patches.pictures import WITHHELD, paint_patches, spread
+from patchloom.patches.tokens import (
+    in_grid_order,
+    patch_channel_statistics,
+    patch_statistics,
+    patchify,
+    scatter_tokens,
+    unpatchify,
+)
+from patchloom.questions.measure import Measure
+from patchloom.questions.patches import PatchQuestion
+from patchloom.questions.question import Encoded, Outcome, Sheet
+from patchloom.withhold.degradation import Degradation
+from patchloom.withhold.degrade import centre_crop
+
+Statistics = tuple[Tensor, Tensor]
+
+
+class Pixels(PatchQuestion):
+    """The pixels of the patches that were masked or blank (MAE section 3, SimMIM section 3.3).
+
+    Args:
+        geometry: of the encoder.
+        decoder: gives c·p·p numbers a patch.
+        normalized: ask for pixels normalised within each patch instead of plain ones.
+        absolute: the mean absolute error is the loss (SimMIM), not the mean squared one (MAE).
+        blank: visible patches that are blank, in every image.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        decoder: MAEDecoder | PatchHead,
+        normalized: bool = True,
+        absolute: bool = False,
+        blank: int = 0,
+    ):
+        super().__init__(geometry, decoder, blank)
+        self.normalized, self.absolute = normalized, absolute
+
+    def truth(self, encoded: Encoded) -> Tensor:
+        """The picture [b c h w] whose pixels are asked, in the units in which they are."""
+        return encoded.images
+
+    def statistics(self, patches: Tensor) -> Statistics:
+        """Mean and deviation by which patches [b j f] are normalised, each broadcast to them."""
+        return patch_statistics(patches)
+
+    def targets(self, encoded: Encoded, asked: Tensor) -> Tensor:
+        """What the patches ``asked`` [b j] should be answered with [b j f]."""
+        return self.normalize(patchify(self.truth(encoded), self.geometry.p, asked))
+
+    def normalize(self, patches: Tensor) -> Tensor:
+        """Patches [b j f] of the truth as they are asked."""
+        if not self.normalized:
+            return patches
+        mean, deviation = self.statistics(patches)
+        return (patches - mean) / deviation
+
+    def errors(self, encoded: Encoded, asked: Tensor, answers: Tensor) -> dict[str, Tensor]:
+        """How wrong answers [b j f] are for each image [b]: "loss", and its parts where it has any."""
+        apart = answers - self.targets(encoded, asked)
+        return {"loss": (apart.abs() if self.absolute else apart.square()).mean((1, 2))}
+
+    def forward(self, encoded: Encoded, progress: float) -> Outcome:
+        """The mean error over the patches asked."""
+        errors = self.errors(encoded, *self.answer(encoded))
+        loss = errors.pop("loss").mean()
+        return Outcome(loss, {name: values.detach().mean() for name, values in errors.items()})
+
+    def measure(self, encoded: Encoded) -> Measure:
+        """The error beside those of each patch's mean colour and of a blurred copy.
+
+        The mean colour of a masked patch is nothing that the network is told, so it is the blurred copy that counts.
+        """
+        found = self._errors_of(encoded, self.baselines(encoded))
+        name = "absolute error" if self.absolute else "reconstruction error"
+        return Measure(name, found.pop(""), found, to_beat="blurred copy", higher_is_better=False, form=".3f")
+
+    def baselines(self, encoded: Encoded) -> dict[str, Tensor]:
+        """Pictures [b c h w] that need no learning, by name.
+
+        ``mean colour``: every patch is painted in its true mean colour. ``blurred copy``: a Gaussian blur of the
+        visible patches, as wide as a patch, spreads into the holes.
+        """
+        g = self.geometry
+        mean = patch_channel_statistics(patchify(encoded.images, g.p), g.channels)[0]
+        blurred = spread(encoded.images, g.p, self.with_content(encoded.given))
+        return {"mean colour": unpatchify(mean, g.p, g.grid), "blurred copy": blurred}
+
+    def _errors_of(self, encoded: Encoded, guesses: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Errors [b] of the network, under "", and of guessed pictures [b c h w]."""
+        asked, answers = self.answer(encoded)
+        truth = patchify(self.truth(encoded), self.geometry.p, asked)
+        found = {"": answers} | {name: self.as_answer(one, truth, asked) for name, one in guesses.items()}
+        return {name: self.errors(encoded, asked, one)["loss"] for name, one in found.items()}
+
+    def as_answer(self, guess: Tensor, truth: Tensor, asked: Tensor) -> Tensor:
+        """A guessed picture [b c h w] as the answers [b j f] that a network would have to give.
+
+        With normalised targets a patch's deviation is held down to that of the ``truth`` [b j f], so that a smooth
+        guess is not blown up to noise.
+        """
+        patches = patchify(guess, self.geometry.p, asked)
+        if not self.normalized:
+            return patches
+        (mean, deviation), (_, scale) = self.statistics(patches), self.statistics(truth)
+        return (patches - mean) / torch.maximum(deviation, scale)
+
+    def sheets(self, encoded: Encoded) -> list[Sheet]:
+        """Original | given | recovered."""
+        asked, answers = self.answer(encoded)
+        truth = patchify(self.truth(encoded), self.geometry.p, asked)
+        columns = {"original": encoded.images, "given": self.shown(encoded)}
+        if self.normalized:
+            own, guessed = self.statistics(truth), self.guessed_statistics(encoded, asked)
+            columns["recovered, own statistics"] = self.picture(encoded, asked, answers * own[1] + own[0])
+            columns["guessed statistics"] = self.picture(encoded, asked, answers * guessed[1] + guessed[0])
+        else:
+            columns["recovered"] = self.picture(encoded, asked, answers)
+        caption = self.caption(encoded, columns, self.errors(encoded, asked, answers)["loss"].mean())
+        if self.normalized:
+            caption += (
+                " Pixels are predicted normalised within each patch. Own statistics: each patch's mean and deviation "
+                "come from the original. Guessed: from what was given, so nothing withheld is shown."
+            )
+        return [Sheet("recovered", caption, columns)]
+
+    def shown(self, encoded: Encoded) -> Tensor:
+        """What the encoder was given [b c h w]; black where it was nothing."""
+        withheld = complement(self.with_content(encoded.given), self.geometry.n)
+        return paint_patches(encoded.given.images, self.geometry.p, withheld, WITHHELD)
+
+    def picture(self, encoded: Encoded, asked: Tensor, pixels: Tensor) -> Tensor:
+        """The picture [b c h w], normalised, with ``pixels`` [b j f] at the patches ``asked``."""
+        g = self.geometry
+        return unpatchify(scatter_tokens(pixels, asked, patchify(encoded.images, g.p)), g.p, g.grid)
+
+    def guessed_statistics(self, encoded: Encoded, asked: Tensor) -> Statistics:
+        """Mean and deviation [b j 1] of the patches asked, guessed from those of the visible ones by spreading them."""
+        g, seen = self.geometry, self.with_content(encoded.given)
+        patches = patchify(encoded.images, g.p)
+        painted = (unpatchify(one.expand_as(patches), g.p, g.grid) for one in patch_statistics(patches))
+        mean, deviation = (patchify(spread(one, g.p, seen), g.p, asked) for one in painted)
+        return mean.mean(-1, keepdim=True), deviation.mean(-1, keepdim=True)
+
+    def caption(self, encoded: Encoded, columns: dict[str, Tensor], error: Tensor) -> str:
+        """What the sheet shows; ``error`` is the mean loss of its images."""
+        withheld = 1 - self.with_content(encoded.given).shape[1] / self.geometry.n
+        return f"{withheld:.0%} of the patches are masked; visible patches are the original's."
+
+
+class Restoration(Pixels):
+    """The original of a degraded picture (Beyond Masking section 3), in [0, 1], normalised in each channel of a patch.
+
+    Args:
+        geometry: of the encoder.
+        decoder: gives c·p·p numbers a patch.
+        degradation: of the picture.
+        normalized: ask for normalised pixels instead of plain ones.
+        blank: visible patches that are blank, in every image.
+        band_weight: with masks and zooming in on a canvas: share of the loss on the band around what was seen, the
+            rest is on the masked patches (m + a). None: one loss on all patches that are asked.
+    """
+
+    pictured = 100  # the paper's number of images for the mean error
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        decoder: MAEDecoder,
+        degradation: Degradation,
+        normalized: bool = True,
+        blank: int = 0,
+        band_weight: float | None = None,
+    ):
+        super().__init__(geometry, decoder, normalized, blank=blank)
+        self.degradation, self.band_weight = degradation, band_weight
+
+    def truth(self, encoded: Encoded) -> Tensor:
+        """The clean picture [b c h w] in [0, 1]."""
+        return self.degradation.frame(encoded.plain(encoded.images))
+
+    def statistics(self, patches: Tensor) -> Statistics:
+        """Those of each channel of each patch."""
+        return patch_channel_statistics(patches, self.geometry.channels)
+
+    def errors(self, encoded: Encoded, asked: Tensor, answers: Tensor) -> dict[str, Tensor]:
+        """The squared error [b], or the two of masking and zooming in and their weighted sum."""
+        if self.band_weight is None:
+            return super().errors(encoded, asked, answers)
+        mask, band = self.canvas_errors(encoded, in_grid_order(answers, asked))
+        loss = (1 - self.band_weight) * mask + self.band_weight * band
+        return {"loss": loss, "mask_loss": mask, "band_loss": band}
+
+    def canvas_errors(self, encoded: Encoded, answers: Tensor) -> tuple[Tensor, Tensor]:
+        """The two errors [b] of masking and zooming in (m + a), of answers [b n f] for the whole picture.
+
+        They show the whole canvas at the size of the input. Grown to the canvas's size, its centre answers for the
+        masked patches of the input, and its outer band for what the input did not show. The band is four strips, whose
+        mean squared errors are added up, as the authors' program does.
+        """
+        g, masked, canvas = self.geometry, encoded.given.masked, encoded.plain(encoded.images)
+        size, whole = g.size, tuple(canvas.shape[2:])
+        grown = F.interpolate(unpatchify(answers, g.p, g.grid), whole, mode="area")
+        inside = patchify(centre_crop(grown, size), g.p, masked)
+        hole = self.normalize(patchify(centre_crop(canvas, size), g.p, masked))
+        target = unpatchify(self.normalize(patchify(self.degradation.frame(canvas), g.p)), g.p, g.grid)
+        apart = (grown - F.interpolate(target, whole, mode="area")).square()
+        # weighted rather than cut out: on the way back each cut would be a canvas of zeros
+        band = (apart * _strips(whole, size, apart.device)).sum((1, 2, 3)) / apart.shape[1]
+        return (inside - hole).square().mean((1, 2)), band
+
+    def measure(self, encoded: Encoded) -> Measure:
+        """The error beside those of patches of one colour and of what was given, put at its place, holes blurred."""
+        found = self._errors_of(encoded, self.baselines(encoded))
+        value = found.pop("")
+        return Measure("pixel error", value, found, to_beat=tuple(found), higher_is_better=False, form=".3f")
+
+    def baselines(self, encoded: Encoded) -> dict[str, Tensor]:
+        """Pictures [b c h w] in [0, 1] that need no learning, by name."""
+        g = self.geometry
+        flat = patch_channel_statistics(patchify(self.truth(encoded), g.p), g.channels)[0]
+        return {"flat patches": unpatchify(flat, g.p, g.grid), "what was given": self.placed(encoded)}
+
+    def placed(self, encoded: Encoded) -> Tensor:
+        """What was given [b c h w] in [0, 1], holes blurred over, at its place in the picture that is asked."""
+        seen, images = self.with_content(encoded.given), encoded.given.images
+        filled = images if seen.shape[1] == self.geometry.n else spread(images, self.geometry.p, seen)
+        return self.degradation.in_frame(encoded.plain(filled), encoded.given.shown)
+
+    def picture(self, encoded: Encoded, asked: Tensor, pixels: Tensor) -> Tensor:
+        """The picture [b c h w], normalised, with ``pixels`` [b j f] in [0, 1] at the patches ``asked``."""
+        g = self.geometry
+        patches = scatter_tokens(pixels, asked, patchify(self.truth(encoded), g.p))
+        return encoded.normalized(unpatchify(patches, g.p, g.grid))
+
+    def guessed_statistics(self, encoded: Encoded, asked: Tensor) -> Statistics:
+        """Those of what was given."""
+        return self.statistics(patchify(self.placed(encoded), self.geometry.p, asked))
+
+    def caption(self, encoded: Encoded, columns: dict[str, Tensor], error: Tensor) -> str:
+        """What the sheet shows, with the mean errors over all images given."""
+        recovered = next(image for heading, image in columns.items() if heading.startswith("recovered"))
+        off = (encoded.plain(recovered) - self.truth(encoded)).square().mean()
+        masked = 1 - self.with_content(encoded.given).shape[1] / self.geometry.n
+        return (
+            f"Degradation: {self.degradation.kind}, {masked:.0%} of the patches masked (black). Mean over "
+            f"{len(encoded.images)} images: loss {error:.3f}, mean squared error {off:.4f} in pixels from 0 to 1, with "
+            "each patch's own statistics where pixels are normalised."
+        )
+
+
+def _strips(whole: tuple[int, ...], size: tuple[int, int], device: torch.device) -> Tensor:
+    """[H W]: one over its area in each of the four strips around the middle ``size``, 0 in the middle.
+
+    Above and below they are as wide as the canvas, at the sides as high as the middle.
+    """
+    (h, w), (top, left) = size, ((whole[0] - size[0]) // 2, (whole[1] - size[1]) // 2)
+    weights = torch.zeros(whole, device=device)  # made there: copying it would wait for a GPU
+    for strip in (weights[:top], weights[top + h :], weights[top : top + h, :left], weights[top : top + h, left + w :]):
+        strip.fill_(1 / max(1, strip.numel()))
+    return weights

@@ -1,0 +1,93 @@
+"""Pictures of predicted positions: DropPos Fig. 3, and MP3's rebuilt and mixed images."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from patchloom.nets.geometry import Geometry
+from patchloom.patches.partition import random_partition, share_of
+from patchloom.patches.pictures import mark_wrong, put_together, scattered
+from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction, Positions
+from patchloom.questions.question import Encoded, Sheet
+from patchloom.withhold.encoder_input import EncoderInput
+
+_POSITION_MASK_RATIO = 0.95
+
+
+class AsksPositions(Protocol):
+    """A task whose questions have `Positions` under "positions", which can be asked at other ratios."""
+
+    geometry: Geometry
+    questions: dict[str, Positions]
+
+    def given(self, images: Tensor, generator: torch.Generator, **ratios: float) -> EncoderInput: ...
+    def encode(self, images: Tensor, given: EncoderInput, generator: torch.Generator) -> Encoded: ...
+
+
+def predict_positions(
+    task: AsksPositions, images: Tensor, generator: torch.Generator, **ratios: float
+) -> PositionPrediction:
+    """Where ``task`` places the patches of images [b c h w], by default at its own ratios."""
+    encoded = task.encode(images, task.given(images, generator, **ratios), generator)
+    return task.questions["positions"].predict(encoded)
+
+
+def figure_3(task: AsksPositions, images: Tensor, generator: torch.Generator) -> list[Sheet]:
+    """Two sheets, over the mask ratios of Fig. 3: which patches are placed rightly, and the images put together again.
+
+    The task takes the ratios of `DROPPOS_RATIOS`.
+    """
+    n, p = task.geometry.n, task.geometry.p
+    marked, rebuilt = {"original": images}, {"original": images}
+    for ratio in DROPPOS_RATIOS["mask_ratio"]:
+        if share_of(n, 1 - ratio) < 2:  # nothing to compare with
+            continue
+        answer = predict_positions(task, images, generator, mask_ratio=ratio, position_mask_ratio=_POSITION_MASK_RATIO)
+        visible, placed = answer.visible, answer.places()
+        if ratio == 0:
+            rebuilt["given"] = put_together(images, p, visible, scattered(visible, answer.dropped, generator))
+        marked[f"γ = {ratio}"] = mark_wrong(images, p, visible, placed)
+        rebuilt[f"γ = {ratio}"] = put_together(images, p, visible, placed)
+    dropped = n - share_of(n, 1 - _POSITION_MASK_RATIO)
+    asked = f"At γ = 0 the places of {dropped} of {n} patches were withheld; γ is the share masked."
+    return [
+        Sheet("positions", f"{asked} Black: masked. White: placed wrongly. The rest: placed rightly.", marked),
+        Sheet(
+            "rebuilt",
+            f"{asked} Given: patches without a place, in random order. Then each stands where it was placed; where "
+            "several landed, their mean. Black: nothing landed.",
+            rebuilt,
+        ),
+    ]
+
+
+def rebuilt_sheet(geometry: Geometry, images: Tensor, placed: dict[str, Tensor], generator: torch.Generator) -> Sheet:
+    """Images put together from all their patches at the places [b n] that were predicted, by heading."""
+    n, p = geometry.n, geometry.p
+    everywhere = torch.arange(n, device=images.device).expand(len(images), -1)
+    (order,) = random_partition(len(images), n, (n,), generator, images.device)
+    columns = {"original": images, "given": put_together(images, p, everywhere, order)}
+    columns |= {name: put_together(images, p, everywhere, places) for name, places in placed.items()}
+    caption = (
+        "Given: the patches without their places, in random order. Then each stands where it was placed, when a share "
+        "η of the patches was barred from keys and values; where several landed, their mean. Black: nothing landed."
+    )
+    return Sheet("rebuilt", caption, columns)
+
+
+def mixed_sheet(geometry: Geometry, images: Tensor, placed: Tensor) -> Sheet:
+    """What becomes of images whose patches shared one context with another image's; ``placed`` [b n] are the places."""
+    everywhere = torch.arange(geometry.n, device=images.device).expand(len(images), -1)
+    columns = {
+        "image": images,
+        "shared its context with": images.roll(1, 0),
+        "rebuilt": put_together(images, geometry.p, everywhere, placed),
+    }
+    caption = (
+        "Half of the patches of both images are keys and values for the patches of both. Rebuilt: the image's own "
+        "patches where they were placed."
+    )
+    return Sheet("mixed", caption, columns)

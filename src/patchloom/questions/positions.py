@@ -1,0 +1,198 @@
+"""Asking for positions: where each patch was whose position was withheld (DropPos, MP3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchloom.nets.encode import encode
+from patchloom.nets.geometry import Geometry
+from patchloom.nets.teacher import no_grad_autocast
+from patchloom.patches.pictures import mark_wrong
+from patchloom.patches.positions import smoothed_positions
+from patchloom.patches.tokens import gather_tokens
+from patchloom.processes import total, world
+from patchloom.questions.measure import Measure
+from patchloom.questions.question import Encoded, Outcome, Question, Sheet
+from patchloom.withhold.encoder_input import EncoderInput, all_patches
+
+# ratios at which positions are measured: DropPos' Tables S3-S5, MP3's curve
+DROPPOS_RATIOS = {"mask_ratio": (0.0, 0.25, 0.5, 0.75), "position_mask_ratio": (0.25, 0.5, 0.75, 0.95)}
+MP3_RATIOS = {"context_mask_ratio": (0.0, 0.25, 0.5, 0.75, 0.9)}
+
+
+class PositionPrediction(NamedTuple):
+    """Where a network places patches whose positions were withheld, and where they are.
+
+    Attributes:
+        visible: [b k] true places.
+        dropped: [b k] True where the position was withheld, and is asked.
+        logits: [b k n] for each of the n places.
+    """
+
+    visible: Tensor
+    dropped: Tensor
+    logits: Tensor
+
+    def places(self) -> Tensor:
+        """[b k] the likeliest place of each patch; one whose position was given stands there."""
+        return torch.where(self.dropped, self.logits.argmax(-1), self.visible)
+
+    def found(self) -> Tensor:
+        """[b] share of the withheld positions that are found."""
+        right = (self.places() == self.visible) & self.dropped
+        return right.sum(1) / self.dropped.sum(1).clamp_min(1)
+
+    def known(self) -> Tensor:
+        """[b] how many positions were given."""
+        return (~self.dropped).sum(1)
+
+
+def chance_accuracy(n: int, known: int | Tensor) -> float | Tensor:
+    """The exact chance level: a guesser who never names one of the ``known`` positions that others hold."""
+    return 1 / (n - known)
+
+
+class Positions(Question):
+    """Where each visible patch was whose position was withheld.
+
+    Args:
+        geometry: of the encoder.
+        decoder: gives n logits a patch token.
+        ratios: by name, the ratios at which a task of it can be measured.
+        sigma: σ of position smoothing at the start; falls linearly to 0 over the training (DropPos Eq. 5-7).
+        squared_distances: smooth as the authors' program does, not as Eq. 5-6.
+        temperature: τ of attentive reconstruction (DropPos Eq. 9); inf weighs all patches alike.
+        by_context: tell the patches that serve as keys and values from the others, with top-5 accuracies (MP3).
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        decoder: nn.Module,
+        ratios: Mapping[str, tuple[float, ...]],
+        sigma: float = 0.0,
+        squared_distances: bool = False,
+        temperature: float = float("inf"),
+        by_context: bool = False,
+    ):
+        super().__init__(geometry)
+        self.decoder, self.ratios, self.by_context = decoder, ratios, by_context
+        self.sigma, self.squared_distances, self.temperature = sigma, squared_distances, temperature
+        if temperature < float("inf"):
+            self.half_no_grad = False  # its passes without gradient may be in bfloat16
+
+    def predict(self, encoded: Encoded) -> PositionPrediction:
+        """Where the visible patches are placed."""
+        return PositionPrediction(encoded.given.visible, encoded.given.dropped, self.decoder(encoded.tokens))
+
+    def forward(self, encoded: Encoded, progress: float) -> Outcome:
+        """Cross-entropy over the patches whose position was withheld (DropPos Eq. 8, MP3 section 3)."""
+        predicted = self.predict(encoded)
+        weights = loss_weights(predicted.dropped, predicted.visible, self.affinities(encoded))
+        loss = weighted_mean(self.cross_entropy(predicted, self.sigma * (1 - progress)), weights)
+        with torch.no_grad():
+            found = self.accuracies(predicted, encoded.given)
+        return Outcome(loss, {f"{name}_accuracy": values.mean() for name, values in found.items()})
+
+    def cross_entropy(self, predicted: PositionPrediction, sigma: float) -> Tensor:
+        """Cross-entropy [b k] with labels softened by ``sigma``, in float32 (DropPos Eq. 6)."""
+        if sigma <= 0:
+            hard = F.cross_entropy(
+                predicted.logits.flatten(0, 1).float(), predicted.visible.flatten(), reduction="none"
+            )
+            return hard.view_as(predicted.visible)
+        labels = smoothed_positions(self.geometry.grid, sigma, self.squared_distances, predicted.logits.device)
+        return -(labels[predicted.visible] * predicted.logits.float().log_softmax(-1)).sum(-1)
+
+    def affinities(self, encoded: Encoded) -> Tensor | None:
+        """Weights [b n] of attentive reconstruction from features of the whole image, without gradient."""
+        if self.temperature == float("inf"):
+            return None
+        encoder: VisionTransformer = encoded.encoder
+        training = encoder.training
+        encoder.eval()  # drop path would make noise of the weights
+        with no_grad_autocast(self, encoded.images):
+            features = encode(encoder, all_patches(encoded.images, self.geometry.n)).float()
+        encoder.train(training)
+        return affinity(features, self.geometry.prefix, self.temperature, self.geometry.has_class_token)
+
+    def accuracies(self, predicted: PositionPrediction, given: EncoderInput) -> dict[str, Tensor]:
+        """Accuracies [b] of all patches asked; with ``by_context``, of context and other patches apart."""
+        if not self.by_context:
+            return {"position": predicted.found()}
+        best = predicted.logits.topk(min(5, self.geometry.n), dim=-1).indices == predicted.visible[..., None]
+        among = torch.ones_like(predicted.dropped)
+        if given.context is not None:
+            among = torch.zeros_like(predicted.dropped).scatter(1, given.context, True)
+        found = {}
+        for kind, those in {"context": among, "other": ~among}.items():
+            if kind == "other" and given.context is None:
+                continue
+            counted = predicted.dropped & those
+            for name, right in {f"{kind}_top1": best[..., 0], f"{kind}_top5": best.any(-1)}.items():
+                # an image all of whose positions of this kind were given counts nothing
+                found[name] = (right & counted).sum(1) / counted.sum(1).clamp_min(1)
+        return found
+
+    def measure(self, encoded: Encoded) -> Measure:
+        """Share of the withheld positions that are found, beside the exact chance level."""
+        predicted = self.predict(encoded)
+        chance = {"chance": chance_accuracy(self.geometry.n, predicted.known())}
+        details = self.accuracies(predicted, encoded.given) if self.by_context else {}
+        return Measure(
+            "position accuracy", predicted.found(), chance, to_beat="chance", higher_is_better=True, details=details
+        )
+
+    def sheets(self, encoded: Encoded) -> list[Sheet]:
+        """Which patches are placed rightly."""
+        predicted, images = self.predict(encoded), encoded.given.images
+        marked = mark_wrong(images, self.geometry.p, predicted.visible, predicted.places())
+        caption = "Black: masked. White: placed wrongly. The rest: placed rightly, or its position was given."
+        return [Sheet("positions", caption, {"given": images, "placed": marked})]
+
+
+def affinity(features: Tensor, prefix: int, temperature: float, has_class_token: bool = True) -> Tensor:
+    """How much each patch matters to the image's whole: attentive reconstruction's weights [b n] (DropPos Eq. 9).
+
+    Softmax over all patches of cos(class token, patch) / τ. An encoder without a class token is asked with the mean of
+    its patch tokens.
+
+    Args:
+        features: [b prefix+n d] of the full image with all positions.
+        prefix: class and register tokens in front.
+        temperature: τ > 0.
+        has_class_token: whether the first of them is one.
+    """
+    patches = features[:, prefix:]
+    query = features[:, :1] if has_class_token else patches.mean(1, keepdim=True)
+    return (F.cosine_similarity(query, patches, dim=-1) / temperature).softmax(dim=-1)
+
+
+def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
+    """Σ weights · values / Σ weights over all patches of all images of all processes (DropPos Eq. 8, with a divisor).
+
+    Each process gets its share of the sum, so that the mean over the processes, which is what their gradients are
+    averaged to, is the value that one process with all images would have.
+    """
+    return (values * weights).sum() / (total(weights.sum()) / world())
+
+
+def loss_weights(dropped: Tensor, visible: Tensor, affinities: Tensor | None = None) -> Tensor:
+    """What each visible patch counts in the loss: zero where its position was known.
+
+    Args:
+        dropped: [b k] True where the position was withheld.
+        visible: [b k] patch indices.
+        affinities: [b n] from `affinity`, renormalised here over the visible patches; None counts all alike.
+    """
+    counted = dropped.float()
+    if affinities is None:
+        return counted
+    among_visible = gather_tokens(affinities, visible)
+    return counted * among_visible / among_visible.sum(1, keepdim=True)

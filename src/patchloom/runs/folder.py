@@ -1,0 +1,275 @@
+"""The folder of a run: what is in it, and how it is read back."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import hashlib
+import io
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from patchloom.data import Stats
+from patchloom.errors import PatchloomError
+from patchloom.files import append, make_folder, remove_leftovers, write_whole
+from patchloom.runs.checkpoint import Checkpoints
+from patchloom.runs.record import Record, write_record
+from patchloom.runs.settings import LAUNCH, Settings
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None
+
+
+_SEAL = "# if this file is edited, the run is not continued: "
+
+
+class RunFolder:
+    """The files of one run.
+
+    ``requested.yaml`` holds what the user asked for, by which the same command is recognised; ``config.yaml`` what
+    every ``auto`` became, and can be given to ``--config``.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.requested = self.path / "requested.yaml"
+        self.config = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.csv"
+        self.checkpoints = Checkpoints(self.path / "checkpoints", self.check_lock)
+        self.encoder = self.path / "encoder.safetensors"
+        self.trained_on = self.path / "trained_on.bin"
+        self.pictures = self.path / "pictures"
+        self.log = self.path / "log.txt"
+        self.unreadable = self.path / "unreadable.txt"
+        self.skipped = self.path / "skipped.txt"
+        self.summary = self.path / "summary.txt"  # written last: the run is finished
+        self._held: IO | None = None
+
+    def holds(self, settings: Settings) -> bool:
+        """Whether a run with the same ``settings`` is there already and may be resumed.
+
+        Raises:
+            PatchloomError: it holds a run with other settings, or something that is no run.
+        """
+        if self.requested.exists():
+            # a setting that the version which began the run did not have yet is at its default
+            before = Settings("").plain() | _read_yaml(self.requested)
+            now = settings.plain()
+            for name in LAUNCH:  # a run may go on with other devices
+                before[name] = now[name]
+            differences = _differences(before, now)
+            if differences:
+                raise PatchloomError(
+                    f"{self.path} holds a run with other settings ({'; '.join(differences)}): repeat the old settings "
+                    f"to resume it, or choose another folder with --out; --from {self.path} starts there from its "
+                    "weights"
+                )
+            if not self.config.exists() and self.checkpoints.there():  # what auto became is known no more
+                raise PatchloomError(
+                    f"{self.config} is missing beside its checkpoints: restore it from a copy, or choose another --out"
+                )
+            return self.config.exists()  # else it was stopped before it had begun
+        # hidden files are what a process left that was killed as it began
+        if self.path.exists() and not (self.path.is_dir() and all(p.name[0] == "." for p in self.path.iterdir())):
+            raise PatchloomError(f"{self.path} exists and holds no run of patchloom: choose another folder with --out")
+        return False
+
+    def lock(self) -> None:
+        """Keep other processes from training in this folder, until this one ends.
+
+        Raises:
+            PatchloomError: another one is training there.
+        """
+        with suppress(OSError):  # read-only, or a file system without locks: what is written next will tell
+            self._held = open(self.path / ".lock", "w")
+            if fcntl is None:
+                return
+            try:
+                # such a lock is not inherited by processes that read images, and ends with this process
+                fcntl.lockf(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                raise PatchloomError(
+                    f"another process is training in {self.path}: wait for its end, or choose another folder with --out"
+                ) from None
+        self.check_lock()
+
+    def check_lock(self) -> None:
+        """Before something is written: make sure that this is still the folder that was locked, if one was.
+
+        Raises:
+            PatchloomError: it, or the lock in it, was removed, moved or replaced.
+        """
+        if self._held is None:
+            return
+        try:
+            # not by opening it: the system would release the lock when it is closed
+            same = os.path.samestat(os.fstat(self._held.fileno()), os.stat(self.path / ".lock"))
+        except OSError as problem:
+            same = problem.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+        if not same:
+            raise PatchloomError(
+                f"{self.path} was removed, moved or replaced while a run trained in it (its .lock is another one): "
+                "the run has stopped and writes nothing more, so move the folder back and run the same command again, "
+                "or begin again with another --out"
+            )
+
+    def tidy(self) -> None:
+        """Remove what a killed process left half-written. The folder must be locked."""
+        remove_leftovers(self.path)
+        self.checkpoints.clean()
+
+    def begin(
+        self,
+        asked: Settings,
+        settings: Settings,
+        reasons: dict[str, str],
+        stats: Stats,
+        fingerprint: str,
+        held_out: dict[str, Any],
+        record: Record,
+    ) -> None:
+        """Store what was asked for, what it was resolved to and why, and what was measured of the data.
+
+        Also which images are held out, and the record of those that are not.
+
+        Raises:
+            PatchloomError: the folder cannot be written, or another process has begun a run there.
+        """
+        notes = "".join(f"# {name}: {why}\n" for name, why in reasons.items())
+        found = {"mean": list(stats.mean), "std": list(stats.std), "height": stats.height, "width": stats.width}
+        found |= {"sampled": stats.sampled, "fingerprint": fingerprint, **held_out}
+        make_folder(self.path)
+        self.lock()
+        if self.config.exists() or self.checkpoints.there():  # since we looked, and its process has ended already
+            raise PatchloomError(
+                f"another process has begun a run in {self.path} meanwhile: run the same command again, or choose "
+                "another folder with --out"
+            )
+        write_whole(self.requested, _sealed(_yaml(asked.plain())))  # first: it marks the folder as ours
+        write_whole(self.path / "data.yaml", _sealed(_yaml(found)))
+        write_record(record, self.trained_on)
+        write_whole(self.config, _sealed(f"# What auto became, and why:\n{notes}\n{_yaml(settings.plain())}"))
+
+    def read_config(self) -> Settings:
+        """The resolved settings.
+
+        Raises:
+            PatchloomError: the folder holds no run, or its configuration cannot be read.
+        """
+        if not self.config.exists():
+            raise PatchloomError(f"{self.path} is not the folder of a run: {self.config.name} is missing")
+        values = _read_yaml(self.config)
+        try:
+            settings = Settings(**values | {"img_size": tuple(values["img_size"])})
+            if not {"name"} <= settings.task.keys() & settings.model.keys():
+                raise KeyError("name")
+            return settings
+        except (AttributeError, TypeError, KeyError) as problem:
+            raise PatchloomError(f"{self.config} is not a configuration that patchloom wrote: {problem}") from problem
+
+    def read_data(self) -> dict[str, Any]:
+        """What was measured of the data when the run began.
+
+        Raises:
+            PatchloomError: it cannot be read.
+        """
+        path = self.path / "data.yaml"
+        found = _read_yaml(path)
+        if missing := {"mean", "std", "height", "width", "sampled", "fingerprint"} - found.keys():
+            raise PatchloomError(f"{path} lacks {min(missing)}: is it whole?")
+        return found
+
+    def read_summary(self) -> str | None:
+        """The closing sentence of a finished run; None of one that is to go on, to write a whole one at its end."""
+        try:
+            text = self.summary.read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+        return text.strip() if text.strip() and text.endswith("\n") else None
+
+    def unreadable_names(self) -> list[str]:
+        """Files that could not be read so far."""
+        # file names need not be UTF-8
+        return self.unreadable.read_text("utf-8", "surrogateescape").splitlines() if self.unreadable.exists() else []
+
+    def note_skipped(self, line: str) -> None:
+        """Add to the list of updates that were skipped, unless it is there: the run was killed, and does them again."""
+        self.check_lock()
+        there = self.skipped.read_text("utf-8", "surrogateescape").split("\n") if self.skipped.exists() else []
+        if line not in there:
+            append(self.skipped, line + "\n")
+
+    def note_unreadable(self, names: list[str]) -> None:
+        """Add files that could not be read to the run's list, each once."""
+        self.check_lock()
+        there = {*self.unreadable_names()}
+        if not there.issuperset(names):
+            write_whole(self.unreadable, "".join(f"{name}\n" for name in sorted({*there, *names})))
+
+
+def metrics_row(values: dict[str, float | int]) -> dict[str, str]:
+    """A row of ``metrics.csv`` as it is written."""
+    return {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in values.items()}
+
+
+def write_metrics(path: Path, rows: list[dict[str, str]]) -> None:
+    """Write ``metrics.csv``: a row a logged step. Columns may appear on the way."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(path, text.getvalue())
+
+
+def plain_name(data: str | Path) -> str:
+    """What data is called in file names."""
+    path = Path(str(data).partition("@")[0].removesuffix(".tar"))  # cifar10@ROOT is cifar10
+    names = (re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") for name in (path.name, path.parent.name))
+    return next(filter(None, names), "images")
+
+
+def _yaml(values: dict[str, Any]) -> str:
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def _sealed(text: str) -> str:
+    """A text with its checksum in front: half of a configuration would be a configuration, too."""
+    return f"{_SEAL}{_digest(text)}\n{text}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text("utf-8")
+        first, _, rest = text.partition("\n")
+        if first.startswith(_SEAL) and first != _SEAL + _digest(rest):
+            raise PatchloomError(f"{path} is not what patchloom wrote: restore it from a copy, or choose another --out")
+        values = yaml.safe_load(text)
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as problem:
+        raise PatchloomError(f"{path} cannot be read ({type(problem).__name__}): is it whole?") from problem
+    if not isinstance(values, dict):
+        raise PatchloomError(f"{path} is not a list of settings: is it whole?")
+    return values
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    """'name: was A, now B' for every setting that differs."""
+    found = []
+    for name in sorted({*before, *now}):
+        a, b = before.get(name), now.get(name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += _differences(a, b, f"{prefix}{name}.")
+        elif a != b:
+            found.append(f"{prefix}{name}: was {a}, now {b}")
+    return found

@@ -1,0 +1,160 @@
+"""Which images a run does not train on, and whether they are new to the weights with which it begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from patchloom.data import Source, comparable, copies_among, copies_sentence
+from patchloom.data.splits import MAX_HELD_OUT, apart, choose
+from patchloom.nets.public import is_ours
+from patchloom.nets.weights import read_card, weights_file
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.record import Record, digest_of_record, no_record, read_record
+from patchloom.runs.settings import Settings
+
+_WORDS = {"trained": "were trained on", "unknown": "may have been trained on"}
+
+
+class HeldOut(NamedTuple):
+    """The images that a run holds out of its data's training images.
+
+    Attributes:
+        indices: int64 [h], sorted.
+        copies: indices of exact copies of them, which are not trained on either.
+        doubt: "trained" if the weights with which the run begins were trained on some of them, since no others were
+            left; "unknown" if nobody can tell whether they were; "" if they were not.
+        start: what those weights are called; "" for fresh ones.
+        looked: exact copies were looked for.
+    """
+
+    indices: np.ndarray
+    copies: np.ndarray
+    doubt: Literal["", "trained", "unknown"] = ""
+    start: str = ""
+    looked: bool = True
+
+    def parts(self, source: Source) -> tuple[Source, Source]:
+        """The images to train on, and those that are held out."""
+        return apart(source, self.indices, self.copies)
+
+    @property
+    def named(self) -> str:
+        """What to call the images: held-out ones only where they are."""
+        return f"images that the weights of {self.start} {_WORDS[self.doubt]}" if self.doubt else "held-out images"
+
+    def sentence(self, what: str) -> str:
+        """That the run did not train on ``what``, and what its weights may have done before."""
+        if not self.doubt:
+            said = f"{what} are the held-out ones, which were never trained on."
+            if self.start:
+                said = (
+                    f"{what} are the held-out ones: they were not trained on here, and no exact copy of them for the "
+                )
+                said += f"weights of {self.start}, with which the run began."
+            return said if self.looked else f"{said} Exact copies of them were not looked for."
+        weights = f"the weights of {self.start}, with which it began, {_WORDS[self.doubt]} them"
+        return f"{what} were held out of this run, but {weights}."
+
+    def plain(self) -> dict[str, Any]:
+        """As plain values for YAML."""
+        return {
+            "held_out": self.indices.tolist(),
+            "held_out_copies": self.copies.tolist(),
+            "held_out_doubt": self.doubt,
+            "held_out_looked": self.looked,
+        }
+
+
+def choose_held_out(asked: Settings, source: Source) -> tuple[HeldOut, Record]:
+    """The images that a run holds out of ``source``, and the record of what it and those before it train on.
+
+    They are images that no run before it trained on, as long as there are such images, and perhaps fewer than asked.
+
+    Raises:
+        PatchloomError: fewer than 2 images; or ``from_run`` or ``init`` is not there, or its record is damaged.
+    """
+    before, start = _record_before(asked), asked.from_run or asked.init or ""
+    contents = source.contents()
+    told = not before.unknown and contents is not None and comparable(contents, before.contents)
+    indices, copies = choose(source, wanted(asked, source), asked.seed, before.contents)
+    found = HeldOut(indices, copies, "", start, contents is not None)
+    if contents is not None and np.isin(contents[indices], before.contents).any():
+        found = found._replace(doubt="trained")
+    elif start and not (told and _known_again(asked, contents, before)):
+        found = _as_there(asked, source) or found._replace(doubt="unknown")
+    trained_on = np.setdiff1d(np.arange(len(source)), np.concatenate([found.indices, found.copies]))
+    return found, before.and_trained_on(None if contents is None else contents[trained_on], source.name)
+
+
+def stored_held_out(folder: RunFolder, settings: Settings, source: Source) -> HeldOut:
+    """What a run holds out of ``source``, the very images with which it was begun.
+
+    A run of a version that did not store it held out the images of certain numbers, copies or not.
+    """
+    found, start = folder.read_data(), settings.from_run or settings.init or ""
+    if "held_out" in found:
+        indices, copies = (np.array(found[name], np.int64) for name in ("held_out", "held_out_copies"))
+        return HeldOut(indices, copies, found["held_out_doubt"], start, found.get("held_out_looked", True))
+    drawn = choose(source, wanted(settings, source), settings.seed, exact=False)
+    return HeldOut(*drawn, "unknown" if start else "", start, looked=False)
+
+
+def own_held_out(folder: RunFolder, settings: Settings, source: Source) -> HeldOut:
+    """What a run held out of ``source``; if the images have changed since, some that it did not train on, if it can."""
+    if source.fingerprint() == folder.read_data()["fingerprint"]:
+        return stored_held_out(folder, settings, source)
+    record = read_record(folder.trained_on) or no_record()
+    return HeldOut(*choose(source, wanted(settings, source), settings.seed, record.contents))
+
+
+def doubt_of_test(folder: RunFolder, settings: Settings, test: Source) -> str:
+    """What keeps test images that data brings from being new to a run: sentences after a space; "" if nothing does."""
+    record, start = read_record(folder.trained_on), settings.from_run or settings.init
+    told = "" if record is None else copies_sentence(test, record.contents)
+    if start and (record is None or record.unknown or copies_among(test, record.contents) is None):
+        told += f" The weights of {start}, with which the run began, may have been trained on the test images."
+    return told
+
+
+def wanted(settings: Settings, source: Source) -> int:
+    """How many images of ``source`` are to be held out."""
+    return min(round(settings.held_out * len(source)), MAX_HELD_OUT)
+
+
+def _record_before(asked: Settings) -> Record:
+    """Of the weights with which a run begins."""
+    if asked.from_run is not None:
+        return read_record(RunFolder(asked.from_run).trained_on) or no_record(asked.from_run)
+    if asked.init is None:
+        return no_record()
+    found = None if asked.init.startswith("timm:") else _record_beside(weights_file(asked.init))
+    return found or no_record(asked.init)
+
+
+def _known_again(asked: Settings, contents: np.ndarray, before: Record) -> bool:
+    """Whether the files of the other run's data are still those: written anew, they would all seem to be new."""
+    if asked.from_run is None or RunFolder(asked.from_run).read_config().data != asked.data:
+        return True
+    return bool(np.isin(contents, before.contents).any())
+
+
+def _record_beside(encoder: Path) -> Record | None:
+    """The record of an encoder's file; another one's may lie there, too."""
+    path = RunFolder(encoder.parent).trained_on
+    if not is_ours(encoder) or not (digest := read_card(encoder).trained_on) or digest != digest_of_record(path):
+        return None
+    return read_record(path)
+
+
+def _as_there(asked: Settings, source: Source) -> HeldOut | None:
+    """What the run before held out, if that was new to it, and the data is the same, even though it has no contents."""
+    if asked.from_run is None or source.contents() is not None:
+        return None
+    folder = RunFolder(asked.from_run)
+    there = stored_held_out(folder, folder.read_config(), source)
+    if there.doubt or "held_out" not in (found := folder.read_data()) or found["fingerprint"] != source.fingerprint():
+        return None
+    return there._replace(start=asked.from_run)

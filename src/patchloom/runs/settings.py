@@ -1,0 +1,150 @@
+"""What a pre-training run is given: its settings, with ``auto`` where `patchloom.train.resolve` is to decide."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.build import EncoderSpec
+
+Auto = Literal["auto"]
+DEFAULT_TASK = "droppos"
+# of processes, threads and pixels more are a slip of the keyboard, and would bring a machine down
+_MOST = {"workers": 1024, "threads": 1024, "devices": 1024, "nodes": 2**16, "patch_size": 2**16, "channels": 2**16}
+LAUNCH = ("devices", "nodes", "strategy")  # with which settings a run may go on as it likes
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One pre-training run. The field names are the command line's; `patchloom.train.resolve` replaces every ``auto``.
+
+    Attributes:
+        data: folder of images, list file, or the name of a built-in or torchvision data set.
+        task: the pretext task: ``name`` and its options.
+        model: the encoder: ``name`` and overrides of timm's sizes.
+        img_size: height and width in pixels.
+        patch_size: side of a patch in pixels.
+        positions: fixed sincos, learned, random or no position embeddings.
+        channels: channels of the images; greyscale and colour are converted into each other.
+        epochs: passes over the training images.
+        batch_size: images a step, of all devices together.
+        accumulate: steps whose gradients are added up before the weights move.
+        blr: base learning rate; the peak is blr · (images an update) / 256.
+        weight_decay: AdamW's, for weights of two and more dimensions.
+        warmup_epochs: passes over which the learning rate rises from 0 to its peak.
+        clip: largest norm of the gradient; 0 switches it off.
+        crop_scale: smallest share of an image's area that a random crop shows; crops go up to the whole.
+        flip: mirror half of the images. Switch it off where left and right matter.
+        held_out: share of the images that is never trained on and serves the measures (at most 2,000 images).
+        normalization: channel statistics of the data, or ImageNet's.
+        workers: processes that read images; 0 reads in the main process.
+        cache: decode the training images once and keep them on the disc: none, whole (as they are), or the pixels to
+            which their shorter side is reduced where it is longer.
+        device: cpu, cuda or mps.
+        devices: processes on each machine, with a device each; auto is what torchrun or SLURM started, else 1.
+        nodes: machines that train together.
+        strategy: ddp, or fsdp, which keeps weights, gradients and moments in parts between steps.
+        precision: of products: float32, bfloat16 where they gain from it, or float16, for GPUs that have no bfloat16
+            (weights stay float32).
+        teacher_precision: of teachers, and of the guide of droppos, which no gradient reaches: the same, or bfloat16
+            even where the rest is in float32.
+        attention: with torch's fused kernel, or an explicit softmax; the same mathematics.
+        kernels: torch's, or native: our own for bfloat16 on CPUs that have AVX512-BF16, compiled when first needed;
+            they take the place of either form of attention.
+        compile: have torch.compile write kernels for the transformer blocks.
+        checkpointing: compute activations again instead of keeping them: less memory, and a third more time.
+        threads: of each training process on a CPU.
+        from_run: folder of a run with whose weights this one begins; on the command line --from.
+        init: public weights with which the encoder begins: timm:NAME, or a file.
+        seed: of everything random.
+    """
+
+    data: str
+    task: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    img_size: tuple[int, int] | Auto = "auto"
+    patch_size: int | Auto = "auto"
+    positions: Literal["sincos", "learned", "random", "none"] | Auto = "auto"
+    channels: int | Auto = "auto"
+    epochs: int | Auto = "auto"
+    batch_size: int | Auto = "auto"
+    accumulate: int = 1
+    blr: float | Auto = "auto"
+    weight_decay: float = 0.05
+    warmup_epochs: float | Auto = "auto"
+    clip: float = 5.0
+    crop_scale: float = 0.2
+    flip: bool = True
+    held_out: float = 0.05
+    normalization: Literal["data", "imagenet"] = "data"
+    workers: int | Auto = "auto"
+    cache: Literal["none", "whole"] | int = "none"
+    device: Literal["cpu", "cuda", "mps"] | Auto = "auto"
+    devices: int | Auto = "auto"
+    nodes: int = 1
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    precision: Literal["float32", "bfloat16", "float16"] | Auto = "auto"
+    teacher_precision: Literal["same", "bfloat16"] = "same"
+    attention: Literal["fused", "explicit"] | Auto = "auto"
+    kernels: Literal["torch", "native"] | Auto = "auto"
+    compile: bool | Auto = "auto"
+    checkpointing: bool = False
+    threads: int | Auto = "auto"
+    from_run: str | None = None
+    init: str | None = None
+    seed: int = 0
+
+    def check(self) -> None:
+        """Refuse what cannot be meant.
+
+        Raises:
+            PatchloomError: a number out of its range.
+        """
+        least = {"epochs": 1, "batch_size": 1, "accumulate": 1, "patch_size": 1, "channels": 1, "threads": 1}
+        least |= {"devices": 1, "nodes": 1}
+        least |= {"workers": 0, "weight_decay": 0, "warmup_epochs": 0, "clip": 0, "seed": 0}
+        for name, bound in least.items():
+            value = getattr(self, name)
+            if value != "auto" and value < bound:
+                raise PatchloomError(f"--{name} must be {bound} or more, not {value}")
+        for name in least:
+            bound, value = _MOST.get(name, 2**31 - 1), getattr(self, name)
+            if value != "auto" and value > bound:
+                raise PatchloomError(f"--{name} must be {bound} or less, not {value}")
+        if "auto" not in (self.epochs, self.warmup_epochs) and self.warmup_epochs > self.epochs:
+            raise PatchloomError(f"--warmup_epochs {self.warmup_epochs} is more than --epochs {self.epochs}: lower it")
+        if self.blr != "auto" and not 0 < self.blr < math.inf:
+            raise PatchloomError(f"--blr must be above 0 and finite, not {self.blr}")
+        for name in ("crop_scale", "held_out"):
+            if not 0 < getattr(self, name) < 1 and (name, getattr(self, name)) != ("crop_scale", 1):
+                raise PatchloomError(f"--{name} is a share between 0 and 1, not {getattr(self, name)}")
+        if self.img_size != "auto" and not 1 <= min(self.img_size) <= max(self.img_size) <= _MOST["patch_size"]:
+            raise PatchloomError(f"--img_size must be positive and {_MOST['patch_size']} or less, not {self.img_size}")
+        if self.from_run is not None and self.init is not None:
+            raise PatchloomError("--from and --init both say with which weights to begin: give one of them")
+
+    def check_cache(self, crop: tuple[int, int]) -> None:
+        """Refuse to keep fewer pixels than the task's crops have (h, w), which may be larger than its images.
+
+        Raises:
+            PatchloomError: the sides to which images are reduced would have to be enlarged again.
+        """
+        if isinstance(self.cache, int) and self.cache < max(crop):
+            raise PatchloomError(
+                f"--cache {self.cache} keeps too few pixels, since {self.task['name']} takes crops of "
+                f"{crop[0]}x{crop[1]} here: give {max(crop)} or more, or whole"
+            )
+
+    def plain(self) -> dict[str, Any]:
+        """As plain values for YAML."""
+        values = asdict(self)
+        if self.img_size != "auto":
+            values["img_size"] = list(self.img_size)
+        return values
+
+    def encoder_spec(self) -> EncoderSpec:
+        """The encoder that resolved settings describe."""
+        sizes = {name: value for name, value in self.model.items() if name != "name" and value is not None}
+        return EncoderSpec(self.model["name"], self.img_size, self.patch_size, self.channels, self.positions, sizes)

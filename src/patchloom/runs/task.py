@@ -1,0 +1,82 @@
+"""The task of a run: built from its settings, and loaded with the weights of its last checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from timm.models.vision_transformer import VisionTransformer
+
+from patchloom.errors import PatchloomError
+from patchloom.memory import Affordable
+from patchloom.nets.build import build_encoder
+from patchloom.nets.native import missing
+from patchloom.nets.native.blocks import use_native
+from patchloom.nets.performance import checkpoint_gradients, fuse_attention
+from patchloom.nets.teacher import use_half_without_grad
+from patchloom.nets.weights import EncoderCard
+from patchloom.runs.checkpoint import restore
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.settings import Settings
+from patchloom.tasks import build_task
+from patchloom.tasks.task import Task
+
+
+def run_card(settings: Settings, mean: Sequence[float], std: Sequence[float], name: str) -> EncoderCard:
+    """What belongs to the encoder of a run."""
+    return EncoderCard(settings.encoder_spec(), tuple(mean), tuple(std), settings.task["name"], name)
+
+
+def prepare_task(
+    settings: Settings,
+    mean: Sequence[float],
+    std: Sequence[float],
+    begin: Callable[[VisionTransformer], object] = lambda vit: None,
+) -> Task:
+    """A fresh task by resolved settings, with the attention form and the kernels that they name.
+
+    Its images are normalised by ``mean`` and ``std``; ``begin`` is given the encoder before the task is built around
+    it, and may put weights into it.
+    """
+    affordable = Affordable(4 if settings.device == "cpu" else 1)  # what a GPU lacks it tells itself
+    with affordable:
+        vit = build_encoder(settings.encoder_spec())
+    begin(vit)
+    with affordable:
+        task = build_task(settings.task, vit)
+    fuse_attention(task, fused=settings.attention == "fused")
+    use_native(task, settings.kernels == "native" and missing() is None)
+    checkpoint_gradients(task, settings.checkpointing)
+    if settings.teacher_precision == "bfloat16" and not use_half_without_grad(task):
+        raise PatchloomError(
+            f"--teacher_precision is for a teacher or a guide, and {settings.task['name']} has none here: leave it out"
+        )
+    task.normalized_by(mean, std)
+    task.augment.scale, task.augment.flip = (settings.crop_scale, 1.0), settings.flip
+    return task
+
+
+class Loaded(NamedTuple):
+    """A run's task with its weights, the card of its encoder, its settings, and its folder."""
+
+    task: Task
+    card: EncoderCard
+    settings: Settings
+    folder: RunFolder
+
+
+def load_task(run: str | Path) -> Loaded:
+    """The task of a run in eval mode, as its last checkpoint has it.
+
+    Raises:
+        PatchloomError: no run there, or a damaged checkpoint.
+    """
+    folder = RunFolder(run)
+    settings = folder.read_config()
+    found = folder.read_data()
+    task = prepare_task(settings, found["mean"], found["std"])
+    if not folder.checkpoints.there():
+        raise PatchloomError(f"{folder.path} has no checkpoint yet: let the run train first")
+    restore(folder.checkpoints.weights(), task)
+    return Loaded(task.eval(), run_card(settings, found["mean"], found["std"], folder.path.name), settings, folder)

@@ -1,0 +1,198 @@
+"""Sizes of decoders and heads, and how much is masked: what ``auto`` becomes, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import nn
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.decode import MAEDecoder
+from patchloom.nets.geometry import Geometry
+from patchloom.nets.heads import mlp
+from patchloom.patches.partition import share_of
+from patchloom.patches.positions import sincos_2d
+from patchloom.tasks.task import Size, Task
+
+_SMALL = 384  # the papers train no encoder narrower than ViT-S
+
+
+def decoder_sizes(
+    task: Task, width: Size, depth: Size, heads: Size, usual: tuple[int, int, int], depth_option: str = "decoder_depth"
+) -> tuple[int, int, int]:
+    """Width, depth and heads of a decoder; ``auto`` is the paper's, which are ``usual``.
+
+    For an encoder narrower than ViT-S (384), which the papers do not train, auto is the encoder's own width, at most
+    two blocks, and heads 32 wide, since a decoder should cost less than its encoder.
+
+    Raises:
+        PatchloomError: sizes that do not go together.
+    """
+    d = task.geometry.width
+    small = d < _SMALL
+    why = "as narrow as an encoder below ViT-S" if small else "the paper's"
+    width = task.resolve_auto("decoder_width", width, d if small else usual[0], why)
+    depth = task.resolve_auto(depth_option, depth, min(2, usual[1]) if small else usual[1], why)
+    heads = task.resolve_auto("decoder_heads", heads, max(1, width // 32) if small else usual[2], why)
+    if depth > 1000:
+        raise PatchloomError(f"--task.{depth_option} must be 1000 or less, not {depth}")
+    if min(width, heads) < 1 or depth < 0 or width % heads or width % 4:
+        raise PatchloomError(
+            f"a decoder cannot be {width} wide and {depth} blocks deep with {heads} heads: choose a width that is a "
+            "multiple of 4 and of the heads"
+        )
+    return width, depth, heads
+
+
+def patch_decoder(
+    task: Task,
+    width: Size,
+    depth: Size,
+    heads: Size,
+    depth_option: str = "decoder_depth",
+    usual: tuple[int, int, int] = (512, 8, 16),
+    answers: int | None = None,
+    refills: bool = True,
+    visible_asked: int = 0,
+) -> MAEDecoder:
+    """A decoder that answers for the patches of ``task``: by default with the pixels of those that are masked.
+
+    Args:
+        task: whose options and encoder they are.
+        width, depth, heads: as asked for; ``usual`` are the paper's.
+        depth_option: what the option for the depth is called.
+        usual: width, depth and heads that ``auto`` becomes.
+        answers: numbers a patch; None: its pixels.
+        refills, visible_asked: as for `MAEDecoder`.
+
+    Raises:
+        PatchloomError: sizes that do not go together, or nothing that is asked would reach the encoder.
+    """
+    width, depth, heads = decoder_sizes(task, width, depth, heads, usual, depth_option)
+    if not depth and not visible_asked:
+        raise PatchloomError(
+            "without a block in the decoder, what is asked of a masked patch is guessed from its place alone and the "
+            f"encoder learns nothing by them: give --task.{depth_option} 1 or more"
+        )
+    g = task.geometry
+    numbers = g.pixels if answers is None else answers
+    return MAEDecoder(g.width, numbers, sincos_2d(width, g.grid), depth, heads, g.prefix, refills, visible_asked)
+
+
+def agreement_heads(
+    task: Task,
+    width: Size,
+    out: Size = "auto",
+    layers: tuple[int, int] = (3, 2),
+    norm: Literal["layer", "batch"] = "layer",
+) -> tuple[nn.Module, nn.Module]:
+    """The projection and the prediction of `Agreement`; ``auto`` is the papers' 4096 wide with 256 outputs.
+
+    For an encoder narrower than ViT-S, which the papers do not train, auto is four times its width and its width.
+
+    Args:
+        task: whose options and encoder they are.
+        width, out: hidden width and outputs as asked for.
+        layers: linear layers of either.
+        norm: as for `patchloom.nets.heads.mlp`.
+
+    Raises:
+        PatchloomError: a size below 1.
+    """
+    d = task.geometry.width
+    why = "in proportion to an encoder below ViT-S" if d < _SMALL else "the papers'"
+    width = task.resolve_auto("head_width", width, 4 * d if d < _SMALL else 4096, why)
+    out = task.resolve_auto("head_out", out, d if d < _SMALL else 256, why)
+    if min(width, out) < 1:
+        raise PatchloomError(f"heads cannot be {width} wide with {out} outputs: both must be 1 or more")
+    first, second = (mlp((enters, *(width,) * (n - 1), out), norm) for enters, n in zip((d, out), layers, strict=True))
+    return first, second
+
+
+def visible_of(geometry: Geometry, mask_ratio: float, least: int = 1) -> int:
+    """How many patches a mask ratio leaves visible.
+
+    Raises:
+        PatchloomError: fewer than ``least`` would stay, or none would be masked.
+    """
+    visible = share_of(geometry.n, 1 - min(max(mask_ratio, 0), 1))
+    if not 0 <= mask_ratio < 1 or visible < least:
+        if geometry.n < least:
+            raise PatchloomError(
+                f"images of {geometry.n} patch{'es'[: 2 * (geometry.n > 1)]} leave nothing to ask: use smaller patches "
+                "or larger images"
+            )
+        raise PatchloomError(
+            f"a mask ratio of {mask_ratio} leaves {max(visible, 0)} of {geometry.n} patches visible, and {least} are "
+            "needed: lower --task.mask_ratio, or use smaller patches or larger images"
+        )
+    return visible
+
+
+def masked_units(geometry: Geometry, unit: int, mask_ratio: float) -> tuple[int, int]:
+    """How many square units of ``unit`` x ``unit`` patches a mask ratio leaves visible and masks; both 1 or more.
+
+    Raises:
+        PatchloomError: one of them would be none.
+    """
+    visible_of(geometry, mask_ratio)
+    units = geometry.n // unit**2
+    visible = share_of(units, 1 - mask_ratio)
+    if visible == 0:
+        raise PatchloomError(
+            f"a mask ratio of {mask_ratio} leaves none of {units} mask units visible: lower --task.mask_ratio or "
+            "--task.mask_unit"
+        )
+    if visible == units:
+        raise PatchloomError(f"a mask ratio of {mask_ratio} masks nothing: raise --task.mask_ratio")
+    return visible, units - visible
+
+
+def patches_of_unit(task: Task, mask_unit: Size) -> int:
+    """Patches along a mask unit of ``mask_unit`` pixels (SimMIM section 3.2).
+
+    Raises:
+        PatchloomError: the unit is no multiple of the patch, or does not divide the image.
+    """
+    g = task.geometry
+    usual = 1 if any(side % 2 for side in g.grid) else 2
+    why = "two patches, as 32 pixels for patches of 16" if usual == 2 else "one patch, since the grid has odd sides"
+    unit = task.resolve_auto("mask_unit", mask_unit, usual * g.p, why)
+    side = unit // g.p
+    if side < 1 or unit % g.p or any(along % side for along in g.grid):
+        raise PatchloomError(
+            f"mask units of {unit} pixels do not fit {g.grid[0]}x{g.grid[1]} patches of {g.p} pixels: give "
+            f"--task.mask_unit a multiple of {g.p} that divides the image"
+        )
+    return side
+
+
+def refuse_unused(why: str, **options: Any) -> None:
+    """Refuse options (their values, ``auto`` where not given) that would change nothing.
+
+    Raises:
+        PatchloomError: one is given.
+    """
+    for option, value in options.items():
+        if value != "auto":
+            raise PatchloomError(f"--task.{option} changes nothing here, since {why}: leave it out")
+
+
+def check_normalizable(geometry: Geometry, each_channel: bool = False) -> None:
+    """Refuse to normalise within patches, or within each channel of them, that are a single number.
+
+    Raises:
+        PatchloomError: they are.
+    """
+    if geometry.p == 1 and (each_channel or geometry.channels == 1):
+        raise PatchloomError("within patches of one pixel there is nothing to normalise: use larger patches")
+
+
+def check_momentum(momentum: float) -> None:
+    """Refuse a momentum with which no teacher can follow.
+
+    Raises:
+        PatchloomError: it is no share.
+    """
+    if not 0 <= momentum <= 1:
+        raise PatchloomError(f"--task.momentum must lie in [0, 1], not at {momentum}")

@@ -1,0 +1,148 @@
+"""What every ``auto`` of a run's settings becomes, and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from patchloom.data import Stats
+from patchloom.errors import PatchloomError
+from patchloom.machine import Cores, cores
+from patchloom.nets.build import PRESETS
+from patchloom.runs.settings import Auto, Settings
+from patchloom.tasks import check_images, encoder_defaults
+from patchloom.train import device_defaults
+
+# Images seen by the end of a run, if epochs is auto: minutes on a CPU, hours on a GPU.
+_SAMPLES = {"cpu": 200_000, "gpu": 20_000_000}
+_MOST_EPOCHS = 1600
+
+# Measured (benchmarks/README.md): with few, large patches, positions on `shapes` can be learnt within minutes.
+_ON_SHAPES = {"img_size": (32, 32), "patch_size": 8}
+
+
+def resolve(
+    settings: Settings, n: int, channels: int, stats: Stats, world: int = 1, here: Cores | None = None
+) -> tuple[Settings, dict[str, str]]:
+    """Replace every ``auto``.
+
+    Args:
+        settings: as the user gave them.
+        n: training images.
+        channels: channels found in the data.
+        stats: median size and statistics of the data.
+        world: processes that train together.
+        here: how many of them share the cores of this machine; all of those of a node, if absent.
+
+    Returns:
+        Settings without ``auto``, and for each one that was chosen, the reason in a few words.
+    """
+    reasons: dict[str, str] = {}
+    chosen: dict[str, Any] = {}
+
+    def auto(name: str, value: Any, why: str) -> Any:
+        asked = settings.model.get("name", "auto") if name == "model" else getattr(settings, name)
+        if asked != "auto":
+            return asked
+        reasons[name] = why
+        chosen[name] = {**settings.model, "name": value} if name == "model" else value
+        return value
+
+    device = auto("device", *device_defaults.device())
+    device_defaults.check_device(device)
+    auto("channels", channels, "what the images have")
+    if settings.data.partition(":")[0] == "shapes" and (settings.img_size, settings.patch_size) == ("auto", "auto"):
+        (h, w), patch = (
+            auto(name, value, "measured best on shapes within minutes") for name, value in _ON_SHAPES.items()
+        )
+    else:
+        h, w = auto("img_size", *_img_size(device, min(stats.height, stats.width), settings.patch_size))
+        patch = auto("patch_size", _patch(min(h, w)), f"common for {min(h, w)} pixels")
+    auto("model", *_model(device, (h // patch) * (w // patch)))
+    wishes = encoder_defaults(settings.task)
+    auto("positions", *wishes.get("positions", ("sincos", "as in the papers")))
+    if "class_token" in wishes and settings.model.get("class_token") is None:
+        value, reasons["model.class_token"] = wishes["class_token"]
+        chosen["model"] = {**chosen.get("model", settings.model), "class_token": value}
+    batch = auto("batch_size", *_batch(device, n, world))
+    check_images(settings.task, batch, n)
+    share_of_batch(batch, n, world)
+    here = here or Cores(cores(), max(1, world // settings.nodes))
+    if settings.devices == "auto":
+        chosen["devices"] = here.processes
+    samples = _SAMPLES["cpu" if device == "cpu" else "gpu"]
+    epochs = min(_MOST_EPOCHS, max(10, round(samples / n)))
+    epochs = auto("epochs", epochs, f"{n * epochs:,} samples in all from {n:,} training images")
+    auto("blr", *_blr(chosen.get("model", settings.model)["name"], batch * settings.accumulate))
+    auto("warmup_epochs", round(epochs * 0.1, 2), "a tenth of the epochs")
+    threads = auto("threads", *device_defaults.threads(device))
+    auto("workers", *device_defaults.workers(device, here))
+    half = auto("precision", *device_defaults.precision(device))
+    spec = replace(settings, **chosen).encoder_spec()
+    auto("attention", *device_defaults.attention(device, half, spec))
+    halves = "bfloat16" in (half, settings.teacher_precision)
+    kernels = settings.kernels
+    if kernels == "auto":  # else nothing shall be compiled
+        kernels = auto("kernels", *device_defaults.kernels(device, halves, spec, batch // world))
+    device_defaults.check_kernels(settings.kernels, device, halves, spec)
+    auto("compile", *device_defaults.compile(device, half, spec, kernels, threads))
+    if settings.compile is True and not device_defaults.can_compile(device):
+        raise PatchloomError("--compile true needs a C++ compiler, such as g++: install one, or leave it out")
+    resolved = replace(settings, **chosen)
+    resolved.check()  # what was given may not go with what was chosen
+    return resolved, reasons
+
+
+def _img_size(device: str, median: int, patch: int | Auto) -> tuple[tuple[int, int], str]:
+    ceiling = 96 if device == "cpu" else 224
+    step = _patch(min(median, ceiling)) if patch == "auto" else patch
+    side = max(1, round(min(median, ceiling) / step)) * step
+    why = f"the most that is quick on a {device}" if median > ceiling else f"as the images, {median} at the median"
+    return (side, side), why
+
+
+def _patch(side: int) -> int:
+    return 2 if side <= 16 else 4 if side <= 48 else 8 if side <= 112 else 16
+
+
+def _model(device: str, patches: int) -> tuple[str, str]:
+    if device == "cpu":
+        return "nano", "small enough to train on a CPU"
+    if patches <= 100:
+        return "mini", "small images"
+    return "vit_small_patch16_224", "a good start on one GPU"
+
+
+def _batch(device: str, n: int, world: int) -> tuple[int, str]:
+    usual, why = (128, "usual on a cpu") if device == "cpu" else (256 * world, f"usual on a {device}")
+    if world > 1:
+        why += f", for {world} processes"
+    if n < 8 * usual:
+        usual = max(1, min(usual, 2 ** max(3, (n // 8).bit_length() - 1), n))
+        why = f"an eighth of the {n} images or less"
+    return max(world, usual // world * world), why
+
+
+def share_of_batch(batch: int, n: int, world: int) -> int:
+    """Images of a step of ``batch`` that each of ``world`` processes takes, of ``n`` images in all.
+
+    Raises:
+        PatchloomError: they cannot be shared evenly.
+    """
+    images = min(batch, n)
+    if images % world:
+        below, above = images // world * world, (images // world + 1) * world
+        near = f"{below} or {above}" if 0 < below and above <= n else str(below or above)
+        raise PatchloomError(
+            f"{images} images a step cannot be shared evenly by {world} processes: use --batch_size {near}, or another "
+            "number of processes"
+        )
+    return images // world
+
+
+def _blr(model: str, batch: int) -> tuple[float, str]:
+    if model in PRESETS:
+        return 4e-3, "narrow encoders in small batches want more than the papers' 1.5e-4"
+    if batch < 1024:
+        return 1e-3, "small batches want more than the papers' 1.5e-4, which is for 4096"
+    return 1.5e-4, "the papers'"

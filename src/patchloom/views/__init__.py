@@ -1,1 +1,0 @@
-"""What the encoder may know of a batch: pure functions of tensors, without parameters."""

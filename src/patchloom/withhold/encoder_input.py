@@ -1,0 +1,91 @@
+"""What the encoder is given of a batch. Withholding only ever takes away.
+
+Start from `all_patches`, then chain the functions below; each takes an `EncoderInput` and indices *into its visible
+patches* and returns a new one. Order is meaning: `drop_positions` after `mask_patches` drops a share of the visible
+ones. Indices come from `patchloom.patches.partition`, so randomness is always an argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from patchloom.patches.partition import complement
+from patchloom.patches.tokens import gather_tokens
+
+
+@dataclass(frozen=True)
+class EncoderInput:
+    """What the encoder is given of a batch.
+
+    Attributes:
+        images: [b c h w] pixels, normalised, perhaps degraded.
+        visible: [b k] indices of the patches that enter, in the order in which they enter; or [v*b k], those of v
+            masks of every image, all images' first ones first.
+        masked: [b n-k] indices of the patches that do not enter, in any order; None where nobody asks for them.
+        blank: [b k] True where the content is replaced by a mask token (SimMIM), or None.
+        dropped: [b k] True where the position embedding is withheld (DropPos, MP3), or None.
+        context: [b m] places within ``visible`` of the patches that serve as keys and values (MP3), or None: all do.
+        shown: [b] share of the picture's side that the images show, where they were zoomed into; None: all of it.
+    """
+
+    images: Tensor
+    visible: Tensor
+    masked: Tensor | None = None
+    blank: Tensor | None = None
+    dropped: Tensor | None = None
+    context: Tensor | None = None
+    shown: Tensor | None = None
+
+    def has_content(self) -> Tensor:
+        """[b k] True where a visible patch kept its content."""
+        return torch.ones_like(self.visible, dtype=torch.bool) if self.blank is None else ~self.blank
+
+
+def all_patches(images: Tensor, n: int) -> EncoderInput:
+    """Everything: images [b c h w] of which all ``n`` patches enter in their order."""
+    order = torch.arange(n, device=images.device).expand(len(images), n)
+    return EncoderInput(images, order, masked=order[:, :0])
+
+
+def mask_patches(given: EncoderInput, keep: Tensor, mask: Tensor | None = None) -> EncoderInput:
+    """Let only the visible patches ``keep`` [b m] enter, in that order.
+
+    Args:
+        given: what the encoder was given before.
+        keep: [b m] places among its visible patches.
+        mask: [b k-m] the other places, in the order in which they shall be asked; None: in their own order.
+
+    Raises:
+        ValueError: the context was limited before.
+    """
+    if given.context is not None:
+        raise ValueError("limit the context after masking patches, not before: it names places among the visible ones")
+    flags = {name: getattr(given, name) for name in ("blank", "dropped")}
+    kept = {name: None if flag is None else gather_tokens(flag, keep) for name, flag in flags.items()}
+    masked = gather_tokens(given.visible, complement(keep, given.visible.shape[1]) if mask is None else mask)
+    if given.masked is not None:
+        masked = torch.cat([given.masked, masked], dim=1)
+    return replace(given, visible=gather_tokens(given.visible, keep), masked=masked, **kept)
+
+
+def blank_patches(given: EncoderInput, which: Tensor) -> EncoderInput:
+    """Replace the content of the visible patches ``which`` [b m] by the task's mask token."""
+    return replace(given, blank=_flagged(given, given.blank, which))
+
+
+def drop_positions(given: EncoderInput, which: Tensor) -> EncoderInput:
+    """Withhold the position embedding of the visible patches ``which`` [b m]."""
+    return replace(given, dropped=_flagged(given, given.dropped, which))
+
+
+def limit_context(given: EncoderInput, keep: Tensor) -> EncoderInput:
+    """Let only the visible patches ``keep`` [b m] serve as keys and values; the others are still queries."""
+    return replace(given, context=keep)
+
+
+def _flagged(given: EncoderInput, already: Tensor | None, which: Tensor) -> Tensor:
+    flags = torch.zeros_like(given.visible, dtype=torch.bool).scatter(1, which, True)
+    return flags if already is None else flags | already

@@ -1,0 +1,521 @@
+"""Shards are images like others: the same pixels, the same batches, the same words about what is broken."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import pickle
+import tarfile
+import threading
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from patchloom.data import (
+    RandomCrop,
+    Shapes,
+    Unreadable,
+    cache_images,
+    hold_out,
+    open_data,
+    read_image,
+    training_batches,
+)
+from patchloom.data.sources import fetch, shards
+from patchloom.data.sources.addresses import Shard, expanded, states_of
+from patchloom.data.sources.open import lasting
+from patchloom.errors import PatchloomError
+
+CROP = RandomCrop((8, 8))
+EACH = 5
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    """Where fetched shards and indices of this test are."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(fetch, "_PAUSES", ())
+    fetch._asked.clear()
+    return tmp_path / "cache" / "patchloom" / "shards"
+
+
+def picture(number: int, kind: str = "png") -> bytes:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(number).integers(0, 256, (10, 12, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, kind)
+    return file.getvalue()
+
+
+def write(path: Path, members: dict[str, bytes]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def numbered(shard: int) -> dict[str, bytes]:
+    """Members of shard number `shard`: images with labels 0, 1 and 2 in turn, and something else."""
+    members = {}
+    for i in range(shard * EACH, (shard + 1) * EACH):
+        members |= {f"in/{i:04}.png": picture(i), f"in/{i:04}.cls": b"%d\n" % (i % 3), f"in/{i:04}.json": b"{}"}
+    return members
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    for shard in range(4):
+        write(tmp_path / "set" / f"a-{shard:02}.tar", numbered(shard))
+    return tmp_path / "set"
+
+
+def pixels_of(number: int) -> torch.Tensor:
+    return torch.from_numpy(np.array(Image.open(io.BytesIO(picture(number))))).permute(2, 0, 1)
+
+
+def assert_whole(source, count: int = 4 * EACH) -> None:
+    assert len(source) == count and source.classes == ("0", "1", "2")
+    assert source.labels.tolist() == [i % 3 for i in range(count)] and source.labels.dtype == np.int64
+    assert all(torch.equal(source.read(i), pixels_of(i)) for i in range(count))
+
+
+def same(a, b) -> bool:
+    return torch.equal(a.indices, b.indices) and torch.equal(a.views[0], b.views[0]) and a.unreadable == b.unreadable
+
+
+@pytest.mark.parametrize("pattern", ["a-{00..03}.tar", "a-*.tar", "a-0{0,{1..3}}.tar", ""])
+def test_every_sample_is_the_image_that_was_put_in(folder, pattern, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    source = open_data(f"set/{pattern}").train
+    assert_whole(source)
+    assert source.describe(6) == f"{folder}/a-01.tar:in/0006.png" and source.name == f"set/{pattern}"
+    monkeypatch.chdir("/")  # a source that is open does not depend on it
+    assert_whole(pickle.loads(pickle.dumps(source)))
+    assert len(open_data(str(folder / "a-00.tar")).train) == EACH
+
+
+def test_members_of_any_format_are_read_as_files_are(tmp_path):
+    import tifffile
+
+    deep = np.random.default_rng(0).integers(0, 65536, (5, 6, 4), dtype=np.uint16)
+    tifffile.imwrite(tmp_path / "b.tif", deep, photometric="minisblack")
+    np.save(tmp_path / "c.npy", deep)
+    (tmp_path / "a.jpg").write_bytes(picture(1, "jpeg"))
+    (tmp_path / "d.webp").write_bytes(picture(1, "webp"))
+    files = sorted(path for path in tmp_path.iterdir() if path.is_file())
+    write(tmp_path / "x.tar", {path.name.upper(): path.read_bytes() for path in files})
+    source = open_data(str(tmp_path / "x.tar")).train
+    assert len(source) == 4 and source.labels is None
+    for i, path in enumerate(files):
+        assert torch.equal(source.read(i), read_image(path)) and source.read(i).dtype == read_image(path).dtype
+
+
+def test_one_member_of_a_sample_is_its_image(tmp_path):
+    other = {"z.txt": b"no image", "._a.png": b"of a Mac", "deep/er.cls": b"0"}
+    members = {"a.seg.png": picture(9), "a.png": picture(1), "a.npy": b"latents", "b.image.png": picture(2)}
+    path = write(tmp_path / "x.tar", other | members)
+    source = open_data(str(path)).train
+    assert [source.describe(i).rpartition(":")[2] for i in range(len(source))] == ["a.png", "b.image.png"]
+    write(path, members | {"b.mask.png": picture(3)})
+    with pytest.raises(PatchloomError, match=r"several images in one sample \(b.image.png, b.mask.png\)"):
+        open_data(str(path))
+
+
+def test_labels_are_numbers_or_words(tmp_path):
+    def labels(*texts):
+        named = {f"{i}.cls": text for i, text in enumerate(texts) if text is not None}
+        images = {f"{i}.png": picture(i) for i in range(len(texts))}
+        source = open_data(str(write(tmp_path / "x.tar", images | named))).train
+        return source.classes, None if source.labels is None else source.labels.tolist()
+
+    assert labels(b"10", b"9", b"009", None) == (("9", "10"), [1, 0, 0, -1])
+    assert labels(b"dog", b" cat\n", b"") == (("cat", "dog"), [1, 0, -1])
+    assert labels(None, None) == ((), None)
+    with pytest.raises(PatchloomError, match=r"mixes labels: 0.png has the number 1 and 1.png the word cat"):
+        labels(b"1", b"cat")
+
+
+@pytest.mark.parametrize(
+    "pattern, first, count, last",
+    [
+        ("a{000..012}.tar", "a000.tar", 13, "a012.tar"),
+        ("{8..11}", "8", 4, "11"),
+        ("{3..1}{a,b}", "3a", 6, "1b"),
+        ("{0..9..4}", "0", 3, "8"),
+        ("{a,b{1,2}}", "a", 3, "b2"),
+        ("awk '{print $1}' ${V}{1..2}", "awk '{print $1}' ${V}1", 2, "awk '{print $1}' ${V}2"),
+        ("x{", "x{", 1, "x{"),
+        ("}a{b", "}a{b", 1, "}a{b"),
+    ],
+)
+def test_braces(pattern, first, count, last):
+    found = expanded(pattern)
+    assert (found[0], len(found), found[-1]) == (first, count, last)
+
+
+def laid_out(counts: list[int]) -> shards.Shards:
+    """Shards of so many images each, of which nothing can be read."""
+    numbers = np.repeat(np.arange(len(counts)), counts)
+    made = [Shard(f"/{i}.tar", "", 0, True) for i in range(len(counts))]
+    at = np.stack([numbers, numbers, numbers], 1)
+    return shards.Shards("none", made, [""] * len(numbers), at)
+
+
+def test_the_order_is_a_permutation_of_a_few_shards_at_a_time():
+    source = laid_out([40] * 50)
+    order = source.order(np.random.default_rng(0))
+    assert sorted(order.tolist()) == list(range(2000))
+    assert (order == source.order(np.random.default_rng(0))).all()
+    assert (order != source.order(np.random.default_rng(1))).any()
+    active = [len(set(source.at[order[start : start + 40], 0].tolist())) for start in range(0, 2000, 40)]
+    assert max(active) <= shards.WINDOW + 2 and min(active) >= shards.WINDOW - 2  # at the beginning, too
+    # on a circle, since the first images are from the same shards as the last ones
+    for shard in range(50):
+        places = np.sort(np.flatnonzero(source.at[order, 0] == shard))
+        gaps = np.diff([*places, places[0] + 2000])
+        assert 2000 - gaps.max() <= 40 * (shards.WINDOW + 2)
+
+
+def test_few_shards_are_shuffled_all_together():
+    source, spread = laid_out([100] * 4), []
+    for seed in range(50):
+        order = source.order(np.random.default_rng(seed))
+        spread.append(np.bincount(source.at[order[:100], 0], minlength=4))
+    assert np.ptp(np.mean(spread, 0)) < 2 and np.std(spread, 0).min() > 2  # 4.3 for a whole shuffle
+
+
+def test_a_subset_keeps_the_order_local_and_other_sources_keep_theirs():
+    source = laid_out([40] * 50)
+    training, held = hold_out(source, 0.5, max_images=2000)
+    part = training.subset(np.arange(len(training))[::-1])
+    order = part.order(np.random.default_rng(0))
+    assert sorted(order.tolist()) == list(range(1000))
+    number = source.at[training.indices[::-1][order], 0]
+    assert max(len(set(number[start : start + 20].tolist())) for start in range(0, 1000, 20)) <= shards.WINDOW + 3
+    shapes = Shapes(30)
+    for one in (shapes, shapes.subset([3, 1, 2, 9, 9]), shapes.subset(range(20)).subset([4, 5, 6])):
+        expected = np.random.default_rng((7, 0, 3)).permutation(len(one))
+        assert one.order(np.random.default_rng((7, 0, 3))).tolist() == expected.tolist()
+
+
+def test_batches_depend_on_neither_workers_nor_the_first_step(folder, cache):
+    source = hold_out(open_data(f"pipe:cat {folder}/a-{{00..03}}.tar").train)[0]
+    full = list(training_batches(source, CROP, 4, 7, 0, 9))
+    assert len(set(torch.cat([batch.indices for batch in full[:4]]).tolist())) == 16
+    for path in (cache / "fetched").glob("*.tar"):
+        path.unlink()  # now it is the workers who fetch
+    tail = list(training_batches(source, CROP, 4, 7, 3, 9, workers=2))
+    assert len(tail) == 6 and all(map(same, tail, full[3:]))
+    assert len(list((cache / "fetched").glob("*.tar"))) == 4
+    local = hold_out(open_data(str(folder)).train)[0]
+    assert all(map(same, training_batches(local, CROP, 4, 7, 0, 9), full))
+
+
+def whole(tmp_path) -> bytes:
+    return write(tmp_path / "whole.tar", numbered(0)).read_bytes()
+
+
+def border(content: bytes) -> int:
+    """Where the second last header begins."""
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        return tar.getmembers()[-2].offset
+
+
+DAMAGES = {
+    "cut in a member": lambda content: content[: border(content) + 700],
+    "cut between members": lambda content: content[: border(content)],
+    "cut in a header": lambda content: content[: border(content) + 100],
+    "another header": lambda content: content.replace(b"in/0003.cls", b"in/0003.xls"),
+    "joined with another": lambda content: content.rstrip(b"\0") + bytes(1536) + content,
+    "nothing": lambda content: b"",
+    "no tar": lambda content: b"hello" * 500,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_shard_is_named_at_opening(tmp_path, damage):
+    path = tmp_path / "broken.tar"
+    path.write_bytes(DAMAGES[damage](whole(tmp_path)))
+    with pytest.raises(PatchloomError, match=f"^{path} is .*(damaged|cut off).*make it again$") as caught:
+        open_data(str(path))
+    assert "\n" not in str(caught.value)
+    path.write_bytes(whole(tmp_path))
+    assert len(open_data(str(path)).train) == EACH
+
+
+def test_a_compressed_shard_is_refused_and_the_command_helps(tmp_path):
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(gzip.compress(whole(tmp_path)))
+    with pytest.raises(PatchloomError, match="compressed.*pipe:gzip"):
+        open_data(str(path))
+    assert_whole(open_data(f"pipe:gzip -dc {path}").train, EACH)
+
+
+def test_an_index_is_made_once_and_again_for_a_shard_that_changed(folder, monkeypatch):
+    read, plain = [], shards._read_index
+    monkeypatch.setattr(shards, "_read_index", lambda file, name: read.append(Path(name).name) or plain(file, name))
+    first = open_data(str(folder)).train
+    assert sorted(read) == [f"a-{i:02}.tar" for i in range(4)]
+    again = open_data(str(folder)).train
+    before = first.stamp()
+    assert len(read) == 4 and again.fingerprint() == first.fingerprint() and again.stamp() == before
+    write(folder / "a-02.tar", numbered(7))
+    changed = open_data(str(folder)).train
+    assert read[4:] == ["a-02.tar"] and torch.equal(changed.read(2 * EACH), pixels_of(7 * EACH))
+    assert changed.fingerprint() != first.fingerprint()
+    assert changed.stamp() != before != first.stamp()  # which is about what is there now
+
+
+def test_a_damaged_index_is_made_again(folder, cache):
+    open_data(str(folder))
+    for path in (cache / "index").iterdir():
+        path.write_text(path.read_text()[:50])
+    assert_whole(open_data(str(folder)).train)
+
+
+def test_a_moved_folder_keeps_its_fingerprint(folder):
+    before = open_data(str(folder)).train.fingerprint()
+    moved = folder.rename(folder.with_name("moved"))
+    assert open_data(str(moved)).train.fingerprint() == before
+
+
+@pytest.fixture
+def memory(folder) -> str:
+    """An address of the same shards on a file system that is no disc."""
+    fs = fsspec.filesystem("memory")
+    for path in folder.iterdir():
+        fs.pipe(f"/set/{path.name}", path.read_bytes())
+    yield "memory://set"
+    fs.store.clear()
+
+
+@pytest.mark.parametrize("pattern", ["a-*.tar", "a-{00..03}.tar"])
+def test_addresses_that_fsspec_knows(memory, pattern, cache):
+    assert_whole(open_data(f"{memory}/{pattern}").train)
+    for path in (cache / "fetched").glob("*.tar"):
+        path.unlink()
+    assert_whole(open_data(f"{memory}/{pattern}").train)
+
+
+def test_local_and_chained_addresses(folder, cache):
+    assert_whole(open_data(f"file://{folder}/a-*.tar").train)
+    assert not (cache / "fetched").exists()
+    with zipfile.ZipFile(folder.parent / "all.zip", "w") as archive:
+        for path in folder.iterdir():
+            archive.write(path, path.name)
+    assert_whole(open_data(f"zip://a-*.tar::file://{folder.parent}/all.zip").train)
+
+
+def test_a_remote_shard_that_changes(memory):
+    source = open_data(f"{memory}/a-*.tar").train
+    stamp, fingerprint = source.stamp(), source.fingerprint()
+    fs = fsspec.filesystem("memory")
+    fs.pipe("/set/a-01.tar", fs.cat("/set/a-00.tar"))
+    assert source.stamp() != stamp and open_data(f"{memory}/a-*.tar").train.fingerprint() != fingerprint
+    fetch._place(source.shards[1]).unlink()
+    fetch._asked[source.shards[1].address] = fetch._FEW
+    with pytest.raises(Unreadable, match=r"^memory://set/a-01.tar:in/0005.png.*changed since it was opened"):
+        source.read(EACH)
+
+
+def test_a_few_images_of_a_shard_come_without_the_rest_of_it(memory, cache):
+    source = open_data(f"{memory}/a-*.tar").train
+    here = cache / "fetched"
+    for path in here.glob("*.tar"):
+        path.unlink()
+    for i in range(fetch._FEW):
+        assert torch.equal(source.read(i), pixels_of(i)) and not list(here.glob("*.tar"))
+    assert torch.equal(source.read(fetch._FEW), pixels_of(fetch._FEW)) and len(list(here.glob("*.tar"))) == 1
+    for address in range(fetch._REMEMBERED):
+        assert fetch._seldom(str(address))
+    assert fetch._seldom(source.shards[0].address)  # forgotten meanwhile
+
+
+def test_a_server_that_sends_everything_does_no_harm(memory, cache, monkeypatch):
+    source = open_data(f"{memory}/a-00.tar").train
+    fetch._place(source.shards[0]).unlink()
+    monkeypatch.setattr(fsspec.filesystem("memory"), "cat_file", lambda path, **part: bytes(99999), raising=False)
+    assert torch.equal(source.read(2), pixels_of(2))
+
+
+def test_fetched_shards_stay_within_their_room(memory, cache, monkeypatch):
+    size = fsspec.filesystem("memory").size("/set/a-00.tar")
+    source = open_data(f"{memory}/a-*.tar").train
+    monkeypatch.setenv(fetch.ROOM, str(2.5 * size / 1e9))
+    for number, shard in enumerate(source.shards):
+        fetch._asked[shard.address] = fetch._FEW
+        if fetch._place(shard).exists():
+            os.utime(fetch._place(shard), (number + 1, number + 1))
+    fetch._place(source.shards[3]).unlink()
+    source.read(0)  # so that the first was used lately
+    source.read(3 * EACH)
+    left = [number for number, shard in enumerate(source.shards) if fetch._place(shard).exists()]
+    assert left == [0, 3]
+    assert_whole(source)
+    assert sum(path.stat().st_size for path in (cache / "fetched").glob("*.tar")) <= 2.5 * size
+
+
+def test_too_little_room_is_said_at_opening(memory, folder, monkeypatch):
+    monkeypatch.setenv(fetch.ROOM, "1e-5")
+    for data in (f"{memory}/a-*.tar", f"pipe:cat {folder}/a-{{00..03}}.tar"):
+        with pytest.raises(PatchloomError, match=f"at the same time, and 1e-05 GB are allowed: raise {fetch.ROOM}"):
+            open_data(data)
+    assert_whole(open_data(str(folder)).train)  # needs none
+    monkeypatch.setenv(fetch.ROOM, "much")
+    with pytest.raises(PatchloomError, match=f"^{fetch.ROOM} is much: give the gigabytes"):
+        open_data(f"{memory}/a-*.tar")
+
+
+def test_a_shard_is_fetched_once_whoever_asks(folder, tmp_path):
+    shard = Shard(f"pipe:echo asked >> {tmp_path}/log; sleep 0.1; cat {folder}/a-00.tar", "", 0, False)
+    with ThreadPoolExecutor(6) as pool:
+        parts = set(pool.map(lambda _: fetch.part_of(shard, 512, 100), range(6)))
+    assert parts == {(folder / "a-00.tar").read_bytes()[512:612]}
+    assert (tmp_path / "log").read_text() == "asked\n"
+
+
+def test_nothing_more_is_fetched_once_it_is_too_much(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv(fetch.ROOM, "1e-5")
+    for i in range(40):
+        (folder / f"b-{i}.tar").symlink_to("a-00.tar")
+    before = threading.active_count()
+    with pytest.raises(PatchloomError, match="allowed") as caught:
+        open_data(f"pipe:echo >> {tmp_path}/log; sleep 0.05; cat {folder}/b-{{0..39}}.tar")
+    assert caught.tb is not None and threading.active_count() == before  # though the traceback holds all that was there
+    assert len((tmp_path / "log").read_text()) < 40
+
+
+@pytest.mark.parametrize("told", ["ETag", "Last-Modified", "mtime", "none of these"])
+def test_the_state_of_a_shard_is_what_its_server_tells(memory, monkeypatch, told):
+    info = {"size": 7, "type": "file", told: "x"}
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "info", lambda fs, path: info)
+    (shard,) = states_of(["memory://set/a-00.tar"])
+    assert shard.size == 7 and shard.certain == (told != "none of these") == ("x" in shard.state)
+
+
+def test_a_command_that_fails_leaves_nothing(folder, cache):
+    with pytest.raises(PatchloomError, match="^pipe:cat .*gone.tar cannot be fetched: cat: .*No such file") as caught:
+        open_data(f"pipe:cat {folder}/gone.tar")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(PatchloomError, match="cannot be fetched: the command ended with code 3"):
+        open_data(f"pipe:cat {folder}/a-00.tar; exit 3")
+    assert {path.suffix for path in (cache / "fetched").iterdir()} == {".lock"}
+
+
+def test_what_comes_in_another_length_is_not_taken(folder):
+    source = open_data(f"pipe:cat {folder}/a-00.tar").train
+    fetch._place(source.shards[0]).unlink()
+    path = folder / "a-00.tar"
+    path.write_bytes(path.read_bytes()[:-512])
+    with pytest.raises(Unreadable, match="in/0000.png: .* cannot be fetched: 19,968 bytes came instead of 20,480"):
+        source.read(0)
+    assert not list(fetch._folder().glob("*.tar"))
+
+
+def test_an_outage_is_waited_for(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(fetch, "_PAUSES", (0, 0))
+    command = f"echo >> {tmp_path}/log; test $(wc -l < {tmp_path}/log) = 3 && cat {folder}/a-00.tar"
+    assert_whole(open_data(f"pipe:{command}").train, EACH)
+
+
+def test_commands_have_no_stamp(folder):
+    source = open_data(f"pipe:cat {folder}/a-00.tar").train
+    assert source.stamp() is None
+    with pytest.raises(PatchloomError, match="nobody can tell when the images"):
+        cache_images(source, "whole")
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_shard_that_disappears_takes_its_images_alone(folder, memory, remote):
+    source = open_data(f"{memory}/a-*.tar" if remote else str(folder)).train
+    lost = source.shards[1]
+    if remote:
+        fsspec.filesystem("memory").rm("/set/a-01.tar")
+        fetch._place(lost).unlink()
+    else:
+        os.unlink(lost.address)
+    with pytest.raises(Unreadable, match=f"^{lost.address}:in/0005.png"):
+        source.read(EACH)
+    batches = list(training_batches(source, CROP, 4, 0, 0, 5))
+    assert not set(torch.cat([batch.indices for batch in batches]).tolist()) & set(range(EACH, 2 * EACH))
+    assert {name for batch in batches for name in batch.unreadable} == {source.describe(i) for i in range(5, 10)}
+
+
+def test_broken_images_are_named_and_give_way(tmp_path):
+    members = numbered(0) | {"in/0003.png": picture(3)[:80], "in/0001.png": b"", "in/0002.png": b"no image"}
+    path = write(tmp_path / "a.tar", members)
+    source = open_data(str(path)).train
+    for i in (1, 2, 3):
+        with pytest.raises(Unreadable, match=f"^{path}:in/000{i}.png cannot be read as an image") as caught:
+            source.read(i)
+        assert "\n" not in str(caught.value) and "BytesIO" not in str(caught.value)
+    (batch,) = training_batches(source, CROP, 5, 0, 0, 1)
+    assert sorted(batch.indices.tolist()) == [0, 4]
+    assert sorted(batch.unreadable) == [f"{path}:in/000{i}.png" for i in (1, 2, 3)]
+    path.write_bytes(path.read_bytes()[:1024])  # after it was opened
+    with pytest.raises(Unreadable, match="in/0004.png.*cut off"):
+        source.read(4)
+
+
+def test_a_folder_of_shards_and_its_splits(tmp_path):
+    root = tmp_path / "data"
+    for name, number in (("train-0.tar", 0), ("train-1.tar", 1), ("val-0.tar", 2), ("extra-0.tar", 3)):
+        write(root / name, numbered(number))
+    (root / "README.md").write_text("x")
+    data = open_data(str(root))
+    assert_whole(data.train, 2 * EACH)
+    assert len(data.test) == EACH and data.test.classes == data.train.classes
+    assert torch.equal(data.test.read(1), pixels_of(2 * EACH + 1))
+    write(root / "val-0.tar", {"a.png": picture(1), "a.cls": b"7"})
+    with pytest.raises(PatchloomError, match=r"\(val\) has the class 7, which train lacks"):
+        open_data(str(root))
+    (root / "val-0.tar").unlink()
+    data = open_data(str(root))
+    assert data.test is None and len(data.train) == 3 * EACH
+    (root / "beside.png").write_bytes(picture(0))
+    assert len(open_data(str(root)).train) == 1  # an ordinary folder, in which other files are ignored
+
+
+@pytest.mark.parametrize(
+    "data, sentence",
+    [
+        ("gone-{0..3}.tar", "there is no shard .*gone-0.tar: check the folder"),
+        ("gone-*.tar", "there is no shard .*gone-"),
+        ("memory://gone/*.tar", "there is no shard memory://gone/"),
+        ("memory://gone/1.tar", "memory://gone/1.tar cannot be opened: nothing was found there"),
+        ("memory://set", "memory://set is a folder: name the shards in it, as memory://set/"),
+        ("nonesuch://x.tar", "Protocol not known: nonesuch"),
+        ("text.tar", "text.tar: no sample has an image, which ends in .bmp"),
+    ],
+)
+def test_errors_say_what_to_do(memory, tmp_path, monkeypatch, data, sentence):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "text.tar", {"a.txt": b"x", "a.cls": b"1"})
+    with pytest.raises(PatchloomError, match=sentence) as caught:
+        open_data(data)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    fsspec.register_implementation("farstore", "farstore_fs.Farstore", clobber=True, errtxt="Install farstore_fs")
+    with pytest.raises(PatchloomError, match=r"^farstore://x.tar needs another package \(Install farstore_fs\)"):
+        open_data("farstore://x.tar")
+
+
+def test_what_lasts(folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    assert lasting("set/a-{00..03}.tar") == f"{folder}/a-{{00..03}}.tar"
+    assert lasting("set") == str(folder) and lasting(Path("set")) == str(folder)
+    for name in ("shapes", "cifar10@set", "s3://b/x-{0..3}.tar", "pipe:cat set/a-00.tar", "~/a.tar", "gone"):
+        assert lasting(name) == name
+    assert lasting("hf:set") == f"hf:{folder}" and lasting("hf:set@one") == f"hf:{folder}@one"
+    assert lasting("hf:name/of@one") == "hf:name/of@one"

@@ -1,0 +1,151 @@
+"""Few labels are few, of every class, and the same for the control."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from patchloom.data import normalize, open_data
+from patchloom.errors import PatchloomError
+from patchloom.evaluate import evaluate
+from patchloom.evaluate.protocols import fewshot
+from patchloom.evaluate.protocols.fewshot import few, projections
+from patchloom.evaluate.protocols.finetune import builder
+from patchloom.evaluate.recipes import Recipe
+from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder, save_head
+from patchloom.tasks.extrema import ExtreMA
+from patchloom.tasks.lut import LUT
+from patchloom.withhold.encoder_input import all_patches
+
+QUICK = {"device": "cpu", "epochs": 2, "flip": False}
+SPEC = EncoderSpec("nano", (8, 8), 2, channels=1, options={"depth": 1, "embed_dim": 32, "num_heads": 2})
+BARE = EncoderSpec("nano", (8, 8), 2, channels=1, options={**SPEC.options, "class_token": False})
+
+
+def _run(folder: Path, task, spec: EncoderSpec, name: str) -> Path:
+    save_encoder(task.encoder, EncoderCard(spec, (0.3,), (0.37,), name, name), folder / "encoder.safetensors")
+    for head, module in task.extra_modules().items():
+        save_head(module, folder / f"{head}.safetensors")
+    (folder / "checkpoints").mkdir()
+    save_file(
+        {key: value.contiguous() for key, value in task.state_dict().items()},
+        folder / "checkpoints" / "last.safetensors",
+    )
+    return folder
+
+
+def _extrema(folder: Path, class_token: str = "cait") -> tuple[Path, ExtreMA]:
+    torch.manual_seed(0)
+    spec = SPEC if class_token == "vit" else BARE
+    task = ExtreMA(build_encoder(spec), class_token=class_token, head_width=16, head_out=8)
+    with torch.no_grad():  # zero biases and equal scales would hide mistakes
+        for weight in task.parameters():
+            weight.add_(torch.randn_like(weight) * 0.1)
+    return _run(folder, task.eval(), spec, "extrema"), task
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.01, 14), (0.1, 144), (None, 144)])
+def test_a_share_has_every_class(share: float | None, count: int) -> None:
+    parts = parts_of("digits", EvalSettings())
+    some, what = few(parts, share, None, 0)
+    assert len(some.train) == what["labelled"] == count and set(some.train.labels) == set(range(10))
+    assert some.test is parts.test and f"a stratified {count} were used (seed 0)" in some.story
+    assert not np.array_equal(few(parts, share, None, 1)[0].train.indices, some.train.indices)
+
+
+def test_so_many_of_each_class() -> None:
+    some, what = few(parts_of("digits", EvalSettings()), None, 3, 0)
+    assert np.bincount(some.train.labels).tolist() == [3] * 10 and what == {"per_class": 3, "labelled": 30}
+
+
+@pytest.mark.parametrize(
+    ("share", "per_class", "said"),
+    [
+        (0.005, None, "0.005 of 1,437 training images is 7, fewer than the 10 classes: use --labels 0.007 or more"),
+        (1.5, None, "--labels must be a share above 0"),
+        (None, 0, "--per_class must be 1 or more"),
+        (None, 145, "training images: use --per_class 1"),
+        (0.1, 2, "exclude each other"),
+    ],
+)
+def test_refusals(share: float | None, per_class: int | None, said: str) -> None:
+    with pytest.raises(PatchloomError, match=said):
+        few(parts_of("digits", EvalSettings()), share, per_class, 0)
+
+
+def test_fine_tuning_sees_only_those(tiny_encoder: Path, record_reads, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, train_and_test = [], fewshot.train_and_test
+
+    def watched(protocol, title, done, candidates, plan, parts: Parts):
+        seen.append(parts.train)
+        return train_and_test(protocol, title, done, candidates, plan, parts)
+
+    monkeypatch.setattr(fewshot, "train_and_test", watched)
+    record = record_reads(120, 40)
+    report = evaluate("few-shot", tiny_encoder, "digits", per_class=2, blr=0.02, **QUICK)
+    assert [len(train) for train in seen] == [20] and record.count("test") == 80  # tiny, and from scratch
+    assert set(record[: record.index("test")]) == {"train"}
+    assert [row.encoder for row in report.rows] == ["tiny", "from scratch", "majority class"]
+    assert report.rows[0].settings.items() >= {"per_class": 2, "labelled": 20, "head_on": "features"}.items()
+    assert report.headline.startswith("Fine-tuning with 20 labels (small): ")
+    assert {row.protocol for row in report.rows} == {"few-shot"}
+
+
+def test_the_linear_probe_is_that_of_frozen_features(tiny_encoder: Path) -> None:
+    report = evaluate("few-shot", tiny_encoder, "digits", method="linear", labels=0.1, device="cpu")
+    names = [row.encoder for row in report.rows]
+    assert list(dict.fromkeys(names)) == ["tiny", "untrained", "raw pixels", "majority class"]
+    assert report.rows[0].settings.items() >= {"labels": 0.1, "labelled": 144, "method": "linear"}.items()
+    assert all(row in report.rows for row in report.quoted) and {row.protocol for row in report.rows} == {"few-shot"}
+    assert report.headline.startswith("With 144 labels: Linear probe")
+    assert report.rows[-2].encoder == "raw pixels" and report.rows[-2].value > 0.8
+    for option in ({"epochs": 3}, {"head_on": "projection"}, {"recipe": "mae"}, {"positions": "none"}):
+        with pytest.raises(PatchloomError, match=f"--{next(iter(option))}.* is for --method finetune"):
+            evaluate("few-shot", tiny_encoder, "digits", method="linear", device="cpu", **option)
+
+
+@pytest.mark.parametrize("class_token", ["cait", "vit", "mean"])
+def test_the_projections_first_layer_is_the_tasks_own(tmp_path: Path, class_token: str) -> None:
+    run, task = _extrema(tmp_path, class_token)
+    vit, card = load_encoder(run)
+    pretrained, fresh = projections(run, vit, card, 0)
+    assert pretrained["pooling"] == {"cait": "instance", "vit": "class"}.get(class_token, "mean")
+    build = builder(vit, card, "auto", 10, **pretrained)
+    model, again = build(Recipe()).eval(), build(Recipe())
+    digits = open_data("digits").train
+    images = normalize(torch.stack([digits.read(i) for i in range(5)]), card.mean, card.std)
+    with torch.no_grad():
+        expected = task.projection[:3](task.represent(task, all_patches(images, 16)))
+        if class_token != "mean":  # there, the norm comes after the mean
+            torch.testing.assert_close(model.stem(model.pooled(images)), expected)
+        assert model(images).shape == (5, 10)
+    assert torch.equal(model.stem[0].weight, task.projection[0].weight)
+    assert model.stem[0].weight is not again.stem[0].weight
+    scratch = builder(vit, card, "auto", 10, **fresh)(Recipe())
+    assert not torch.equal(scratch.stem[0].weight, model.stem[0].weight)
+    assert scratch.stem[0].weight.shape == model.stem[0].weight.shape and scratch.pooling == model.pooling
+    trained = {id(weight) for group in model.groups(0.05, 0.75) for weight in group["params"]}
+    assert trained == {id(weight) for weight in model.parameters() if weight.requires_grad}
+
+
+def test_a_head_on_the_projection_end_to_end(tmp_path: Path) -> None:
+    run, _ = _extrema(tmp_path)
+    report = evaluate("few-shot", run, "digits", per_class=2, head_on="projection", recipe="extrema", batch=10, **QUICK)
+    assert report.rows[0].pooling == report.rows[1].pooling == "instance" and report.n_test == 360
+    assert "the projection's first layer and a linear head on the instance representation" in report.protocol
+
+    assert report.rows[0].settings["pooling"] == "instance"
+    with pytest.raises(PatchloomError, match="--pooling changes nothing with --head_on projection"):
+        evaluate("few-shot", run, "digits", per_class=2, head_on="projection", pooling="class", **QUICK)
+
+
+def test_a_run_without_a_projection_is_refused(tmp_path: Path, tiny_encoder: Path) -> None:
+    with pytest.raises(PatchloomError, match="needs a run's folder with checkpoints/last.safetensors"):
+        evaluate("few-shot", tiny_encoder, "digits", head_on="projection", **QUICK)
+    run = _run(tmp_path, LUT(build_encoder(SPEC), head_width=16, decoder_depth=1), SPEC, "lut")
+    with pytest.raises(PatchloomError, match="the task lut of .* has no projection like ExtreMA's"):
+        evaluate("few-shot", run, "digits", head_on="projection", **QUICK)

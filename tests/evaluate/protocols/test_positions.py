@@ -1,0 +1,283 @@
+"""Where patches are found: against written-out loops, guessers that are simulated, and from the command line."""
+
+import csv
+import json
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from patchloom.cli import main
+from patchloom.errors import PatchloomError
+from patchloom.evaluate import EvalSettings
+from patchloom.evaluate.position_scores import UNITS, Cell, centre_distance, chance, measure_positions, rows_of
+from patchloom.evaluate.protocols.positions import positions
+from patchloom.evaluate.report import Row
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.patches.partition import random_dropped
+from patchloom.questions.positions import PositionPrediction
+from patchloom.tasks import build_task, encoder_defaults, with_defaults
+from patchloom.withhold.encoder_input import all_patches
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
+N, GRID = 16, (4, 4)
+SIZES = {"embed_dim": 32, "depth": 1, "num_heads": 2}
+TINY = ["--epochs", "1", "--batch_size", "16", "--patch_size", "4", "--model", "nano"]
+TINY += ["--model.embed_dim", "32", "--model.depth", "1"]
+TASKS = {
+    "droppos": {"name": "droppos"},
+    "droppos of another patch's position": {"name": "droppos", "placeholder": "foreign", "shuffle": True},
+    "mp3": {"name": "mp3"},
+    "mp3 with known positions": {"name": "mp3", "known_positions": 0.25},
+    "mixture like droppos": {
+        "name": "mixture",
+        "withhold": {"mask": 0.5, "blank": 0.25, "drop_positions": 0.5},
+        "ask": {"pixels": 1.0, "positions": 1.0},
+    },
+    "mixture that zooms in": {
+        "name": "mixture",
+        "withhold": {"zoom_in": 0.7, "drop_positions": 0.5},
+        "ask": {"positions": 1.0},
+    },
+    "mixture like mp3": {"name": "mixture", "withhold": {"mask": 0.25, "drop_positions": 1}, "ask": {"positions": 1.0}},
+}
+
+
+def made(kind):
+    torch.manual_seed(0)
+    options = with_defaults(TASKS[kind])
+    spec = EncoderSpec("nano", (16, 16), 4, 3, encoder_defaults(options).get("positions", ("sincos",))[0], SIZES)
+    task = build_task(options, build_encoder(spec))
+    with torch.no_grad():  # else all answers are nearly alike
+        for weight in task.parameters():
+            weight.add_(torch.randn_like(weight) * 0.1)
+    return task.eval()
+
+
+def batches(task, count=2, b=3):
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randn(b, 3, *task.augment.size, generator=generator) for _ in range(count)]
+
+
+def placer(answer):
+    """Places patches of which a share ``ratio`` is asked, with the logits [b n n] that ``answer`` gives."""
+
+    def place(images, generator, ratio):
+        dropped = random_dropped(len(images), N, ratio, generator, "cpu")
+        visible = all_patches(images, N).visible
+        return PositionPrediction(visible, torch.zeros_like(visible).scatter(1, dropped, 1).bool(), answer(visible))
+
+    return place
+
+
+@pytest.mark.parametrize("given", [0, 5, 9])
+def test_chance_is_that_of_simulated_guessers(given):
+    grid, trials = (3, 4), 40_000
+    free = np.random.default_rng(0).permuted(np.tile(np.arange(12), (trials, 1)), axis=1)[:, given:]
+    true = free[:, :1]  # of what is free, the first is as good as any
+    guesses = np.random.default_rng(1).permuted(free, axis=1)[:, :5]
+    found = {
+        "top-1": (guesses[:, :1] == true).mean(),
+        "top-5": (guesses == true).any(1).mean(),
+        "distance": np.hypot(guesses[:, :1] // 4 - true // 4, guesses[:, :1] % 4 - true % 4).mean(),
+    }
+    for name, value in chance(grid, given).items():
+        assert found[name] == pytest.approx(value, abs=0.015), name
+    places = list(product(range(3), range(4)))
+    nearest = min(np.mean([np.hypot(r - y, c - x) for y, x in places]) for r, c in places)
+    assert centre_distance(grid) == pytest.approx(nearest)
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_the_grid_against_a_loop(kind):
+    task = made(kind)
+    axes, images = task.position_axes(), batches(task)
+    cells = measure_positions(task.place, axes, task.grid, images, seed=3)
+    assert [cell.ratios for cell in cells] == [dict(zip(axes, some, strict=True)) for some in product(*axes.values())]
+    for cell in cells:
+        generator = torch.Generator().manual_seed(3)
+        values, found, asked = {name: [] for name in UNITS}, [0] * N, [0] * N
+        for batch in images:
+            with torch.inference_mode():
+                placed = task.place(batch, generator, **cell.ratios)
+            for visible, dropped, logits in zip(*(part.tolist() for part in placed), strict=True):
+                mine = {name: [] for name in UNITS}
+                for true, is_asked, answer in zip(visible, dropped, logits, strict=True):
+                    if not is_asked:
+                        continue
+                    ranked = sorted(range(N), key=lambda place: -answer[place])
+                    mine["top-1"].append(ranked[0] == true)
+                    mine["top-5"].append(true in ranked[:5])
+                    mine["distance"].append(np.hypot(ranked[0] // 4 - true // 4, ranked[0] % 4 - true % 4))
+                    asked[true] += 1
+                    found[true] += ranked[0] == true
+                for name, each in mine.items():
+                    values[name].append(np.mean(each))
+        for name, expected in values.items():
+            assert cell.values[name].tolist() == pytest.approx(expected, abs=1e-6), (cell.ratios, name)
+        expected = [hits / of if of else float("nan") for hits, of in zip(found, asked, strict=True)]
+        assert cell.map(GRID).flatten().tolist() == pytest.approx(expected, nan_ok=True)
+        given = int(placed.told()[0])
+        assert cell.chance == chance(GRID, given) and (placed.told() == given).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "ratios", "visible", "dropped"),
+    [
+        ("droppos", {"mask_ratio": 0.75, "position_mask_ratio": 0.25}, 4, 1),
+        ("droppos", {"mask_ratio": 0.0, "position_mask_ratio": 0.95}, 16, 16),
+        ("mixture like droppos", {"mask_ratio": 0.75, "position_mask_ratio": 0.25}, 4, 1),
+        ("mixture like droppos", {"mask_ratio": 0.0, "position_mask_ratio": 0.95}, 16, 16),
+        ("mixture that zooms in", {"mask_ratio": 0.5, "position_mask_ratio": 0.75}, 8, 6),
+        ("mp3", {"context_mask_ratio": 0.9}, 16, 16),
+        ("mp3 with known positions", {"context_mask_ratio": 0.0}, 16, 12),
+        ("mixture like mp3", {"context_mask_ratio": 0.9}, 12, 12),
+    ],
+)
+def test_every_task_withholds_what_it_is_told(kind, ratios, visible, dropped):
+    task = made(kind)
+    (images,) = batches(task, 1)
+    placed = task.place(images, torch.Generator().manual_seed(0), **ratios)
+    assert placed.visible.shape == (3, visible) and placed.logits.shape == (3, visible, N)
+    assert placed.dropped.sum(1).tolist() == [dropped] * 3
+
+
+def test_a_perfect_placer_finds_everything():
+    cells = measure_positions(
+        placer(torch.nn.functional.one_hot), {"ratio": (0.25, 0.95)}, GRID, batches(made("mp3")), 0
+    )
+    assert all(cell.map(GRID).nan_to_num(1.0).eq(1).all() for cell in cells)
+    rows = [row for row in rows_of("positions", {"perfect": cells}, GRID) if row.encoder == "perfect"]
+    shown = {(row.settings["measure"], row.settings["ratio"]): row.text() for row in rows}
+    assert shown == {
+        (name, ratio): text
+        for name, text in {"top-1": "100.0 %", "top-5": "100.0 %", "distance": "0.00 patches"}.items()
+        for ratio in (0.25, 0.95, "average")
+    }
+
+
+def test_the_map_shows_where():
+    """Even places are found; of odd ones the neighbour is named, which is one patch off."""
+
+    def answer(visible):
+        return torch.nn.functional.one_hot(visible // 2 * 2, N)
+
+    (cell,) = measure_positions(placer(answer), {"ratio": (0.5,)}, GRID, batches(made("mp3"), 20), 0)
+    assert cell.map(GRID).tolist() == [[1.0, 0.0, 1.0, 0.0]] * 4
+    torch.testing.assert_close(cell.values["distance"], 1 - cell.values["top-1"])
+    never = Cell({}, {}, {}, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 4.0]))
+    assert never.map((1, 2)).isnan().tolist() == [[True, False]]
+
+
+def test_intervals_are_of_the_means_of_images():
+    values = np.random.default_rng(0).random(50)
+    row = Row.of_means("a", "positions", {}, values.tolist())
+    reach = 1.96 * values.std(ddof=1) / np.sqrt(50)
+    assert (row.value, row.low, row.high) == pytest.approx(
+        (values.mean(), values.mean() - reach, values.mean() + reach), 1e-4
+    )
+    far = Row.of_means("a", "positions", {}, [1.0, 9.0], "patches")
+    assert (far.low, round(far.high, 2)) == (0.0, 12.84) and far.text() == "5.00 patches [0.00, 12.84]"
+    alone = Row.of_means("a", "positions", {}, [0.5])
+    assert (alone.value, alone.low, alone.high) == (0.5, 0.0, 1.0)
+
+
+def test_the_average_is_taken_image_by_image():
+    cells = [
+        Cell({"ratio": ratio}, dict.fromkeys(UNITS, torch.tensor(values)), chance(GRID, 0), *torch.ones(2, N))
+        for ratio, values in ((0.1, [0.0, 1.0, 0.5]), (0.2, [1.0, 0.0, 0.5]))
+    ]
+    rows = [row for row in rows_of("positions", {"a": cells}, GRID) if row.settings.get("ratio") == "average"]
+    assert [(row.value, row.low, row.high) for row in rows if row.encoder == "a"] == [(0.5, 0.5, 0.5)] * 3
+
+
+def paint(folder: Path, count: int, seed: int) -> Path:
+    """Images that are darker above than below."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    for i in range(count):
+        pixels = np.linspace(40, 200, 16)[:, None, None] + rng.normal(0, 30, (16, 16, 3))
+        Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(folder / f"{i}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return paint(tmp_path_factory.mktemp("data") / "photos", 40, 0)
+
+
+@pytest.fixture(scope="module", params=["droppos", "mp3"])
+def run(request: pytest.FixtureRequest, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / request.param
+    assert main(["pretrain", str(photos), "--task", request.param, "--out", str(out), "--held_out", "0.2", *TINY]) == 0
+    return out
+
+
+def rows_in(run: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((run / "results.csv").open())) if (run / "results.csv").exists() else []
+
+
+def test_from_the_command_line(run: Path, photos: Path, capsys: pytest.CaptureFixture) -> None:
+    capsys.readouterr()
+    assert main(["evaluate", "positions", str(run), str(photos)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "held-out ones, which were never trained on." in printed and "on 8 test images" in printed
+    assert (run / "pictures" / "position_map-photos.png").stat().st_size > 5000
+    cells = 16 if run.name == "droppos" else 5
+    rows = rows_in(run)
+    assert len(rows) == 3 * 2 * (cells + 1) + 1  # measures, run and chance, cells and average; and the centre
+    quoted = [row for row in rows if row["quoted"] == "True"]
+    assert [row["encoder"] for row in quoted] == [run.name, "chance"]
+    settings = [json.loads(row["settings"]) for row in rows]
+    assert all("average" in json.loads(row["settings"]).values() for row in quoted)
+    assert {one["measure"] for one in settings} == set(UNITS)
+    for row, one in zip(rows, settings, strict=True):
+        if row["encoder"] == "chance":
+            assert row["low"] == row["value"] == row["high"]
+            if (one["measure"], one.get("position_mask_ratio"), one.get("mask_ratio")) == ("top-1", 0.25, 0.5):
+                assert float(row["value"]) == pytest.approx(1 / (16 - 6))
+
+
+def test_it_says_what_pretraining_may_have_seen(run: Path, tmp_path: Path) -> None:
+    others = paint(tmp_path / "others", 10, 1)
+    (others / "broken.png").write_bytes(b"no image")
+    report = positions(run, others, EvalSettings(device="cpu"))
+    assert "pre-training may have seen them" in report.protocol and report.n_test == 10
+    assert "1 images could not be read and were left out" in report.protocol
+    some = positions(run, others, EvalSettings(device="cpu"), images=4)
+    assert "4 of 11 images were drawn (seed 0)" in some.protocol and some.n_test <= 4
+    paint(tmp_path / "both" / "train", 5, 1), paint(tmp_path / "both" / "test", 6, 2)
+    own = positions(run, tmp_path / "both", EvalSettings(device="cpu"))
+    assert own.n_test == 6 and "The data brings its own test images." in own.protocol
+
+
+def test_one_seed_one_result(run: Path, photos: Path) -> None:
+    first, again, other = (positions(run, photos, EvalSettings(seed, device="cpu")) for seed in (0, 0, 1))
+    assert first.rows == again.rows and first.headline == again.headline
+    assert [row.value for row in first.rows] != [row.value for row in other.rows]
+
+
+def test_refusals(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    run = tmp_path / "mae"
+    assert main(["pretrain", str(photos), "--task", "mae", "--out", str(run), *TINY]) == 0
+    before = rows_in(run)
+    for words, said in (
+        ([str(run)], "was trained by mae, which asks for no positions, so none can be measured"),
+        ([str(run / "encoder.safetensors")], "is not the folder of a run"),
+        ([str(run), "--images", "0"], "--images must be 1 or more"),
+    ):
+        capsys.readouterr()
+        assert main(["evaluate", "positions", words[0], str(photos), *words[1:]]) == 2
+        out, err = capsys.readouterr()
+        assert said in err and err.count("\n") == 1 and not out
+    assert rows_in(run) == before and not list((run / "pictures").glob("position_map*"))
+
+
+def test_a_grid_of_too_few_patches_is_refused() -> None:
+    one = PositionPrediction(torch.zeros(2, 1).long(), torch.ones(2, 1).bool(), torch.zeros(2, 1, 4))
+    with pytest.raises(PatchloomError, match=r"of 4 patches only one would be visible \(mask ratio 0.75\)"):
+        measure_positions(lambda *_, **__: one, {"mask_ratio": (0.75,)}, (2, 2), [torch.zeros(2, 3, 8, 8)], 0)

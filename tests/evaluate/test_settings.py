@@ -1,0 +1,67 @@
+"""On which images is measured: none that was trained on, and it is said where that cannot be."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from patchloom.evaluate import evaluate, parts_of
+from patchloom.evaluate.settings import EvalSettings
+
+
+def draw(folder: Path, numbers: range) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for i in numbers:
+        pixels = np.random.default_rng(i).integers(0, 256, (8, 8), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+    return folder
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> Path:
+    """Two classes of 20 images each, 5 of which lie there twice, one by a link and one in the other class."""
+    root = tmp_path / "images"
+    for label, first in (("a", 0), ("b", 20)):
+        draw(root / label, range(first, first + 20))
+    for i in range(3):
+        shutil.copy(root / "a" / f"{i}.png", root / "a" / f"copy of {i}.png")
+    (root / "b" / "link.png").symlink_to("25.png")
+    shutil.copy(root / "a" / "9.png", root / "b" / "9.png")
+    return root
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_copies_are_on_one_side_of_a_split(labelled: Path, labels: bool) -> None:
+    left = set()
+    for seed in range(12):
+        parts = parts_of(labelled, EvalSettings(seed), labels=labels)
+        assert not np.isin(parts.train.contents(), parts.test.contents()).any()
+        count = 45 - len(parts.train) - len(parts.test)
+        assert (f"Nothing was trained on {count} exact copies of test images." in parts.story) == (count > 0)
+        left.add(count)
+    assert max(left) > 0
+
+
+def test_test_images_of_the_datas_own_that_are_trained_on_are_counted(
+    tmp_path: Path, tiny_encoder: Path, labelled: Path
+) -> None:
+    root = tmp_path / "split"
+    shutil.copytree(labelled, root / "train")
+    for label, first in (("a", 40), ("b", 60)):
+        draw(root / "test" / label, range(first, first + 6))
+    assert "copies" not in parts_of(root, EvalSettings()).story
+    shutil.copy(root / "train" / "a" / "3.png", root / "test" / "a" / "3.png")
+    (root / "test" / "b" / "30.png").symlink_to(root / "train" / "b" / "30.png")
+    said = "2 of 14 test images are exact copies of training images and could be known by heart"
+    assert said in parts_of(root, EvalSettings()).story and said in parts_of(root, EvalSettings(), labels=False).story
+    assert said in evaluate("knn", tiny_encoder, root, device="cpu").protocol
+    # of the images that are used: with these seeds, both, one and none of the two that were copied
+    counts = set()
+    for seed in range(8):
+        parts = parts_of(root, EvalSettings(seed, max_train=20))
+        count = int(np.isin(parts.test.contents(), parts.train.contents()).sum())
+        assert (f" {count} of 14 test images are exact copies" in parts.story) == (count > 0)
+        counts.add(count)
+    assert {0, 1} <= counts

@@ -1,0 +1,128 @@
+"""Checkpoints and the run folder: whole, strict, and clear about what is wrong."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from patchloom.data import Stats
+from patchloom.errors import PatchloomError
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.runs.checkpoint import Checkpoints, restore, tensors_of
+from patchloom.runs.folder import RunFolder, metrics_row, write_metrics
+from patchloom.runs.record import no_record
+from patchloom.runs.settings import Settings
+from patchloom.tasks import build_task
+from patchloom.train.optim import build_optimizer
+
+SIZES = {"embed_dim": 32, "depth": 1, "num_heads": 2}
+
+
+def make(seed=0, name="mae"):
+    torch.manual_seed(seed)
+    task = build_task({"name": name}, build_encoder(EncoderSpec("nano", (16, 16), 4, options=SIZES)))
+    optimizer = build_optimizer(task, 0.05, "cpu")
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-3
+    return task, optimizer
+
+
+def step(task, optimizer, number):
+    images = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(number))
+    task(images, progress=0.0, generator=torch.Generator().manual_seed(number)).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def save(folder, task, optimizer, number):
+    kept = Checkpoints(folder)
+    kept.save(tensors_of(task, optimizer), {"step": number})
+    return kept
+
+
+def test_going_on_is_the_same_as_never_having_stopped(tmp_path):
+    task, optimizer = make()
+    for number in range(3):
+        step(task, optimizer, number)
+    save(tmp_path, task, optimizer, 3)
+    other, fresh = make(seed=9)
+    tensors, about, problems = Checkpoints(tmp_path).read()
+    restore(tensors, other, fresh)
+    assert about == {"step": 3} and problems == []
+    for group in fresh.param_groups:
+        group["lr"] = 1e-3
+    for number in range(3, 6):
+        step(task, optimizer, number)
+        step(other, fresh, number)
+    for (name, one), two in zip(task.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(one, two), name
+
+
+def test_a_checkpoint_may_be_read_by_others(tmp_path):
+    (tmp_path / "plain").write_text("")
+    kept = save(tmp_path, *make(), 0)
+    assert kept.last.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_one_without_a_checksum_has_weights_but_is_not_gone_on_with(tmp_path):
+    task, optimizer = make()
+    kept = save(tmp_path, task, optimizer, 0)
+    tensors, _, _ = kept.read()
+    save_file(tensors, kept.last, {"about": "{}"})
+    assert kept.weights().keys() == task.state_dict().keys()
+    with pytest.raises(PatchloomError, match="no checksum, .* --from can begin with its weights"):
+        kept.read()
+
+
+def test_another_tasks_checkpoint_is_refused(tmp_path):
+    save(tmp_path, *make(), 0)
+    with pytest.raises(PatchloomError, match="another task or model"):
+        restore(Checkpoints(tmp_path).read()[0], make(name="droppos")[0])
+
+
+ASKED = Settings("photos/", {"name": "mae", "mask_ratio": 0.75}, {"name": "auto"})
+RESOLVED = Settings("photos/", {"name": "mae"}, {"name": "nano"}, img_size=(32, 64), patch_size=4)
+STATS = Stats((0.5, 0.4, 0.3), (0.2, 0.2, 0.2), 32, 64, 10, [])
+
+
+def test_a_run_is_known_again_and_gives_back_its_settings(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    assert not folder.holds(ASKED)
+    folder.begin(ASKED, RESOLVED, {"img_size": "as the images"}, STATS, "abc", {}, no_record())
+    assert folder.holds(ASKED)
+    assert folder.read_config() == RESOLVED
+    assert folder.read_data()["mean"] == [0.5, 0.4, 0.3] and folder.read_data()["fingerprint"] == "abc"
+    assert "# img_size: as the images" in folder.config.read_text()
+
+
+def test_other_settings_are_refused_with_the_difference(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(ASKED, RESOLVED, {}, STATS, "abc", {}, no_record())
+    other = Settings("photos/", {"name": "mae", "mask_ratio": 0.5}, {"name": "auto"}, epochs=9)
+    with pytest.raises(PatchloomError, match="epochs: was auto, now 9; task.mask_ratio: was 0.75, now 0.5"):
+        folder.holds(other)
+
+
+def test_a_run_of_an_older_version_is_known_again(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(ASKED, RESOLVED, {}, STATS, "abc", {}, no_record())
+    for file in (folder.requested, folder.config):
+        kept = [line for line in file.read_text().splitlines() if not line.startswith(("compile", "threads", "# if"))]
+        file.write_text("\n".join(kept) + "\n")
+    assert folder.holds(ASKED) and folder.read_config().compile == "auto"
+    with pytest.raises(PatchloomError, match="compile: was auto, now True"):
+        folder.holds(replace(ASKED, compile=True))
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(PatchloomError, match="holds no run of patchloom"):
+        RunFolder(tmp_path).holds(ASKED)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_columns_may_appear_on_the_way(tmp_path):
+    rows = [{"step": 10, "loss": 10 / 7}, {"step": 20, "loss": 20 / 7, "knn": 0.5}]
+    write_metrics(tmp_path / "metrics.csv", [metrics_row(row) for row in rows])
+    assert (tmp_path / "metrics.csv").read_text().splitlines() == ["step,loss,knn", "10,1.42857,", "20,2.85714,0.5"]

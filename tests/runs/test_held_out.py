@@ -1,0 +1,316 @@
+"""What is called held out is new to the weights: of this run, and of all those before it."""
+
+import csv
+import hashlib
+import os
+import shutil
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from killing import SMALL, draw_images
+from PIL import Image
+from ranks import run_together
+
+from patchloom.data import open_data
+from patchloom.evaluate.settings import EvalSettings
+from patchloom.look import pictures
+from patchloom.nets.weights import load_encoder, save_encoder
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.held_out import choose_held_out, stored_held_out
+from patchloom.runs.record import read_record
+from patchloom.runs.settings import Settings
+from patchloom.train import closing
+from patchloom.train.loop import Loop
+from patchloom.train.pretrain import pretrain
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
+QUICK = SMALL | {"epochs": 1, "task": "mae"}
+NEW = "which were never trained on"
+
+
+def more(folder: Path, numbers: range, side: int = 32) -> Path:
+    """Images of noise, each number another one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for i in numbers:
+        pixels = np.random.default_rng(1000 + i).integers(0, 256, (side, side, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i:03}.png")
+    return folder
+
+
+def contents(paths) -> set[bytes]:
+    return {hashlib.sha256(Path(path).read_bytes()).digest() for path in paths}
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """Of each run the digests of the files to train on and of those that are held out, taken from what it uses."""
+    found, init = [], Loop.__init__
+
+    def noted(self, fabric, task, source, settings, folder, reporter, watch):
+        train, held = source, watch.held_out
+        found.append(tuple(contents(one.describe(i) for i in range(len(one))) for one in (train, held)))
+        init(self, fabric, task, source, settings, folder, reporter, watch)
+
+    monkeypatch.setattr(Loop, "__init__", noted)
+    return found
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return draw_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def first(images, tmp_path_factory):
+    return pretrain(images, out=tmp_path_factory.mktemp("first") / "run", **QUICK).folder
+
+
+def measured(run: Path) -> list[float]:
+    with open(run / "metrics.csv", newline="") as file:
+        return [float(row["held_out"]) for row in csv.DictReader(file) if row["held_out"]]
+
+
+def test_noise_that_was_known_by_heart_is_not_held_out(tmp_path, parts, capsys):
+    """Positions in noise can be learnt by heart only: what is found in new noise is chance."""
+    still = {"name": "droppos", "mask_ratio": 0.0, "position_mask_ratio": 0.75}
+    options = SMALL | {"img_size": 16, "batch_size": 32, "held_out": 0.25, "crop_scale": 1.0, "flip": False}
+    options |= {"model": {"name": "nano", "embed_dim": 64, "depth": 2, "num_heads": 2}, "task": still}
+    folder = more(tmp_path / "noise", range(64), 16)
+    one = pretrain(folder, out=tmp_path / "one", **options | {"epochs": 150, "blr": 1e-2}).folder
+    with open(one / "metrics.csv", newline="") as file:
+        assert float(list(csv.DictReader(file))[-1]["position_accuracy"]) > 0.95, "known by heart"
+    frozen = options | {"from_run": str(one), "epochs": 1, "blr": 1e-9}
+    pretrain(folder, out=tmp_path / "seed", seed=1, **frozen)
+    pretrain(more(folder, range(64, 100), 16), out=tmp_path / "grown", **frozen)
+    for run, (training, held) in zip(("seed", "grown"), parts[1:], strict=True):
+        assert not held & (parts[0][0] | training) and len(held) in (16, 25)
+        noise = 3 * (1 / 3 * 2 / 3 / (3 * len(held))) ** 0.5  # three of four places are asked for: chance is a third
+        assert abs(measured(tmp_path / run)[-1] - 1 / 3) < noise
+    assert "held-out images" in (tmp_path / "seed" / "summary.txt").read_text()
+    assert "known by heart" not in capsys.readouterr().out
+
+
+def test_a_chain_of_runs_never_holds_out_what_one_of_them_trained_on(images, tmp_path, parts, capsys):
+    grown = tmp_path / "grown"
+    pretrain(images, out=tmp_path / "again", **QUICK)
+    shutil.copytree(images, grown)
+    more(grown / "a", range(60, 80))
+    second = pretrain(grown, from_run=str(tmp_path / "again"), seed=3, out=tmp_path / "second", **QUICK).folder
+    pretrain(images, from_run=str(second), seed=4, out=tmp_path / "third", **QUICK)
+    (train1, held1), (train2, held2), (train3, held3) = parts
+    assert not held2 & train1 and not held3 & (train1 | train2)
+    assert len(held2) == 16 and not held1 >= held2 and held3 <= held1
+    record = read_record(RunFolder(tmp_path / "third").trained_on)
+    assert len(record.contents) == len(train1 | train2 | train3) and record.unknown == ()
+    capsys.readouterr()
+    pretrain(images, from_run=str(tmp_path / "third"), seed=5, out=tmp_path / "fourth", **QUICK)
+    assert parts[3] == parts[2], "no others are left"
+    new = f"not 12 are held out: all others are copies, or the weights of {tmp_path / 'third'} were trained on them"
+    assert len(held3) < 12 and new in capsys.readouterr().out
+
+
+def test_if_all_images_were_trained_on_every_line_says_so(images, first, tmp_path, capsys):
+    some, source = tmp_path / "some", open_data(images).train
+    for path in map(Path, map(source.describe, trained_on(first))):
+        (some / path.parent.name).mkdir(parents=True, exist_ok=True)
+        os.symlink(path, some / path.parent.name / path.name)
+    capsys.readouterr()
+    run = pretrain(some, from_run=str(first), out=tmp_path / "run", **QUICK)
+    told = capsys.readouterr().out
+    doubt = f"the weights of {first}, with which it began, were trained on them"
+    assert f"the images of the measures were held out of this run, but {doubt}" in told
+    assert f"on 10 images that the weights of {first} were trained on, against" in run.summary
+    assert f"The test images were held out of this run, but {doubt}" in told
+    assert NEW not in told and "held-out images" not in told + run.summary
+    pretrain(some, from_run=str(run.folder), out=tmp_path / "next", **QUICK)
+    assert f"the weights of {run.folder}, with which it began, were trained on them" in capsys.readouterr().out
+
+
+def test_every_protocol_of_the_end_says_it(images, first, tmp_path, monkeypatch, capsys):
+    stories = []
+    compare = closing.compare
+
+    def noted(protocols, vit, card, parts, *rest):
+        stories.append(parts.story)
+        return compare(protocols, vit, card, parts, *rest)
+
+    monkeypatch.setattr(closing, "compare", noted)
+    pretrain(images, from_run=str(first), out=tmp_path / "new", **QUICK)
+    pretrain(images, from_run=str(older(first, tmp_path / "old")), out=tmp_path / "unknown", **QUICK)
+    assert stories[0] == (
+        "The test images are the held-out ones: they were not trained on here, and no exact copy of them for the "
+        f"weights of {first}, with which the run began."
+    )
+    assert "held out of this run, but the weights of" in stories[1] and "may have been trained on them" in stories[1]
+    # test images of the data's own
+    own = tmp_path / "own"
+    shutil.copytree(images, own / "train")
+    shutil.copytree(images, own / "test")
+    more(own / "test" / "a", range(60, 64))
+    pretrain(own, out=tmp_path / "tested", **QUICK)
+    assert "48 of 64 test images are exact copies of training images" in stories[2]
+    assert "  48 of 64 test images are exact copies" in capsys.readouterr().out
+    more(tmp_path / "others" / "train" / "a", range(70, 80))
+    more(tmp_path / "others" / "train" / "b", range(80, 90))
+    shutil.copytree(images, tmp_path / "others" / "test")
+    pretrain(tmp_path / "others", from_run=str(first), out=tmp_path / "tested-later", **QUICK)
+    assert "48 of 60 test images are exact copies of training images" in stories[3]
+
+
+def older(run: Path, to: Path) -> Path:
+    """A run as a version left it that noted neither its held-out images nor what it trained on."""
+    shutil.copytree(run, to)
+    (to / "trained_on.bin").unlink()
+    found = yaml.safe_load((to / "data.yaml").read_text())
+    found = {name: value for name, value in found.items() if not name.startswith("held_out")}
+    (to / "data.yaml").write_text(yaml.safe_dump(found))
+    vit, card = load_encoder(to)
+    save_encoder(vit, card.__class__(card.spec, card.mean, card.std, card.task, card.name), to / "encoder.safetensors")
+    return to
+
+
+def test_a_run_of_an_older_version(images, first, tmp_path, parts, capsys):
+    old = older(first, tmp_path / "old")
+    settings = RunFolder(old).read_config()
+    train = open_data(images).train
+    there = stored_held_out(RunFolder(first), settings, train)
+    assert (stored_held_out(RunFolder(old), settings, train).indices == there.indices).all()
+    (old / "summary.txt").unlink()
+    resumed = pretrain(images, out=old, **QUICK)
+    assert "on 12 held-out images" in resumed.summary and not (old / "trained_on.bin").exists()
+    capsys.readouterr()
+    run = pretrain(images, from_run=str(old), out=tmp_path / "run", **QUICK)
+    told = capsys.readouterr().out
+    assert f"the weights of {old}, with which it began, may have been trained on them" in told and NEW not in told
+    assert f"on 12 images that the weights of {old} may have been trained on" in run.summary
+    # nor can anything be claimed after that
+    later = pretrain(more(tmp_path / "new", range(20)), from_run=str(run.folder), out=tmp_path / "later", **QUICK)
+    assert "may have been trained on" in later.summary
+
+
+def trained_on(run: Path) -> list[int]:
+    """The numbers of the images that a run trained on, of 60."""
+    return np.setdiff1d(np.arange(60), RunFolder(run).read_data()["held_out"]).tolist()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_encoder_of_ours_is_known_by_what_lies_beside_it(known, images, first, tmp_path, parts, capsys):
+    moved = tmp_path / "moved"
+    shutil.copytree(first, moved)
+    file = moved / "encoder.safetensors"
+    if not known:  # another run's, which took its place
+        other = pretrain(images, out=tmp_path / "other", **QUICK | {"seed": 7}).folder
+        shutil.copy(other / "encoder.safetensors", file)
+    run = pretrain(images, init=str(file), seed=1, out=tmp_path / "run", **QUICK)
+    if known:
+        assert not parts[-1][1] & contents(open_data(images).train.describe(i) for i in trained_on(first))
+        assert "on 12 held-out images" in run.summary
+    else:
+        assert f"on 12 images that the weights of {file} may have been trained on" in run.summary
+        assert read_record(RunFolder(run.folder).trained_on).unknown == (str(file),)
+
+
+def test_images_without_contents(images, first, tmp_path):
+    """Nobody can tell what a command gives without running it; that it is the same as before, one can."""
+    with tarfile.open(tmp_path / "all.tar", "w") as tar:
+        tar.add(images, ".")
+    data = f"pipe:cat {tmp_path / 'all.tar'}"
+    one = pretrain(data, out=tmp_path / "one", **QUICK).folder
+    assert read_record(RunFolder(one).trained_on).unknown == (data,)
+    again = pretrain(data, from_run=str(one), seed=5, out=tmp_path / "again", **QUICK)
+    assert RunFolder(again.folder).read_data()["held_out"] == RunFolder(one).read_data()["held_out"]
+    assert "on 12 held-out images" in again.summary
+    for start, others, doubt in [
+        (again.folder, images, "unknown"),
+        (first, data, "unknown"),
+        (first, "digits", "unknown"),  # files, and pixels in memory
+        (first, "shapes:50", ""),
+        (first, images, ""),
+    ]:
+        found, record = choose_held_out(Settings(str(others), from_run=str(start)), open_data(others).train)
+        assert found.doubt == doubt, (start, others)
+        assert record.unknown == ((data,) if start == again.folder or others == data else ())
+        assert found.looked == (others != data)
+    assert "exact copies among the images were not looked for" in (again.folder / "log.txt").read_text()
+
+
+def test_files_that_were_written_anew_are_not_taken_for_new_images(images, first, tmp_path):
+    asked = Settings(str(images), from_run=str(first), seed=1)
+    copy = shutil.copytree(images, tmp_path / "copy")
+    for path in sorted(copy.rglob("*.png")):
+        Image.open(path).save(path, compress_level=0)  # the same pixels
+    anew = open_data(copy).train
+    assert choose_held_out(asked, anew)[0].doubt == "unknown"
+    other = tmp_path / "other"  # elsewhere they may well be others: then it is only said what is known
+    found = choose_held_out(replace(asked, data=str(other)), anew)[0]
+    assert found.doubt == "" and f"no exact copy of them for the weights of {first}" in found.sentence("They")
+
+
+@pytest.fixture
+def copied(images, tmp_path):
+    """Every image twice, half of them by a link."""
+    folder = tmp_path / "copied"
+    shutil.copytree(images, folder)
+    for i, path in enumerate(sorted(folder.rglob("*.png"))):
+        other = path.with_name(f"copy of {path.name}")
+        other.symlink_to(path.name) if i % 2 else shutil.copy(path, other)
+    return folder
+
+
+def test_copies_of_held_out_images_are_not_trained_on(copied, tmp_path, parts, capsys):
+    run = pretrain(copied, out=tmp_path / "run", **QUICK).folder
+    assert "72 images to train on, 24 held out, 24 left out as exact copies of those" in capsys.readouterr().out
+    ((training, held),) = parts
+    assert not training & held and (len(training), len(held)) == (36, 24)
+    # going on: the very same images, and no file is read to find them
+    (run / "summary.txt").unlink()
+    shutil.rmtree(Path(os.environ["XDG_CACHE_HOME"]) / "patchloom" / "contents")
+    pretrain(copied, out=run, **QUICK)
+    assert parts[1] == parts[0] and not (Path(os.environ["XDG_CACHE_HOME"]) / "patchloom" / "contents").exists()
+
+
+def test_kept_images_are_split_alike(copied, tmp_path, parts):
+    pretrain(copied, out=tmp_path / "files", **QUICK)
+    pretrain(copied, out=tmp_path / "kept", cache="whole", **QUICK)
+    assert parts[0] == parts[1]
+    assert measured(tmp_path / "files") == measured(tmp_path / "kept")
+
+
+def test_several_processes_hold_out_what_the_first_one_does(copied, first, tmp_path):
+    ended, _ = run_together(copied, tmp_path / "both", 2, QUICK | {"from_run": str(first)})
+    assert [one.code for one in ended] == [0, 0], "\n".join(one.told for one in ended)
+    alone = pretrain(copied, from_run=str(first), out=tmp_path / "alone", **QUICK).folder
+    found = [RunFolder(run).read_data() for run in (tmp_path / "both", alone)]
+    assert found[0]["held_out"] == found[1]["held_out"] and len(found[0]["held_out"]) == 12
+    assert measured(tmp_path / "both") == pytest.approx(measured(alone), rel=1e-4)
+    records = [read_record(RunFolder(run).trained_on) for run in (tmp_path / "both", alone)]
+    assert (records[0].contents == records[1].contents).all()
+
+
+def test_pictures_of_a_run_whose_folder_has_grown_show_what_it_did_not_train_on(images, tmp_path, parts, monkeypatch):
+    folder = tmp_path / "images"
+    shutil.copytree(images, folder)
+    run = pretrain(folder, out=tmp_path / "run", **QUICK).folder
+    shown = []
+    monkeypatch.setattr(pictures, "draw_task", lambda task, source, *rest, **more: shown.append(source) or [])
+    pictures.look(run)
+    more(folder / "a", range(30))
+    pictures.look(run)
+    before, after = (contents(one.describe(i) for i in range(len(one))) for one in shown)
+    assert before == parts[0][1] and not after & parts[0][0] and len(after) == 18
+
+
+def test_positions_are_asked_of_what_was_stored(images, first, tmp_path):
+    from patchloom.evaluate.protocols.positions import positions
+
+    task = {"name": "droppos", "position_mask_ratio": 0.5}
+    run = pretrain(images, from_run=str(first), out=tmp_path / "run", seed=9, **QUICK | {"task": task}).folder
+    report = positions(run, images, EvalSettings(device="cpu"))
+    assert "they were not trained on here, and no exact copy of them" in report.protocol and report.n_test == 12
+    old = older(run, tmp_path / "old")
+    assert "may have been trained on them" in positions(old, images, EvalSettings(device="cpu")).protocol

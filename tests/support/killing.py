@@ -1,0 +1,139 @@
+"""Runs that are killed at random instants, and what they leave behind.
+
+A module of its own because the processes that are killed have to import it. They are forked from a server that has
+imported patchloom already, so that a start takes a tenth of a second.
+"""
+
+import csv
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from forked import server
+from PIL import Image
+from safetensors.torch import load_file
+
+SMALL = {"model": {"name": "nano", "embed_dim": 32, "depth": 1, "num_heads": 2, "drop_path_rate": 0.1}, "img_size": 32}
+SMALL |= {"patch_size": 8, "batch_size": 16, "epochs": 6, "precision": "float32", "attention": "explicit"}
+SMALL |= {"threads": 1, "compile": False, "workers": 0, "device": "cpu", "held_out": 0.2}
+PROBE_STEPS = 5
+# what a run writes and renames is told to audit hooks before it happens
+_EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.chmod")
+
+
+class Kill(NamedTuple):
+    """When a process is killed: at an event of its files (from 1), or after seconds of its life; else never."""
+
+    event: int | None = None
+    seconds: float | None = None
+
+
+def shorten_probes() -> None:
+    """Let linear probes of this process not be fitted to the end: runs have them, and other tests say how good they are."""
+    from patchloom.evaluate import logistic
+
+    assert logistic._ITERATIONS > PROBE_STEPS
+    logistic._ITERATIONS = PROBE_STEPS
+
+
+def work_for_ever(path: str) -> None:
+    """Tell the process id, and stay until a signal comes."""
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def draw_images(folder: Path, count: int = 60) -> Path:
+    """Images of two classes."""
+    rng = np.random.default_rng(0)
+    for i in range(count):
+        path = folder / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(path)
+    return folder
+
+
+def _train(images: str, out: str, options: dict[str, Any], event: int | None, told: Any) -> None:
+    seen = 0
+
+    def watch(name: str, arguments: tuple) -> None:
+        nonlocal seen
+        if name not in _EVENTS or not str(arguments[0]).startswith(out):
+            return
+        if name == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR):
+            return
+        seen += 1
+        if seen == event:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    multiprocessing.set_start_method("fork", force=True)  # for the processes that read images; the server's is slow
+    sys.addaudithook(watch)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    from patchloom.train import loop
+    from patchloom.train.pretrain import pretrain
+
+    shorten_probes()
+    loop._SAVE_EVERY = 0.02  # so that many kills meet a checkpoint that is being written
+    torch.set_num_threads(1)
+    pretrain(images, out=out, **SMALL | options)
+    told.put(seen)
+
+
+def start(images: Path, out: Path, options: dict[str, Any], kill: Kill) -> tuple[bool, int]:
+    """One process of a run, until its end or its kill.
+
+    Returns:
+        Whether it was killed, and how many events of its files it saw (0 if it was killed).
+    """
+    context = server()
+    told = context.SimpleQueue()
+    process = context.Process(target=_train, args=(str(images), str(out), options, kill.event, told))
+    process.start()
+    process.join(kill.seconds)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+    if process.exitcode == 0:
+        return False, told.get()
+    assert process.exitcode == -signal.SIGKILL, f"{out} ended with {process.exitcode}"
+    return True, 0
+
+
+def kill_until_done(images: Path, out: Path, options: dict, events: int, seconds: float, rng: random.Random) -> int:
+    """Start a run again and again, each time to be killed at another instant, until it reaches its end; the kills."""
+    kills = 0
+    while True:
+        at_event = rng.random() < 0.5  # half of them, since what goes on has not all of them before it
+        kill = Kill(event=rng.randint(1, events // 2)) if at_event else Kill(seconds=rng.uniform(0.05, seconds))
+        killed, _ = start(images, out, options, kill)
+        if not killed:
+            return kills
+        kills += 1
+
+
+def left_behind(run: Path) -> dict[str, Any]:
+    """All that a finished run is: tensors, tables without times, pictures and words."""
+    tensors = load_file(run / "checkpoints" / "last.safetensors")
+    found: dict[str, Any] = {name: value.numpy().tobytes() for name, value in tensors.items()}
+    for table, times in (("metrics.csv", "seconds"), ("results.csv", "date")):
+        with open(run / table, newline="") as file:
+            found[table] = [{k: v for k, v in row.items() if k != times} for row in csv.DictReader(file)]
+    for path in [*sorted(run.glob("pictures/*.png")), run / "summary.txt", run / "encoder.safetensors"]:
+        found[path.name] = path.read_bytes()
+    return found
+
+
+def typed(images: Path, out: Path, options: dict[str, Any]) -> list[str]:
+    """The words of the command line for the same run."""
+    words = ["pretrain", str(images), f"--out={out}"]
+    for name, value in (SMALL | options).items():
+        pairs = {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
+        words += [f"--{key}={str(one).lower()}" for key, one in pairs.items()]
+    return words

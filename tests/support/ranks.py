@@ -1,0 +1,120 @@
+"""Runs of several processes, started as torchrun does, but forked from a server that has imported patchloom already."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from forked import server
+from killing import SMALL, shorten_probes
+
+SAVING = 3.0
+
+
+class Ended(NamedTuple):
+    """How a process ended: exit code, the lines that it printed to stderr, and seconds of its life."""
+
+    code: int
+    told: str
+    seconds: float
+
+
+def free_port() -> int:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return door.getsockname()[1]
+
+
+class Signal(NamedTuple):
+    """A signal that some ranks send to themselves before the update of a step."""
+
+    ranks: tuple[int, ...]
+    step: int
+    number: int = signal.SIGKILL
+
+
+def _rank(
+    rank: int, world: int, port: int, images: str, out: str, options: dict[str, Any], beside: str, sent: Signal | None
+) -> None:
+    multiprocessing.set_start_method("fork", force=True)
+    for stream, number in (("out", 1), ("err", 2)):
+        os.dup2(os.open(f"{beside}.{rank}.{stream}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    if world > 1:
+        found = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "GROUP_RANK": 0}
+        found |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
+        os.environ.update({name: str(value) for name, value in found.items()})
+    from patchloom.errors import PatchloomError, Told
+    from patchloom.runs.checkpoint import Checkpoints, tensors_of
+    from patchloom.train import loop
+    from patchloom.train.pretrain import pretrain
+    from patchloom.train.step import Stepper
+
+    shorten_probes()
+    loop._SAVE_EVERY = 0.0 if sent and sent.number == signal.SIGKILL else 60.0
+    torch.set_num_threads(1)
+    update, run, save = Stepper.update, loop.Loop.run, Checkpoints.save
+
+    def dying_update(self, done, *rest):
+        if sent and rank in sent.ranks and done == sent.step:
+            os.kill(os.getpid(), sent.number)
+        return update(self, done, *rest)
+
+    def noted_run(self):
+        ended = run(self)
+        torch.save(tensors_of(self.task, self.stepper.optimizer.optimizer), f"{beside}.{rank}.pt")
+        return ended
+
+    def slow_save(self, *what):
+        time.sleep(SAVING)
+        save(self, *what)
+
+    Stepper.update, loop.Loop.run = dying_update, noted_run
+    if sent and sent.number != signal.SIGKILL:
+        Checkpoints.save = slow_save
+    try:
+        pretrain(images, out=out, **SMALL | options)
+    except Told:
+        sys.exit(2)
+    except PatchloomError as error:
+        print(f"patchloom: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
+
+
+def run_together(
+    images: Path, out: Path, world: int, options: dict[str, Any], sent: Signal | None = None
+) -> tuple[list[Ended], list[dict[str, torch.Tensor]]]:
+    """A run of ``world`` processes; where they are asked to stop, writing a checkpoint takes `SAVING` seconds.
+
+    Returns:
+        How each process ended, and the weights and moments that each had when it reached the end.
+    """
+    context = server()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    beside, port, begin = out.parent / f"{out.name}-of-{world}", free_port(), time.monotonic()
+    processes = [
+        context.Process(
+            target=_rank,
+            args=(rank, world, port, str(images), str(out), options, str(beside), sent),
+        )
+        for rank in range(world)
+    ]
+    for process in processes:
+        process.start()
+    ends: dict[int, float] = {}
+    while len(ends) < world and time.monotonic() - begin < 240:
+        time.sleep(0.05)
+        for rank, process in enumerate(processes):
+            if process.exitcode is not None:
+                ends.setdefault(rank, time.monotonic() - begin)
+    for process in processes:
+        process.kill()
+        process.join()
+    told = [Path(f"{beside}.{rank}.err").read_text() for rank in range(world)]
+    ended = [Ended(p.exitcode, told[r], ends.get(r, float("inf"))) for r, p in enumerate(processes)]
+    kept = [Path(f"{beside}.{rank}.pt") for rank in range(world)]
+    return ended, [torch.load(path) for path in kept if path.exists()]

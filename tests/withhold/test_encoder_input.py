@@ -1,0 +1,39 @@
+"""Withholding only ever takes away, in the order in which it is written."""
+
+import pytest
+import torch
+
+from patchloom.withhold.encoder_input import all_patches, blank_patches, drop_positions, limit_context, mask_patches
+
+IMAGES = torch.randn(2, 3, 8, 8)
+KEEP = torch.tensor([[3, 0, 2], [1, 3, 0]])
+
+
+def test_masking_picks_among_the_visible():
+    view = mask_patches(all_patches(IMAGES, 4), KEEP)
+    assert torch.equal(view.visible, KEEP)
+    again = mask_patches(view, torch.tensor([[0], [2]]))
+    assert again.visible.tolist() == [[3], [0]]
+
+
+def test_flags_go_with_their_patches():
+    view = drop_positions(all_patches(IMAGES, 4), torch.tensor([[3], [0]]))
+    view = blank_patches(view, torch.tensor([[2], [2]]))
+    view = mask_patches(view, KEEP)
+    assert view.dropped.tolist() == [[True, False, False], [False, False, True]]
+    assert view.blank.tolist() == [[False, False, True], [False, False, False]]
+
+
+def test_dropping_after_masking_counts_places_among_the_visible():
+    view = drop_positions(mask_patches(all_patches(IMAGES, 4), KEEP), torch.tensor([[0], [1]]))
+    assert view.dropped.tolist() == [[True, False, False], [False, True, False]]
+
+
+def test_withholding_adds_up():
+    view = drop_positions(drop_positions(all_patches(IMAGES, 4), torch.tensor([[0], [1]])), torch.tensor([[2], [1]]))
+    assert view.dropped.tolist() == [[True, False, True, False], [False, True, False, False]]
+
+
+def test_a_limited_context_cannot_be_masked_afterwards():
+    with pytest.raises(ValueError, match="limit the context after masking"):
+        mask_patches(limit_context(all_patches(IMAGES, 4), KEEP), KEEP)
