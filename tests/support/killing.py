@@ -36,7 +36,7 @@ class Kill(NamedTuple):
 
 
 def shorten_probes() -> None:
-    """Let linear probes of this process not be fitted to the end: runs have them, and other tests say how good they are."""
+    """Do not fit linear probes of this process to the end: runs have them; what they are good for, others test."""
     from patchloom.evaluate import logistic
 
     assert logistic._ITERATIONS > PROBE_STEPS
