@@ -126,7 +126,9 @@ def main() -> int:
         args.file.write_text(json.dumps(now, indent=1))
         print(f"{len(now)} fingerprints in {args.file}")
         return 0
-    found = differences(json.loads(args.file.read_text()), now)
+    before = json.loads(args.file.read_text())
+    now = {key: value for key, value in now.items() if key in before}  # new options have nothing to be equal to
+    found = differences(before, now)
     print(*(f"{kind}: {line}" for kind, line in found), sep="\n")
     counts = {kind: sum(kind == one for one, _ in found) for kind in ("NUMBERS", "ROUNDING", "words")}
     whole = len({line.split(" / ")[1] for kind, line in found if kind != "words"})

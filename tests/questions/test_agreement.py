@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-
 from patchloom.objectives.agreement import (
     byol_loss,
     cosine,

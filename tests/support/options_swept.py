@@ -7,6 +7,8 @@ import inspect
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from sweep import TEACHER
+
 from patchloom.tasks import task_class
 from patchloom.tasks.mixture import _QUESTIONS, _SHARES, _STRENGTHS
 
@@ -78,6 +80,10 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
         {"base": "simmim", "mask_ratio": 0.75, "mask_unit": 4, "normalized_pixels": True},
         {"base": "simmim", "pixel_weight": 0.0},
     ],
+    "distill": [
+        {},
+        {"features_of": TEACHER, "mask_ratio": 0.75, "loss": "smooth_l1"},
+    ],
     "mixture": [
         {},
         {"sigma": 0.0, "decoder_depth": 1, "position_depth": 1, **_DECODER},
@@ -95,6 +101,9 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
         {"withhold": {"fisheye": 0.2, "blank": 0.5}, "ask": {"pixels": 1.0}},
         {"withhold": {"blur": 3.0, "drop_positions": 0.5}, "ask": {"positions": 1.0, "pixels": 1.0}},
         {"withhold": {"decolorize": 0.3, "limit_context": 0.5}, "ask": {"agreement": 1.0, "pixels": 1.0}},
+        {"withhold": {"mask": 0.5, "blank": 0.25}, "ask": {"features": 1.0, "pixels": 1.0}, "features_of": TEACHER},
+        {"withhold": {"mask": 0.5}, "ask": {"features": 1.0}, "features_of": TEACHER, "feature_loss": "smooth_l1"},
+        {"withhold": {"fisheye": 0.2}, "ask": {"features": 1.0}, "features_of": TEACHER, "feature_loss": "cosine"},
     ],
 }
 

@@ -1,17 +1,41 @@
 """What the sweeps over every task share: small tasks, and what their own augmentation makes of random images."""
 
+import tempfile
+from functools import cache
+from pathlib import Path
+
 import numpy as np
 import torch
 
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.weights import EncoderCard, save_encoder
 from patchloom.tasks import build_task, encoder_defaults
 
 SIZE = (32, 24)
+TEACHER = "a frozen teacher"  # in options: the file that `teacher_file` makes
+NEEDED = {"distill": {"features_of": TEACHER}}  # options without a default
+
+
+@cache
+def teacher_file() -> str:
+    """An encoder of another width, patch and grid than those of the sweeps, and of other statistics."""
+    spec = EncoderSpec("nano", (16, 16), 8, options={"embed_dim": 16, "depth": 1, "num_heads": 2})
+    path = Path(tempfile.mkdtemp()) / "teacher.safetensors"
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        save_encoder(build_encoder(spec), EncoderCard(spec, (0.4, 0.5, 0.6), (0.2, 0.2, 0.3), "mae", "teacher"), path)
+    return str(path)
+
+
+def asked_of(name, asked=None):
+    """A task's name and options, with those that it needs."""
+    options = NEEDED.get(name, {}) | (asked or {})
+    return {"name": name} | {key: teacher_file() if value == TEACHER else value for key, value in options.items()}
 
 
 def spec_of(name, options, asked=None):
     """The encoder that the task wishes for where ``asked`` of it, with the class token that the test wants."""
-    wishes = encoder_defaults({"name": name, **(asked or {})})
+    wishes = encoder_defaults(asked_of(name, asked))
     positions = wishes.get("positions", ("sincos",))[0]
     sizes = {"embed_dim": 32, "depth": 2, "num_heads": 2}
     return EncoderSpec("nano", SIZE, 4, positions=positions, options={**sizes, **options})
@@ -20,7 +44,7 @@ def spec_of(name, options, asked=None):
 def build(name, seed=0, asked=None, **options):
     """The task with the options ``asked`` of it, around an encoder with further ``options``."""
     torch.manual_seed(seed)
-    return build_task({"name": name, **(asked or {})}, build_encoder(spec_of(name, options, asked)))
+    return build_task(asked_of(name, asked), build_encoder(spec_of(name, options, asked)))
 
 
 def views_of(task, b=8, seed=0):

@@ -1,13 +1,18 @@
-"""What no gradient reaches: the teacher, a moving average of the student, and whatever else only answers."""
+"""What no gradient reaches: a teacher that is a moving average of the student, or a frozen encoder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchloom.nets.encode import encode, grid_size, patch_side
+from patchloom.withhold.encoder_input import all_patches
 
 
 @contextmanager
@@ -76,3 +81,40 @@ def _follow(mine: list[torch.Tensor], theirs: list[torch.Tensor], momentum: floa
             copy.copy_(source)
     if moving:
         torch._foreach_lerp_(*map(list, zip(*moving, strict=True)), 1 - momentum)
+
+
+class FrozenTeacher(nn.Module):
+    """An encoder that is never trained, and its features of whole images.
+
+    Args:
+        vit: the encoder; its input size becomes that at which it has ``grid`` patches.
+        mean, std: per channel, by which it wants images in [0, 1] to be normalised.
+        grid: rows and columns of patches that are asked of it.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, vit: VisionTransformer, mean: Sequence[float], std: Sequence[float], grid: tuple[int, int]):
+        super().__init__()
+        self.half_no_grad = False
+        self.size = tuple(side * patch_side(vit) for side in grid)
+        if grid_size(vit) != grid:
+            vit.set_input_size(img_size=self.size)  # timm resamples the position embeddings
+        self.encoder = vit.requires_grad_(False)
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+        self.eval()
+
+    def train(self, mode: bool = True) -> FrozenTeacher:
+        """Nothing: a teacher stays in eval mode."""
+        return super().train(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features [b n d] of the patches of images [b c h w] in [0, 1], each of mean 0 and deviation 1."""
+        with no_grad_autocast(self, images):
+            if images.shape[2:] != self.size:
+                images = F.interpolate(images, self.size, mode="bilinear", antialias=True, align_corners=False)
+            given = all_patches((images - self.mean) / self.std, self.encoder.patch_embed.num_patches)
+            features = encode(self.encoder, given)[:, self.encoder.num_prefix_tokens :].float()
+            return F.layer_norm(features, features.shape[-1:])

@@ -73,6 +73,12 @@ TASKS = {
         "pixels, and agreement on the other view",
         1.7,
     ),
+    "distill": Entry(
+        "patchloom.tasks.distill.Distill",
+        "Fang et al. 2023",
+        "patches (a mask token instead)",
+        "a frozen model's features of them",
+    ),
     "mixture": Entry("patchloom.tasks.mixture.Mixture", "your own", "any of these", "any of these, weighted"),
 }
 

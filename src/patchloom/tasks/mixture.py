@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from patchloom.data import TwoViews
 from patchloom.errors import PatchloomError
 from patchloom.hints import check
-from patchloom.nets.decode import Decoder
+from patchloom.nets.decode import Decoder, MAEDecoder
 from patchloom.nets.encode import patch_positions
 from patchloom.patches.partition import random_partition, share_of
 from patchloom.questions.agreement import Agreement
+from patchloom.questions.features import FeatureLoss, Features
 from patchloom.questions.pixels import Restoration
 from patchloom.questions.positions import DROPPOS_RATIOS, MP3_RATIOS, Positions
 from patchloom.questions.question import Question
@@ -25,6 +26,7 @@ from patchloom.tasks.sizes import (
     check_momentum,
     check_normalizable,
     decoder_sizes,
+    frozen_teacher,
     patch_decoder,
     refuse_unused,
     visible_of,
@@ -45,7 +47,7 @@ Second = Literal["same", "second", "none"]
 _SHARES = ("mask", "blank", "drop_positions", "limit_context")
 # a degradation, and the option that says how strong it is
 _STRENGTHS = {"zoom_in": "scale", "zoom_out": "scale", "fisheye": "twist", "blur": "kernel", "decolorize": "saturation"}
-_QUESTIONS = ("pixels", "positions", "agreement")
+_QUESTIONS = ("pixels", "positions", "agreement", "features")
 # what is withheld at the ratios of `Positions.ratios`
 _RATIOS = {"mask_ratio": "mask", "position_mask_ratio": "drop_positions", "context_mask_ratio": "limit_context"}
 
@@ -60,7 +62,8 @@ class Mixture(Task):
             patch both of the first two. One of zoom_in, zoom_out (share of the side), fisheye (twist), blur (side of
             the kernel) and decolorize (share of the colour that stays) degrades the picture before. auto: mask 0.5 and
             drop_positions 0.75.
-        ask: the questions and their weights: pixels, positions, agreement; the first is the one that is reported. auto:
+        ask: the questions and their weights: pixels, positions, agreement, features; the first is the one that is
+            reported. auto:
             pixels and positions, 1 each.
         teacher: with agreement, whether the teacher sees the same crop of the image or a second one; auto: the same one
             if agreement is asked, else none.
@@ -71,6 +74,8 @@ class Mixture(Task):
         decoder_width: width of the decoders; auto: 512, or the encoder's own below ViT-S.
         decoder_depth: blocks of the pixel decoder; auto: 8, or 2 below ViT-S.
         decoder_heads: attention heads of the decoders; auto: 16, or one for every 32 channels below ViT-S.
+        features_of: with features, the frozen teacher: timm:NAME, a run's folder, or a .safetensors file.
+        feature_loss: of the features: cosine or smooth_l1; auto: cosine.
         position_depth: blocks of the position decoder, 0 for a linear one as MP3 has it; auto: 2.
 
     Raises:
@@ -91,6 +96,8 @@ class Mixture(Task):
         decoder_depth: Size = "auto",
         decoder_heads: Size = "auto",
         position_depth: Size = "auto",
+        features_of: str | None = None,
+        feature_loss: FeatureLoss | Literal["auto"] = "auto",
     ):
         super().__init__(encoder)
         self.withhold = self.resolve_auto(
@@ -121,13 +128,16 @@ class Mixture(Task):
         self.position_token = nn.Parameter(torch.empty(d).normal_(std=0.02)) if partly else None
         if "agreement" not in self.weights:
             refuse_unused("agreement is not asked", head_width=head_width, head_out=head_out)
-        if "pixels" not in self.weights:
-            refuse_unused("pixels are not asked", decoder_depth=decoder_depth)
+        if not {"pixels", "features"} & self.weights.keys():
+            refuse_unused("neither pixels nor features are asked", decoder_depth=decoder_depth)
         if "positions" not in self.weights:
             refuse_unused("positions are not asked", position_depth=position_depth)
+        if "features" not in self.weights:
+            refuse_unused("features are not asked", features_of=features_of or "auto", feature_loss=feature_loss)
         builders: dict[str, Callable[[], Question]] = {
             "pixels": lambda: self._pixels(decoder_width, decoder_depth, decoder_heads),
             "positions": lambda: self._positions(decoder_width, position_depth, decoder_heads, sigma),
+            "features": lambda: self._features(decoder_width, decoder_depth, decoder_heads, features_of, feature_loss),
             "agreement": lambda: Agreement(encoder, *agreement_heads(self, head_width, head_out), momentum),
         }
         for name in self.weights:
@@ -135,11 +145,25 @@ class Mixture(Task):
 
     def _pixels(self, width: Size, depth: Size, heads: Size) -> Restoration:
         """Beyond Masking's question, of what was masked or blanked; of every patch where the picture was degraded."""
-        g, blank, masks = self.geometry, self.counts.get("blank", 0), "mask" in self.counts
-        check_normalizable(g, each_channel=True)
-        asked = self.counts.get("mask", g.n) if self.degradation.changes_pixels else blank
-        decoder = patch_decoder(self, width, depth, heads, refills=masks, visible_asked=asked)
-        return Restoration(g, decoder, self.degradation, blank=blank)
+        check_normalizable(self.geometry, each_channel=True)
+        decoder = self._patch_decoder(width, depth, heads)
+        return Restoration(self.geometry, decoder, self.degradation, blank=self.counts.get("blank", 0))
+
+    def _features(self, width: Size, depth: Size, heads: Size, source: str | None, loss: str) -> Features:
+        """A frozen teacher's features, of the same patches."""
+        loss = self.resolve_auto("feature_loss", loss, "cosine", "as EVA")
+        check("task.feature_loss", loss, FeatureLoss)
+        teacher = frozen_teacher(self.geometry, source)
+        decoder = self._patch_decoder(width, depth, heads, teacher.encoder.embed_dim)
+        return Features(self.geometry, decoder, teacher, loss, self.counts.get("blank", 0))
+
+    def _patch_decoder(self, width: Size, depth: Size, heads: Size, answers: int | None = None) -> MAEDecoder:
+        """Of every patch where the picture was degraded, else of those that were masked or blanked."""
+        asked = self.counts.get("blank", 0)
+        if self.degradation.changes_pixels:
+            asked = self.counts.get("mask", self.geometry.n)
+        masks = "mask" in self.counts
+        return patch_decoder(self, width, depth, heads, answers=answers, refills=masks, visible_asked=asked)
 
     def _positions(self, width: Size, depth: Size, heads: Size, sigma: float) -> Positions:
         """DropPos' question, or MP3's where every position is withheld."""
@@ -178,8 +202,9 @@ class Mixture(Task):
         if "limit_context" in order and "mask" in order and order.index("limit_context") < order.index("mask"):
             raise PatchloomError("limit_context chooses among the patches that enter: put it after mask")
         content = [name for name in order if name in ("mask", "blank", *_STRENGTHS)]
-        if "pixels" in self.weights and not content:
-            raise PatchloomError("no pixels are withheld, so asking for them teaches nothing: add mask, blank or blur")
+        for name in ("pixels", "features"):
+            if name in self.weights and not content:
+                raise PatchloomError(f"no pixels are withheld, so asking for {name} teaches nothing: add mask or blank")
         has_positions = patch_positions(self.encoder) is not None
         dropped = self.withhold.get("drop_positions")
         if "positions" in self.weights and dropped is None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.decode import MAEDecoder
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.heads import mlp
+from patchloom.nets.teacher import FrozenTeacher
+from patchloom.nets.weights import load_encoder
 from patchloom.patches.partition import share_of
 from patchloom.patches.positions import sincos_2d
 from patchloom.tasks.task import Size, Task
@@ -107,6 +110,27 @@ def agreement_heads(
         raise PatchloomError(f"heads cannot be {width} wide with {out} outputs: both must be 1 or more")
     first, second = (mlp((enters, *(width,) * (n - 1), out), norm) for enters, n in zip((d, out), layers, strict=True))
     return first, second
+
+
+def frozen_teacher(geometry: Geometry, source: str | None) -> FrozenTeacher:
+    """The encoder at ``source`` as a teacher of features, on the grid of ``geometry``.
+
+    Raises:
+        PatchloomError: no source, nothing that can be read there, or an encoder for images of other channels.
+    """
+    if source is None:
+        raise PatchloomError(
+            "features are asked, and no teacher has them: give --task.features_of timm:NAME, the folder of a run, or a "
+            ".safetensors file"
+        )
+    with torch.random.fork_rng(devices=[]):  # building one draws weights, and the run's draws shall not depend on it
+        vit, card = load_encoder(source)
+    if len(card.mean) != geometry.channels:
+        raise PatchloomError(
+            f"the teacher {source} is for images of {len(card.mean)} channels, and these have {geometry.channels}: "
+            f"give --channels {len(card.mean)}, or another teacher"
+        )
+    return FrozenTeacher(vit, card.mean, card.std, geometry.grid)
 
 
 def visible_of(geometry: Geometry, mask_ratio: float, least: int = 1) -> int:

@@ -1,0 +1,97 @@
+"""Asking for features: those of a frozen teacher at the patches that were withheld (EVA, MaskDistill)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from patchloom.nets.decode import MAEDecoder, PatchHead
+from patchloom.nets.geometry import Geometry
+from patchloom.nets.teacher import FrozenTeacher
+from patchloom.patches.partition import complement
+from patchloom.patches.pictures import WITHHELD, paint_patches
+from patchloom.patches.tokens import gather_tokens, scatter_tokens, unpatchify
+from patchloom.questions.measure import Measure
+from patchloom.questions.patches import PatchQuestion
+from patchloom.questions.question import Encoded, Outcome, Sheet
+
+FeatureLoss = Literal["cosine", "smooth_l1"]
+
+
+class Features(PatchQuestion):
+    """The teacher's features of the whole image, at the patches that were masked, blank or degraded.
+
+    Args:
+        geometry: of the encoder.
+        decoder: gives as many numbers a patch as the teacher is wide.
+        teacher: frozen; its features are normalised to mean 0 and deviation 1.
+        loss: cosine: 1 - cos, as EVA has it (Fang et al. 2023, section 2.1); smooth_l1: Huber's with a threshold of 1,
+            as MaskDistill has it (Peng et al. 2022, section 3).
+        blank: visible patches that are blank, in every image.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        decoder: MAEDecoder | PatchHead,
+        teacher: FrozenTeacher,
+        loss: FeatureLoss = "cosine",
+        blank: int = 0,
+    ):
+        super().__init__(geometry, decoder, blank)
+        self.teacher, self.loss = teacher, loss
+
+    def forward(self, encoded: Encoded, progress: float) -> Outcome:
+        """The mean loss over the patches asked; their mean cosine is a metric."""
+        asked, answers = self.answer(encoded)
+        targets = gather_tokens(self.targets(encoded), asked)
+        cosine = F.cosine_similarity(answers, targets, dim=-1)
+        loss = 1 - cosine.mean() if self.loss == "cosine" else F.smooth_l1_loss(answers, targets)
+        return Outcome(loss, {"feature_cosine": cosine.detach().mean()})
+
+    def targets(self, encoded: Encoded) -> Tensor:
+        """The teacher's features [b n d] of the clean images."""
+        return self.teacher(encoded.plain(encoded.images))
+
+    def measure(self, encoded: Encoded) -> Measure:
+        """Cosine with the teacher's features, beside that of the mean feature of each place over all these images."""
+        asked, answers = self.answer(encoded)
+        targets = self.targets(encoded)
+        of_place = gather_tokens(targets.mean(0, keepdim=True).expand_as(targets), asked)
+        targets = gather_tokens(targets, asked)
+        found, blind = (F.cosine_similarity(one, targets, dim=-1).mean(1) for one in (answers, of_place))
+        return Measure("feature cosine", found, {"mean feature": blind}, "mean feature", True, form=".3f")
+
+    def sheets(self, encoded: Encoded) -> list[Sheet]:
+        """Original | given | the first three principal components of the target | those of the answer."""
+        g = self.geometry
+        asked, answers = self.answer(encoded)
+        targets = self.targets(encoded)
+        # an answer says the direction of a feature, and by the cosine not its length
+        answers = F.layer_norm(answers, answers.shape[-1:])
+        everywhere = scatter_tokens(answers, asked, torch.full_like(targets, WITHHELD))
+        withheld = complement(self.with_content(encoded.given), g.n)
+        columns = {
+            "original": encoded.images,
+            "given": paint_patches(encoded.given.images, g.p, withheld, WITHHELD),
+        }
+        for name, features in {"teacher's features": targets, "answer": everywhere}.items():
+            colours = self._colours(features, targets)
+            columns[name] = encoded.normalized(unpatchify(colours.repeat_interleave(g.p**2, dim=-1), g.p, g.grid))
+        caption = (
+            "Red, green and blue are the first three principal components of the teacher's features over these images; "
+            "the answers are shown by the same components. Black: not given, or not asked."
+        )
+        return [Sheet("features", caption, columns)]
+
+    def _colours(self, features: Tensor, reference: Tensor) -> Tensor:
+        """Features [b n d] as colours [b n c] in [0, 1]: components of ``reference``, from its 2nd to 98th centile."""
+        flat = reference.flatten(0, 1).double()
+        mean = flat.mean(0)
+        axes = torch.linalg.svd(flat - mean, full_matrices=False).Vh[: self.geometry.channels].T
+        low, high = torch.quantile((flat - mean) @ axes, torch.tensor([0.02, 0.98], device=flat.device).double(), dim=0)
+        shown = ((features.double() - mean) @ axes - low) / (high - low).clamp_min(1e-9)
+        return shown.clamp(0, 1).float()

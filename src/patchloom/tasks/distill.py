@@ -1,0 +1,54 @@
+"""Distill: the features of a frozen public model, at patches that the encoder does not see (EVA, Fang et al. 2023)."""
+
+from __future__ import annotations
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from patchloom.hints import check
+from patchloom.nets.decode import PatchHead
+from patchloom.patches.partition import random_partition
+from patchloom.questions.features import FeatureLoss, Features
+from patchloom.tasks.sizes import frozen_teacher, masked_units
+from patchloom.tasks.task import Task
+from patchloom.withhold.encoder_input import EncoderInput, all_patches, blank_patches
+
+
+class Distill(Task):
+    """Patches are replaced by a mask token; a frozen teacher's features of them are asked.
+
+    Args:
+        encoder: the ViT to train.
+        features_of: the teacher: timm:NAME, a run's folder, or a .safetensors file. It is needed.
+        mask_ratio: share of the patches whose content is withheld, each on its own (EVA masks blocks of them).
+        loss: cosine, as EVA has it, or smooth_l1, as MaskDistill.
+
+    Raises:
+        PatchloomError: no teacher, one that does not fit, or a mask ratio that leaves nothing visible or masked.
+    """
+
+    def __init__(
+        self,
+        encoder: VisionTransformer,
+        features_of: str | None = None,
+        mask_ratio: float = 0.4,
+        loss: FeatureLoss = "cosine",
+    ):
+        super().__init__(encoder)
+        check("task.loss", loss, FeatureLoss)
+        self.sizes = masked_units(self.geometry, 1, mask_ratio)
+        g, (_, blank) = self.geometry, self.sizes
+        teacher = frozen_teacher(g, features_of)
+        self.mask_token = nn.Parameter(torch.empty(g.width).normal_(std=0.02))
+        head = PatchHead(g.width, teacher.encoder.embed_dim, g.prefix, visible_asked=blank)
+        self.questions["features"] = Features(g, head, teacher, loss, blank)
+
+    def given(self, images: Tensor, generator: torch.Generator | None = None, **ratios: float) -> EncoderInput:
+        """All patches, some of them blank."""
+        _, masked = random_partition(len(images), self.geometry.n, self.sizes, generator, images.device)
+        return blank_patches(all_patches(images, self.geometry.n), masked)
+
+    def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """The mask token."""
+        return {"mask_token": self.mask_token}
