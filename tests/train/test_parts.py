@@ -9,9 +9,9 @@ from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.runs.settings import Settings
 from patchloom.tasks import build_task
 from patchloom.train.failures import too_little_memory
-from patchloom.train.optim import parameter_groups
+from patchloom.train.optim import learning_rate, parameter_groups
+from patchloom.train.progress import points
 from patchloom.train.resolve import resolve
-from patchloom.train.schedule import learning_rate, points
 
 
 def test_learning_rate_rises_then_falls_as_a_cosine():
@@ -37,7 +37,8 @@ def test_no_decay_on_biases_norms_tokens_and_positions():
     assert decayed["weight_decay"] == 0.05 and free["weight_decay"] == 0
     assert all(names[w].endswith("weight") and w.ndim > 1 for w in decayed["params"])
     kept_free = {names[w] for w in free["params"]}
-    assert {"encoder.cls_token", "encoder.reg_token", "encoder.pos_embed", "decoder.mask_token"} <= kept_free
+    assert {"encoder.cls_token", "encoder.reg_token", "encoder.pos_embed"} <= kept_free
+    assert "questions.pixels.decoder.mask_token" in kept_free
     assert "encoder.blocks.0.attn.qkv.bias" in kept_free and "encoder.norm.weight" in kept_free
     assert len(decayed["params"]) + len(free["params"]) == len([w for w in task.parameters() if w.requires_grad])
 

@@ -9,8 +9,10 @@ from safetensors.torch import load_file, save_file
 
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
-from patchloom.train.loop import Loop
+from patchloom.train import pretrain as training
 from patchloom.train.pretrain import pretrain
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
 
 OPEN = {name: value for name, value in SMALL.items() if name not in ("model", "img_size", "patch_size")}
 
@@ -29,13 +31,13 @@ def earlier(images, tmp_path_factory):
 @pytest.fixture
 def begun(monkeypatch):
     """The state of each run's task before its first step."""
-    states, run = [], Loop.run
+    states, train = [], training.train
 
-    def noted(self):
-        states.append({name: value.detach().clone() for name, value in self.task.state_dict().items()})
-        return run(self)
+    def noted(fabric, task, *given):
+        states.append({name: value.detach().clone() for name, value in task.state_dict().items()})
+        return train(fabric, task, *given)
 
-    monkeypatch.setattr(Loop, "run", noted)
+    monkeypatch.setattr(training, "train", noted)
     return states
 
 
@@ -76,7 +78,8 @@ def test_another_task_takes_the_encoder_and_its_teacher_follows(images, earlier,
         there = before[f"encoder.{name}"]
         # this task's encoder has no class token, and so no position for it
         assert torch.equal(value, there[:, 1:] if name == "pos_embed" else there), name
-    teacher = {name.partition("encoder.")[2]: v for name, v in begun[0].items() if name.startswith("teacher.encoder.")}
+    followed = "questions.agreement.teacher.encoder."
+    teacher = {name.removeprefix(followed): v for name, v in begun[0].items() if name.startswith(followed)}
     assert teacher.keys() == mine.keys() and all(torch.equal(value, mine[name]) for name, value in teacher.items())
 
 
