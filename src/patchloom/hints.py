@@ -66,7 +66,7 @@ def check(name: str, value: Any, hint: Any) -> None:
         raise PatchloomError(f"--{name} cannot be {shown}: it takes {in_words(hint)}")
 
 
-def check_options(function: Callable, values: Mapping[str, Any]) -> None:
+def check_options(function: Callable[..., Any], values: Mapping[str, Any]) -> None:
     """Refuse values of another type for a function's keyword-only parameters; ``values`` may hold others, too.
 
     Raises:

@@ -83,7 +83,7 @@ def processor(what: str) -> str:
     return ""
 
 
-def seconds_of(ways: Mapping[Any, Callable[[], Any]], device: str = "cpu", rounds: int = _ROUNDS) -> dict:
+def seconds_of(ways: Mapping[Any, Callable[[], Any]], device: str = "cpu", rounds: int = _ROUNDS) -> dict[Any, Any]:
     """Seconds of every round of each way of doing something, in turns, after a round that does not count."""
     seconds: dict[Any, list[float]] = {name: [] for name in ways}
     for round_ in range(rounds + 1):
@@ -97,7 +97,7 @@ def seconds_of(ways: Mapping[Any, Callable[[], Any]], device: str = "cpu", round
     return seconds
 
 
-def in_turns(ways: Mapping[Any, Callable[[], Any]], device: str = "cpu", rounds: int = _ROUNDS) -> dict:
+def in_turns(ways: Mapping[Any, Callable[[], Any]], device: str = "cpu", rounds: int = _ROUNDS) -> dict[Any, Any]:
     """The medians of `seconds_of`."""
     return {name: statistics.median(values) for name, values in seconds_of(ways, device, rounds).items()}
 

@@ -127,7 +127,9 @@ class Affordable(TorchFunctionMode):
         super().__init__()
         self.copies, self.made, self.there = copies, 0, memory("cpu")[1]
 
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         try:
             made = func(*args, **(kwargs or {}))
         except RuntimeError as problem:

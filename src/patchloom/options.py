@@ -78,7 +78,7 @@ def pretrain_parser(task: str) -> ArgumentParser:
     return parser
 
 
-def parse_call(verb: str, function: Callable, words: list[str]) -> dict[str, Any]:
+def parse_call(verb: str, function: Callable[..., Any], words: list[str]) -> dict[str, Any]:
     """Arguments of ``function`` from the words after ``patchloom VERB``: positional ones as such, the rest as options.
 
     Raises:
@@ -87,7 +87,7 @@ def parse_call(verb: str, function: Callable, words: list[str]) -> dict[str, Any
     return _parse(call_parser(verb, function), _joined(words)).as_dict()
 
 
-def call_parser(verb: str, function: Callable) -> ArgumentParser:
+def call_parser(verb: str, function: Callable[..., Any]) -> ArgumentParser:
     """What ``patchloom VERB`` takes, if it calls ``function``."""
     parser = _parser(verb, (inspect.getdoc(function) or "").splitlines()[0])
     _add_signature(parser, function)
@@ -142,7 +142,7 @@ def image_size(text: str) -> tuple[int, int] | str:
     return (int(match[1]), int(match[2] or match[1]))
 
 
-def _named(match: re.Match) -> str:
+def _named(match: re.Match[str]) -> str:
     return f"--{match[1]}.file" if match[1] == "config" else f"--{match[1]}.name"
 
 
@@ -160,7 +160,9 @@ def _parser(verb: str, about: str) -> ArgumentParser:
     return _Parser(prog=f"patchloom {verb}", description=about, exit_on_error=False, allow_abbrev=False)
 
 
-def _add_signature(parser: ArgumentParser, owner: Callable, skip: set[str] = frozenset(), prefix: str = "") -> None:
+def _add_signature(
+    parser: ArgumentParser, owner: Callable[..., Any], skip: set[str] = frozenset(), prefix: str = ""
+) -> None:
     """Add an option for every parameter, with type, default and help from signature and docstring.
 
     Parameters without a default become positional; so do those that have one and may be given by position.
@@ -180,7 +182,7 @@ def _add_signature(parser: ArgumentParser, owner: Callable, skip: set[str] = fro
             parser.add_argument(f"--{prefix}{name}", type=hints[name], default=parameter.default, help=text)
 
 
-def _parse(parser: ArgumentParser, words: list[str]):
+def _parse(parser: ArgumentParser, words: list[str]) -> Any:
     # YAML, in which values are read, spells infinity .inf, and wants brackets around 5,20 and a space in {mask: 0.5}
     words = [re.sub(r"^(--[^=]+=)([-+]?)inf(inity)?$", r"\1\2.inf", word, flags=re.IGNORECASE) for word in words]
     words = [re.sub(r":(?=\S)", ": ", word) if re.match(r"--[\w.]+=\{.*\}$", word) else word for word in words]

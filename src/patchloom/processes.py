@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -142,10 +142,10 @@ def averaged(values: Tensor) -> Tensor:
 
 class _Averaged(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, values: Tensor) -> Tensor:
+    def forward(ctx: Any, values: Tensor) -> Tensor:
         return total(values) / world()
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         # each process's loss depends on everybody's values, so everybody's gradients add up
         return total(gradient) / world()

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.context import BaseContext
 from types import FrameType
+from typing import Any
 
 # Ctrl-C; what `timeout`, systemd, SLURM and `docker stop` send; and what a terminal that is closed sends (no Windows)
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -34,7 +35,7 @@ class Stop:
     def __init__(self) -> None:
         self.asked = False
         self._first = 0.0
-        self._before: dict = {}
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():  # handlers can be set nowhere else

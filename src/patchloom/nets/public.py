@@ -150,7 +150,7 @@ def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Fou
     Raises:
         PatchloomError: fewer than half of the weights of the encoder's blocks are found.
     """
-    best: tuple[tuple, str, State, str] | None = None
+    best: tuple[tuple[Any, ...], str, State, str] | None = None
     for order, (path, state) in enumerate(states):
         named, alike = Counter(), Counter()
         for name, value in state.items():

@@ -11,10 +11,13 @@ WITHHELD = float("nan")  # drawn black
 WRONG = float("inf")  # drawn white
 
 
-@torch.autocast("cpu", enabled=False)
-@torch.autocast("cuda", enabled=False)
 def spread(images: Tensor, p: int, visible: Tensor) -> Tensor:
     """Images [b c h w] whose holes are filled by a Gaussian blur of the visible patches (σ of one patch side)."""
+    with torch.autocast(images.device.type, enabled=False):
+        return _spread(images, p, visible)
+
+
+def _spread(images: Tensor, p: int, visible: Tensor) -> Tensor:
     b, c, h, w = images.shape
     grid = grid_of(images, p)
     ones = torch.ones(*visible.shape, p * p, device=images.device)

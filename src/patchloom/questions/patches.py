@@ -29,13 +29,14 @@ class PatchQuestion(Question):
     def answer(self, encoded: Encoded) -> tuple[Tensor, Tensor]:
         """Which patches are asked [b j], and the answers [b j f] for them, in float32."""
         given, tokens, prefix, asked = encoded.given, encoded.tokens, self.geometry.prefix, self.decoder.visible_asked
-        visible = given.visible
+        visible, masked = given.visible, given.masked
+        assert masked is not None  # whoever masks patches to ask for them says which
         if 0 < asked < visible.shape[1]:  # the decoder answers for the last ones
             order = _content_first(given)
             visible = gather_tokens(visible, order)
             tokens = torch.cat([tokens[:, :prefix], gather_tokens(tokens[:, prefix:], order)], dim=1)
-        answers = self.decoder(tokens, visible, given.masked).float()
-        return torch.cat([visible[:, visible.shape[1] - asked :], given.masked], dim=1), answers
+        answers = self.decoder(tokens, visible, masked).float()
+        return torch.cat([visible[:, visible.shape[1] - asked :], masked], dim=1), answers
 
     def with_content(self, given: EncoderInput) -> Tensor:
         """[b j] the patches whose content the encoder saw; as many for every image."""

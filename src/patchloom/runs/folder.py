@@ -50,7 +50,7 @@ class RunFolder:
         self.unreadable = self.path / "unreadable.txt"
         self.skipped = self.path / "skipped.txt"
         self.summary = self.path / "summary.txt"  # written last: the run is finished
-        self._held: IO | None = None
+        self._held: IO[Any] | None = None
 
     def holds(self, settings: Settings) -> bool:
         """Whether a run with the same ``settings`` is there already and may be resumed.

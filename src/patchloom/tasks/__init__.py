@@ -1,13 +1,20 @@
 """The pretext tasks, one file a paper. ``TASKS`` names them; adding one is one file and one line here."""
 
+from __future__ import annotations
+
 import importlib
 import inspect
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 from patchloom.errors import PatchloomError
 from patchloom.hints import check
+
+if TYPE_CHECKING:  # listing the tasks must not import torch
+    from timm.models.vision_transformer import VisionTransformer
+
+    from patchloom.tasks.task import Task
 
 
 class Entry(NamedTuple):
@@ -164,7 +171,7 @@ def check_images(task: Mapping[str, Any], batch: int, n: int) -> None:
         raise PatchloomError(f"{needs}: give --batch_size {least} or more")
 
 
-def build_task(task: Mapping[str, Any], encoder):
+def build_task(task: Mapping[str, Any], encoder: VisionTransformer) -> Task:
     """The pretext task with ``name`` and options as in ``task``, around ``encoder``.
 
     Raises:

@@ -45,7 +45,7 @@ class Task(nn.Module, ABC):
         super().__init__()
         self.encoder = encoder
         self.geometry = Geometry.of(encoder)
-        self.questions: dict[str, Question] = nn.ModuleDict()  # type: ignore[assignment]
+        self.questions: dict[str, Question] = nn.ModuleDict()
         self.question_weights: Mapping[str, float] = {}
         self.augment = RandomCrop(self.geometry.size)
         self.chosen: dict[str, tuple[Any, str]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from lightning_fabric import Fabric
@@ -44,7 +44,7 @@ class Update(NamedTuple):
     answers: list[bool]
 
 
-def autocast(device: str, precision: str) -> AbstractContextManager:
+def autocast(device: str, precision: str) -> AbstractContextManager[Any]:
     """The ``precision`` in which a task computes on a kind of device; weights are float32 always."""
     half = precision != "float32"
     return torch.autocast(device, getattr(torch, precision)) if half else nullcontext()
@@ -79,7 +79,7 @@ class Stepper:
         """Remember the running statistics as they are now: an update that is not made goes back to them."""
         self.before = [buffer.clone() for buffer in self.statistics]
 
-    def autocast(self) -> AbstractContextManager:
+    def autocast(self) -> AbstractContextManager[Any]:
         """The precision in which the task computes."""
         return autocast(self.fabric.device.type, self.settings.precision)
 

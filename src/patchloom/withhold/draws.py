@@ -7,6 +7,7 @@ checked, never what is inside a tensor.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,7 +86,7 @@ def random_kernels(
     return torch.where(inside, 1 / side**2 + 0.02 * noise, 0)
 
 
-def table(values: Sequence, device: Device) -> Tensor:
+def table(values: Sequence[Any], device: Device) -> Tensor:
     """Numbers, or equally long rows of them; the device itself writes them, so that no copy is waited for."""
     if isinstance(values[0], Sequence):
         return torch.stack([table(row, device) for row in values])

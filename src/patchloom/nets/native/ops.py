@@ -6,6 +6,7 @@ Letters as in `patchloom.patches`; h heads of width d. Everything is on the CPU;
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +90,7 @@ def _room_for_mixed(q: Tensor, kv: Tensor | None, keep: bool) -> tuple[Tensor, T
 
 
 @custom_op("patchloom::attention", mutates_args=(), schema="(Tensor q, Tensor? kv, bool keep) -> (Tensor, Tensor)")
-def _attention(q, kv, keep):
+def _attention(q: Tensor, kv: Tensor | None, keep: bool) -> tuple[Tensor, Tensor]:
     mixed, weights = _room_for_mixed(q, kv, keep)
     q, k, v = _parts(q, kv)
     at = _at(q), _strides(q), _at(k), _at(v), _strides(k)
@@ -106,7 +107,7 @@ _attention.register_fake(_room_for_mixed)
     mutates_args=(),
     schema="(Tensor grad, Tensor weights, Tensor q, Tensor? kv) -> (Tensor, Tensor)",
 )
-def _attention_backward(grad, weights, q, kv):
+def _attention_backward(grad: Tensor, weights: Tensor, q: Tensor, kv: Tensor | None) -> tuple[Tensor, Tensor]:
     dq, dkv = _room_for_slopes(grad, weights, q, kv)
     asked, served = _parts(q, kv), _parts(dq, None if kv is None else dkv)
     grad = grad.contiguous()
@@ -119,17 +120,17 @@ def _attention_backward(grad, weights, q, kv):
 
 
 @_attention_backward.register_fake
-def _room_for_slopes(grad, weights, q, kv):
+def _room_for_slopes(grad: Tensor, weights: Tensor, q: Tensor, kv: Tensor | None) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty((0,) if kv is None else kv.shape)
 
 
-def _keep_attention(ctx, inputs, output):
+def _keep_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.set_materialize_grads(False)  # the weights' gradient, which nobody asks for, would be a table of zeros
     q, kv, _ = inputs
     ctx.save_for_backward(output[1], q, kv)
 
 
-def _through_attention(ctx, grad, _):
+def _through_attention(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     weights, q, kv = ctx.saved_tensors
     dq, dkv = _attention_backward(grad, weights, q, kv)
     return dq, None if kv is None else dkv, None
@@ -150,7 +151,7 @@ def gelu(x: Tensor, bias: Tensor) -> Tensor:
 
 
 @custom_op("patchloom::gelu", mutates_args=(), schema="(Tensor x, Tensor bias) -> Tensor")
-def _gelu(x, bias):
+def _gelu(x: Tensor, bias: Tensor) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     library().gelu(_at(x), _at(bias), _at(out), *_rows(x), _threads())
@@ -160,7 +161,7 @@ def _gelu(x, bias):
 @custom_op(
     "patchloom::gelu_backward", mutates_args=(), schema="(Tensor grad, Tensor x, Tensor bias) -> (Tensor, Tensor)"
 )
-def _gelu_backward(grad, x, bias):
+def _gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     grad, x, threads = grad.contiguous(), x.contiguous(), _threads()
     dx, sums = torch.empty_like(x), bias.new_zeros(threads.value, len(bias))
     library().gelu_backward(_at(grad), _at(x), _at(bias), _at(dx), _at(sums), *_rows(x), threads)
@@ -195,7 +196,9 @@ def add_norm(x: Tensor, more: Tensor | None, shift: Tensor | None, layer: nn.Lay
     return x if more is None else added, normed
 
 
-def _room_for_normed(x, more, shift, weight, bias, eps) -> tuple[Tensor, Tensor, Tensor]:
+def _room_for_normed(
+    x: Tensor, more: Tensor | None, shift: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Room for the sum, if there is one, for the outcome, and for the mean and deviation of each row."""
     added = x.new_empty((0,) if more is None else x.shape)
     rows = x.numel() // x.shape[-1]
@@ -207,7 +210,9 @@ def _room_for_normed(x, more, shift, weight, bias, eps) -> tuple[Tensor, Tensor,
     mutates_args=(),
     schema="(Tensor x, Tensor? more, Tensor? shift, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
 )
-def _norm(x, more, shift, weight, bias, eps):
+def _norm(
+    x: Tensor, more: Tensor | None, shift: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
     added, normed, stats = _room_for_normed(x, more, shift, weight, bias, eps)
     x, more = x.contiguous(), None if more is None else more.contiguous()
     read, written = (x, more, shift, weight, bias), (added, normed, stats)
@@ -224,7 +229,9 @@ _norm.register_fake(_room_for_normed)
     schema="(Tensor grad, Tensor? beyond, Tensor x, Tensor stats, Tensor weight, bool more)"
     " -> (Tensor, Tensor, Tensor)",
 )
-def _norm_backward(grad, beyond, x, stats, weight, more):
+def _norm_backward(
+    grad: Tensor, beyond: Tensor | None, x: Tensor, stats: Tensor, weight: Tensor, more: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     dx, dmore, slopes = _room_for_norm_slopes(grad, beyond, x, stats, weight, more)
     grad, x, threads = grad.contiguous(), x.contiguous(), _threads()
     beyond = None if beyond is None else beyond.contiguous()
@@ -235,12 +242,14 @@ def _norm_backward(grad, beyond, x, stats, weight, more):
 
 
 @_norm_backward.register_fake
-def _room_for_norm_slopes(grad, beyond, x, stats, weight, more):
+def _room_for_norm_slopes(
+    grad: Tensor, beyond: Tensor | None, x: Tensor, stats: Tensor, weight: Tensor, more: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     dmore = x.new_empty(x.shape if more else (0,), dtype=torch.bfloat16)
     return x.new_empty(x.shape), dmore, x.new_empty(3, x.shape[-1])
 
 
-def _keep_norm(ctx, inputs, output):
+def _keep_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
     x, more, _, weight, _, _ = inputs
     added, _, stats = output
@@ -248,7 +257,7 @@ def _keep_norm(ctx, inputs, output):
     ctx.save_for_backward(added if ctx.more else x, stats, weight)
 
 
-def _through_norm(ctx, beyond, grad, _):
+def _through_norm(ctx: Any, beyond: Tensor | None, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     beyond = beyond if ctx.more else None
     if grad is None:  # nobody read the norm
         grad = torch.zeros_like(beyond, dtype=torch.bfloat16)
