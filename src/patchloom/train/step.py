@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from lightning_fabric import Fabric
@@ -44,7 +44,7 @@ class Update(NamedTuple):
     answers: list[bool]
 
 
-def autocast(device: str, precision: str) -> AbstractContextManager:
+def autocast(device: str, precision: str) -> AbstractContextManager[Any]:
     """The ``precision`` in which a task computes on a kind of device; weights are float32 always."""
     half = precision != "float32"
     return torch.autocast(device, getattr(torch, precision)) if half else nullcontext()
@@ -65,7 +65,7 @@ class Stepper:
         if settings.compile:
             compile_blocks(task)
         self.module = fabric.setup_module(task.to(fabric.device))
-        self.optimizer = fabric.setup_optimizers(build_optimizer(task, settings.weight_decay, settings.device))
+        self.optimizer: Any = fabric.setup_optimizers(build_optimizer(task, settings.weight_decay, settings.device))
         # what a forward pass changes, and an update that is not made must not
         self.statistics = [
             buffer
@@ -79,7 +79,7 @@ class Stepper:
         """Remember the running statistics as they are now: an update that is not made goes back to them."""
         self.before = [buffer.clone() for buffer in self.statistics]
 
-    def autocast(self) -> AbstractContextManager:
+    def autocast(self) -> AbstractContextManager[Any]:
         """The precision in which the task computes."""
         return autocast(self.fabric.device.type, self.settings.precision)
 
@@ -123,9 +123,9 @@ class Stepper:
         asked = torch.tensor(questions, dtype=torch.float32).to(at, non_blocking=True)
         summed = total(torch.cat([faults.float(), asked, values.flatten() / world()]))
         # the one moment of an update at which the device is waited for
-        *summed, length = torch.cat([summed, norm.float()[None]]).tolist()
+        *counts, length = torch.cat([summed, norm.float()[None]]).tolist()
         agreed, width = len(faults) + len(asked), values.shape[1]
-        (lost, unbounded, *answers), means = (count > 0 for count in summed[:agreed]), summed[agreed:]
+        (lost, unbounded, *answers), means = (count > 0 for count in counts[:agreed]), counts[agreed:]
         rows = [means[start : start + width] for start in range(0, len(means), width)]
         if lost or unbounded:
             for buffer, before in zip(self.statistics, self.before, strict=True):
