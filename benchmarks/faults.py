@@ -12,9 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from patchloom.tasks import TASKS
+from patchloom.tasks import ready_tasks
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from killing import Kill, draw_images, kill_until_done, left_behind, start  # noqa: E402, found by the path above
 
@@ -23,7 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=25, help="of each task, at the least")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--tasks", default=",".join(ready_tasks()))
     arguments = parser.parse_args()
     print("| task | kills | runs that they hit | differences |\n| --- | --- | --- | --- |", flush=True)
     for name in arguments.tasks.split(","):

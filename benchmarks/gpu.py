@@ -32,7 +32,7 @@ from gpu_tables import markdown, told_in_short
 
 from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
-from patchloom.tasks import TASKS
+from patchloom.tasks import ready_tasks
 
 # with the hundredths of the time that each may take; what one leaves over is for those after it
 SECTIONS = {"machine": 2, "tests": 12, "steps": 27, "peers": 4, "training": 5, "group": 4, "loading": 6, "cifar": 40}
@@ -59,14 +59,14 @@ def plan(device: str, tiny: bool, work: str, cifar: str) -> list[Row]:
     models = {"nano": "nano"} if tiny else MODELS
     for compiled in (False,) if tiny else (False, True):
         for size, model in models.items():
-            for task in TASKS:
+            for task in ready_tasks():
                 name, form = f"{size} {task}", {"model": model, "task": task, "compiled": compiled}
                 form |= {"known": {}, "eager": name if compiled else ""}
                 limit = 300 if compiled else 180
                 rows.append(Row("steps", f"{name}{', compiled' * compiled}", "gpu_steps.step", on | form, limit))
     for size, model in {"ViT-Ti/16": "vit_tiny_patch16_224"}.items() if tiny else MODELS.items():
         rows.append(Row("peers", size, "gpu_steps.peers", on | {"known": {}, "model": model}, 240))
-    for task in ("mae", "lut") if tiny else TASKS:
+    for task in ("mae", "lut") if tiny else ready_tasks():
         rows.append(Row("training", task, "gpu_runs.training", at | {"task": task}, 120))
     for task, strategy in (("lut", "ddp"),) if tiny else (("extrema", "ddp"), ("lut", "ddp"), ("lut", "fsdp")):
         form = {"task": task, "strategy": strategy}

@@ -25,7 +25,7 @@ from pace import seconds_a_step
 from patchloom.cli import main as patchloom
 from patchloom.data import hold_out, open_data
 from patchloom.files import write_whole
-from patchloom.tasks import TASKS
+from patchloom.tasks import ready_tasks
 
 
 def last_results(run: Path) -> dict[tuple[str, str], float]:
@@ -63,7 +63,7 @@ def affordable(data: str, tasks: list[str], minutes: float, kept: Path) -> dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data")
-    parser.add_argument("--tasks", nargs="+", default=[name for name in TASKS if name != "mixture"])
+    parser.add_argument("--tasks", nargs="+", default=[name for name in ready_tasks() if name != "mixture"])
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--out", type=Path, default=Path("/tmp/patchloom-pretext"))

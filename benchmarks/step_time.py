@@ -34,7 +34,7 @@ from patchloom.data import Stats
 from patchloom.machine import product, seconds_of
 from patchloom.memory import keep_freed_memory, peak_memory
 from patchloom.runs.settings import Settings, request
-from patchloom.tasks import TASKS
+from patchloom.tasks import ready_tasks
 from patchloom.train.resolve import resolve
 
 STATS = Stats((0.5,) * 3, (0.25,) * 3, 224, 224, 1, [])
@@ -56,12 +56,12 @@ def rows(args: argparse.Namespace, dtype: str) -> dict[str, Settings | str]:
     if args.table == "peers":
         return {**{name: name for name in PEERS}, "patchloom mae": task("mae"), "patchloom droppos": task("droppos")}
     if args.table == "tasks":
-        return {name: task(name) for name in ("mae", *(name for name in TASKS if name != "mae"))}
+        return {name: task(name) for name in ("mae", *(name for name in ready_tasks() if name != "mae"))}
     if args.table == "mp3":
         shares = {f"mp3, η {ratio}": task({"name": "mp3", "context_mask_ratio": ratio}) for ratio in RATIOS}
         return {"mae": task("mae"), "plain vit": "plain vit", **shares}
     if args.table == "kernels":
-        return {f"{name}, {kind}": task(name, kernels=kind) for name in TASKS for kind in ("torch", "native")}
+        return {f"{name}, {kind}": task(name, kernels=kind) for name in ready_tasks() for kind in ("torch", "native")}
     if args.table == "memory":
         pairs = {f"{name}{', checkpointing' * on}": (name, on) for name in ("mae", "droppos", "mp3") for on in (0, 1)}
         return {row: task(name, checkpointing=bool(on)) for row, (name, on) in pairs.items()}

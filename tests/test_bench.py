@@ -11,6 +11,7 @@ from patchloom.data import Stats
 from patchloom.errors import PatchloomError
 from patchloom.machine import compile_gain
 from patchloom.runs.settings import request
+from patchloom.tasks import ready_tasks
 from patchloom.train.resolve import resolve
 
 STATS = Stats((0.5,) * 3, (0.2,) * 3, 32, 32, 10, [])
@@ -67,6 +68,19 @@ def test_bench_on_the_command_line(capsys, monkeypatch):
     assert "GFLOP/s in bfloat16" in peaks and "batches of 8" in sizes and heading.startswith("task")
     assert [row.split()[0] for row in rows] == ["mae", "droppos"]
     assert all("0.25" in row and "%" in row for row in rows)
+
+
+def test_all_tasks_that_need_no_option_are_timed_where_none_is_named(monkeypatch):
+    class Enough(Exception):
+        pass
+
+    def stopped(steps, device, rounds):
+        raise Enough([step.settings.task["name"] for step in steps.values()])
+
+    monkeypatch.setattr("patchloom.bench.seconds_of", stopped)
+    with pytest.raises(Enough) as built:
+        bench("shapes:64", model="nano", batch_size=8, precision="float32")
+    assert built.value.args[0] == ready_tasks()
 
 
 def test_what_compiling_brings_is_remembered_and_chosen_by(monkeypatch, tmp_path):

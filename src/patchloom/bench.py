@@ -19,7 +19,7 @@ from patchloom.memory import keep_freed_memory, peak_apart
 from patchloom.nets.performance import compile_blocks, fuse_attention
 from patchloom.runs.settings import Settings, request
 from patchloom.runs.task import prepare_task
-from patchloom.tasks import TASKS
+from patchloom.tasks import ready_tasks
 from patchloom.tasks.task import Task
 from patchloom.train.failures import halvable
 from patchloom.train.optim import build_optimizer
@@ -40,7 +40,7 @@ class TaskSpeed:
         seconds: of every step that was timed, gradient clipping, the optimiser and the teacher included.
         images: of a step.
         flops: floating-point operations an image in matrix products, there and back, as torch counts them.
-        memory: GiB that two steps need at their peak beyond what the imports hold; None where that cannot be told.
+        memory: GiB that two steps need at their peak beyond what the imports hold; None where that is unknown.
         data: images a second that are read and augmented for it.
     """
 
@@ -131,7 +131,7 @@ def bench(
 
     Args:
         data: images, as pretrain takes them.
-        tasks: names with commas between; all tasks, if absent.
+        tasks: names with commas between; all that need no option, if absent.
         model: nano, micro, mini, or a timm ViT. From here to checkpointing all is as for pretrain, which would choose
             the same where it is left open.
         img_size: pixels of a side.
@@ -151,7 +151,7 @@ def bench(
         PatchloomError: no such data or task, settings that do not go together, or too little memory.
     """
     keep_freed_memory()
-    names = list(TASKS) if tasks is None else tasks.split(",") if isinstance(tasks, str) else list(tasks)
+    names = ready_tasks() if tasks is None else tasks.split(",") if isinstance(tasks, str) else list(tasks)
     given = {"img_size": img_size, "patch_size": patch_size, "batch_size": batch_size, "device": device}
     given |= {"precision": precision, "attention": attention, "kernels": kernels, "workers": workers}
     given |= {"threads": threads, "checkpointing": checkpointing, "compile": compile, "model": model}

@@ -183,13 +183,13 @@ def _classes(source: Source) -> str:
     counts = np.bincount(known, minlength=len(source.classes))
     least, most = counts.argmin(), counts.argmax()
     if counts[least] == counts[most]:
-        told = f"{len(counts)} of {counts[most]:,} images each"
+        text = f"{len(counts)} of {counts[most]:,} images each"
     elif len(counts) <= _TOLD:
-        told = _counted(dict(zip(source.classes, counts.tolist(), strict=True)))
+        text = _counted(dict(zip(source.classes, counts.tolist(), strict=True)))
     else:
         smallest, largest = (f"{counts[i]:,} ({source.classes[i]})" for i in (least, most))
-        told = f"{len(counts)} of {smallest} to {largest} images"
-    return told if len(known) == len(source) else f"{told}; {len(source) - len(known):,} without a label"
+        text = f"{len(counts)} of {smallest} to {largest} images"
+    return text if len(known) == len(source) else f"{text}; {len(source) - len(known):,} without a label"
 
 
 def _sizes(rows: np.ndarray, stats: Stats) -> str:

@@ -69,13 +69,13 @@ def _failed(error: Exception) -> int:
     if isinstance(error, BrokenPipeError):  # the reader of our output went away, as `| head` does
         nobody_reads()
         return 0
-    told = error if isinstance(error, PatchloomError) else mendable(error) or _too_little_memory(error)
-    if told is None:
+    problem = error if isinstance(error, PatchloomError) else mendable(error) or _too_little_memory(error)
+    if problem is None:
         _say(f"unexpected {type(error).__name__}: {error}. Run again with --debug and report what it shows.")
         return 1
-    if not isinstance(told, AlreadyReported):
-        _say(str(told))
-    return 130 if isinstance(told, Stopped) else 2
+    if not isinstance(problem, AlreadyReported):
+        _say(str(problem))
+    return 130 if isinstance(problem, Stopped) else 2
 
 
 def _too_little_memory(error: Exception) -> PatchloomError | None:

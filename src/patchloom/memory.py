@@ -43,7 +43,7 @@ def keep_freed_memory() -> bool:
 
 
 def peak_memory(work: Callable[..., None], device: str, *arguments: Any) -> float | None:
-    """GiB that ``work(*arguments)`` needs at its peak beyond what this process held; None where that cannot be told."""
+    """GiB that ``work(*arguments)`` needs at its peak beyond what this process held; None where that is unknown."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         work(*arguments)
@@ -63,15 +63,15 @@ def peak_apart(work: Callable[..., None], device: str, *arguments: Any) -> float
         PatchloomError: the process was killed, as the system does where memory runs out.
     """
     context = multiprocessing.get_context("spawn")
-    ear, mouth = context.Pipe(duplex=False)
-    process = context.Process(target=_tell_peak, args=(mouth, work, device, *arguments))
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_peak, args=(sender, work, device, *arguments))
     with starting_workers():
         process.start()
-    mouth.close()  # else the end of the process would not be heard
+    sender.close()  # else the end of the process would go unnoticed
     try:
-        told = ear.recv()
+        found = receiver.recv()
     except EOFError:
-        told = None
+        found = None
     except BaseException:  # Ctrl-C, which that process leaves to this one
         process.kill()
         raise
@@ -81,18 +81,18 @@ def peak_apart(work: Callable[..., None], device: str, *arguments: Any) -> float
             f"the process that measured how much memory is needed has died ({process.exitcode}), perhaps since there "
             "is too little: lower --batch_size"
         )
-    if isinstance(told, Exception):
-        raise told
-    return told
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
-def _tell_peak(mouth: Connection, work: Callable[..., None], device: str, *arguments: Any) -> None:
+def _send_peak(sender: Connection, work: Callable[..., None], device: str, *arguments: Any) -> None:
     leave_signals()
     end_with_parent()
     try:
-        mouth.send(peak_memory(work, device, *arguments))
+        sender.send(peak_memory(work, device, *arguments))
     except Exception as problem:  # it is for the process that asked
-        mouth.send(problem)
+        sender.send(problem)
 
 
 def memory(device: str) -> tuple[float, float]:

@@ -55,8 +55,8 @@ def parse_pretrain(words: list[str]) -> tuple[dict[str, Any], str | None]:
     _add_signature(parser, Settings, skip={"data", "task", "model", "img_size"})
     parser.add_argument("--img_size", type=str, default="auto", help="pixels, such as 96, or 64x128 (height x width)")
     parser.add_argument("--model.name", type=str, default="auto", help="nano, micro, mini (ours), or a timm ViT")
-    for name, (kind, told) in MODEL_OPTIONS.items():
-        parser.add_argument(f"--model.{name}", type=kind | None, default=None, help=told)
+    for name, (kind, help_text) in MODEL_OPTIONS.items():
+        parser.add_argument(f"--model.{name}", type=kind | None, default=None, help=help_text)
     task = _last(words, "--task.name") or DEFAULT_TASK
     parser.add_argument("--task.name", type=str, default=task, help="pretext task; patchloom tasks lists them")
     _add_signature(parser, task_class(task), skip={"encoder"}, prefix="task.")
@@ -137,12 +137,12 @@ def _add_signature(parser: ArgumentParser, owner: Callable, skip: set[str] = fro
 
     Parameters without a default become positional; so do those that have one and may be given by position.
     """
-    told = {item.arg_name: item.description for item in parse_docstring(inspect.getdoc(owner) or "").params}
+    described = {item.arg_name: item.description for item in parse_docstring(inspect.getdoc(owner) or "").params}
     hints = get_type_hints(owner.__init__ if inspect.isclass(owner) else owner)
     for name, parameter in inspect.signature(owner).parameters.items():
         if name in skip:
             continue
-        text = (told.get(name) or "").replace("\n", " ")
+        text = (described.get(name) or "").replace("\n", " ")
         positional = not prefix and not dataclasses.is_dataclass(owner) and parameter.kind != parameter.KEYWORD_ONLY
         if positional:
             required = parameter.default is parameter.empty

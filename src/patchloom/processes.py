@@ -58,7 +58,7 @@ def _patient(group: dist.ProcessGroup) -> dist.ProcessGroup:
 
 @cache
 def _of_cpus(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """The processes of ``group``, joined so that what is on CPUs can be told."""
+    """The processes of ``group``, joined for what is on CPUs."""
     return group if dist.get_backend(group) == "gloo" else dist.new_group(backend="gloo")
 
 

@@ -30,7 +30,7 @@ class Estimate:
         seconds: of each step that was timed, with its images there.
         reading: seconds in which the images of a step are read.
         apart: other processes read while the device computes.
-        memory: GiB at the peak of two steps beyond what the imports hold; None where that cannot be told.
+        memory: GiB at the peak of two steps beyond what the imports hold; None where that is unknown.
         room: GiB that the device, or this process, may use.
         side: of the task's crops in pixels, the longer one.
     """

@@ -16,7 +16,7 @@ import torch
 from gpu_tables import markdown
 
 from patchloom.errors import PatchloomError
-from patchloom.tasks import TASKS
+from patchloom.tasks import ready_tasks
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 
@@ -50,7 +50,7 @@ def test_every_row_of_every_section_is_done(tiny, sections):
 
 def test_every_task_has_a_step_with_its_rate_work_and_memory(sections):
     results = {name: one["result"] for name, one in sections["steps"].items()}
-    assert set(results) == {f"nano {task}" for task in TASKS}
+    assert set(results) == {f"nano {task}" for task in ready_tasks()}
     for one in results.values():
         assert one["batch"] == 4 and one["images/s"] == pytest.approx(4 / one["seconds"])
         assert one["operations a second"] == pytest.approx(one["operations an image"] * one["images/s"])
@@ -82,7 +82,7 @@ def test_the_page_has_a_table_of_each_section(tiny):
     page = tiny[0].with_suffix(".md").read_text()
     headings = [line for line in page.splitlines() if line.startswith("## ")]
     assert len(headings) == len(gpu.SECTIONS) and "no figure here means anything" in page
-    for task in TASKS:
+    for task in ready_tasks():
         assert f"| nano {task} |" in page
 
 

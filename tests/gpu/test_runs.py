@@ -8,6 +8,7 @@ import pytest
 import torch
 from killing import draw_images, typed
 from safetensors.torch import load_file
+from sweep import asked_of
 
 from patchloom import load_encoder
 from patchloom.cli import main
@@ -67,7 +68,8 @@ def test_stopped_and_resumed_is_never_stopped(images, tmp_path, monkeypatch, cap
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_in_bfloat16(images, tmp_path, name):
-    options = {"task": name, "precision": "bfloat16", "attention": "fused", "epochs": 2}
+    own = {f"task.{option}": value for option, value in asked_of(name).items() if option != "name"}
+    options = {"task": name, **own, "precision": "bfloat16", "attention": "fused", "epochs": 2}
     assert main(typed(images, tmp_path / "run", PLAIN | options)) == 0
     assert all(loss == loss and abs(loss) < 1e4 for loss in losses(tmp_path / "run"))
 

@@ -9,7 +9,7 @@ from timm.models.vision_transformer import Block
 from torch._dynamo.utils import counters
 
 from patchloom.nets.decode import Decoder, MAEDecoder
-from patchloom.nets.partial import asking_block
+from patchloom.nets.partial import query_block
 from patchloom.nets.performance import checkpoint_gradients, compile_blocks, fuse_attention
 from patchloom.tasks import TASKS
 
@@ -27,7 +27,7 @@ def test_the_tokens_that_ask_get_what_the_whole_block_gives_them(fused):
     block = Block(32, 4, qkv_bias=True, qk_norm=True, init_values=0.3)
     fuse_attention(block, fused)
     tokens = torch.randn(2, 9, 32)
-    whole, some = block(tokens)[:, 5:], asking_block(block, tokens, 5)
+    whole, some = block(tokens)[:, 5:], query_block(block, tokens, 5)
     torch.testing.assert_close(some, whole, rtol=1e-5, atol=1e-6)
     for one, two in zip(*(gradients(block, x.square().sum()).values() for x in (some, whole)), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)

@@ -178,7 +178,7 @@ def test_a_run_of_ours_is_a_source(tmp_path, positions):
 def test_a_grid_that_is_not_told_is_the_encoders_if_it_has_as_many_patches(tmp_path, size, options):
     n = size[1] // 2
     path = written(tmp_path / "oblong.pth", theirs(size, **options).state_dict())
-    told = f"pos_embed: for {n} patches in a grid that is not told, taken for 2x{n // 2}"
+    told = f"pos_embed: for {n} patches in a grid that is not stated, taken for 2x{n // 2}"
     vit = ours(size, **options)
     assert load_public(vit, path).resampled == (told,)
     same(vit, theirs(size, **options), torch.randn(1, 3, *size))

@@ -117,7 +117,7 @@ def test_other_parts_are_refused():
     teacher = Teacher(net=student, head=head)
     before = tensors(teacher)
     for wrong in ({"net": student}, {"net": student, "neck": head}, {"net": student, "head": head, "neck": head}, {}):
-        with pytest.raises(ValueError, match="the teacher has net, head, and was told to follow"):
+        with pytest.raises(ValueError, match="the teacher has net, head, not"):
             teacher.follow(0.5, **wrong)
     with pytest.raises(ValueError, match="shorter"):
         teacher.follow(0.5, net=student, head=nn.Linear(2, 2, bias=False))

@@ -1,18 +1,11 @@
-"""Agreement: the losses written out, the teacher's schedule, and measures that tell a collapse."""
+"""Agreement: the losses written out, the teacher's schedule, and how it is measured."""
 
 import math
 
 import pytest
 import torch
-from patchloom.objectives.agreement import (
-    byol_loss,
-    cosine,
-    effective_rank,
-    info_nce,
-    momentum,
-    others,
-    output_spread,
-)
+
+from patchloom.questions.agreement import agreement_with_others, byol_loss, cosine, info_nce, momentum_at
 
 
 def seeded(*shape):
@@ -62,49 +55,22 @@ def test_info_nce_knows_its_own_teacher_and_trains_the_student_alone():
 
 
 def test_the_teachers_momentum_rises_to_1():
-    assert momentum(0.0, 0.996) == pytest.approx(0.996, abs=1e-12)
-    assert momentum(0.5, 0.996) == pytest.approx(0.998, abs=1e-12)
-    assert momentum(1.0, 0.996) == 1.0
-    course = [momentum(step / 100, 0.9) for step in range(101)]
+    assert momentum_at(0.0, 0.996) == pytest.approx(0.996, abs=1e-12)
+    assert momentum_at(0.5, 0.996) == pytest.approx(0.998, abs=1e-12)
+    assert momentum_at(1.0, 0.996) == 1.0
+    course = [momentum_at(step / 100, 0.9) for step in range(101)]
     assert all(a < b for a, b in zip(course, course[1:], strict=False))
-    assert momentum(0.3, 1.0) == 1.0
-
-
-def test_spread_is_0_for_one_direction_and_1_for_all():
-    direction = seeded(8)
-    one_direction = direction * torch.rand(50, 1).add(0.1)
-    assert output_spread(one_direction) == pytest.approx(0, abs=1e-3)
-    assert output_spread(seeded(4000, 16)) == pytest.approx(1, abs=1e-3)
-    assert output_spread(torch.tensor([[1.0, 0.0], [-2.0, 0.0]])) == 1
-    outputs = seeded(30, 8) + 2
-    unit = outputs / outputs.norm(dim=1, keepdim=True)
-    apart = (unit - unit.mean(0)).square().sum(1).mean().sqrt().item()
-    assert output_spread(outputs) == pytest.approx(apart, rel=1e-4) and 0.2 < apart < 0.8
-
-
-def test_effective_rank_is_1_on_a_line_and_d_in_all_directions():
-    assert effective_rank(seeded(1, 8) * seeded(20, 1)) == pytest.approx(1, abs=1e-4)
-    basis = torch.linalg.qr(seeded(12, 12))[0]
-    for d in (2, 5, 12):
-        assert effective_rank(3 * basis[:d]) == pytest.approx(d, rel=1e-6)
-    assert effective_rank(torch.zeros(4, 8)) == pytest.approx(1)
-
-
-def test_effective_rank_by_its_formula():
-    outputs = seeded(20, 6)
-    squares = torch.linalg.eigvalsh(outputs.double().T @ outputs.double())  # of the singular values
-    share = squares.sqrt() / squares.sqrt().sum()
-    expected = math.exp(-sum(p * math.log(p) for p in share.tolist()))
-    assert effective_rank(outputs) == pytest.approx(expected, rel=1e-6) and 1 < expected < 6
-    assert effective_rank(outputs.bfloat16()) == pytest.approx(expected, rel=1e-2)
+    assert momentum_at(0.3, 1.0) == 1.0
 
 
 def test_agreement_with_others_leaves_out_ones_own():
     student, teacher = seeded(4, 8), seeded(5, 8)[:4]
-    found = others(student, teacher)
+    found = agreement_with_others(student, teacher)
     for i in range(4):
         expected = sum(cos(student[i], teacher[j]) for j in range(4) if j != i) / 3
         assert found[i].item() == pytest.approx(expected, abs=1e-6)
     constant = torch.ones(4, 8)
-    torch.testing.assert_close(others(constant, constant), torch.ones(4))  # a collapsed pair agrees on everything
-    torch.testing.assert_close(others(student[:1], teacher[:1]), cosine(student[:1], teacher[:1]))
+    torch.testing.assert_close(
+        agreement_with_others(constant, constant), torch.ones(4)
+    )  # a collapsed pair agrees on everything
+    torch.testing.assert_close(agreement_with_others(student[:1], teacher[:1]), cosine(student[:1], teacher[:1]))

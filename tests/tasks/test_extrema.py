@@ -1,16 +1,17 @@
 """ExtreMA: several extreme masks of one image, one look of the teacher, and what represents an image."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-from patchloom.objectives.agreement import byol_loss
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.questions.agreement import byol_loss
 from patchloom.tasks.extrema import ExtreMA
-from patchloom.withhold.encoder_input import all_patches, mask_patches
+from patchloom.withhold.encoder_input import EncoderInput, all_patches, mask_patches
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 KINDS = ["cait", "vit", "mean"]
@@ -32,22 +33,34 @@ def views(b=4):
     return torch.randn(2, b, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
-def dealt(task, b=4, seed=0):
-    return task.deal(b, torch.Generator().manual_seed(seed), "cpu")
+def drawn(task, images, seed=0):
+    return task.given(images, torch.Generator().manual_seed(seed))
+
+
+def guesses(task, given):
+    """The student's guesses [v b out] of the teacher's output, one for each of the v masks."""
+    made = task.agreement.guess(task.agreement.represent(task.encoder, given))
+    return made.unflatten(0, (-1, len(given.images)))
+
+
+def parts_of(given):
+    """What the encoder is given by each mask alone."""
+    masks = len(given.visible) // len(given.images)
+    return [EncoderInput(given.images, part) for part in given.visible.chunk(masks)]
 
 
 @pytest.mark.parametrize("masks", range(1, 9))
 def test_masks_are_disjoint(masks):
     task = make(mask_ratio=0.875, masks=masks)
-    hands = dealt(task, b=20)
-    assert len(hands) == masks and all(hand.shape == (20, 8) for hand in hands)
-    for row in torch.cat(hands, dim=1).tolist():
+    given = drawn(task, torch.randn(20, 3, 32, 32))
+    assert given.visible.shape == (20 * masks, 8) and len(given.images) == 20
+    for row in torch.cat([part.visible for part in parts_of(given)], dim=1).tolist():
         assert len(set(row)) == 8 * masks
 
 
 @pytest.mark.parametrize(("ratio", "visible", "masks"), [(0.8, 12, 4), (0.9, 6, 4), (0.75, 16, 4), (0.6, 25, 2)])
-def test_auto_deals_up_to_four_masks(ratio, visible, masks):
-    assert make(mask_ratio=ratio).hands == (visible,) * masks
+def test_auto_is_up_to_four_masks(ratio, visible, masks):
+    assert make(mask_ratio=ratio).sizes == (visible,) * masks
 
 
 class Looks:
@@ -66,25 +79,27 @@ class Looks:
 @pytest.mark.parametrize("masks", [1, 5])
 def test_the_teacher_looks_once_whatever_the_number_of_masks(kind, masks):
     task = make(class_token=kind, masks=masks, mask_ratio=0.85)
-    teacher = Looks(task.teacher.projection), Looks(task.teacher.encoder.blocks[0])
-    student = Looks(task.projection), Looks(task.encoder.blocks[0])
+    its = task.agreement.teacher
+    teacher = Looks(its.projection), Looks(its.encoder.blocks[0])
+    student = Looks(task.agreement.projection), Looks(task.encoder.blocks[0])
     task(*views(), generator=torch.Generator().manual_seed(0)).loss.backward()
     for looks in teacher:
         assert looks.sizes == [4] and looks.gradients == [False]
     for looks in student:  # all masks in one batch
         assert looks.sizes == [4 * masks] and looks.gradients == [True]
-    assert all(weight.grad is None and not weight.requires_grad for weight in task.teacher.parameters())
+    assert all(weight.grad is None and not weight.requires_grad for weight in its.parameters())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_masks_in_one_batch_are_masks_one_by_one(kind):
     task, (student, teacher) = make(class_token=kind, masks=4), views()
-    hands = dealt(task)
-    together = task.predict(student, hands)
-    alone = torch.cat([task.predict(student, (hand,)) for hand in hands])
+    given = drawn(task, student)
+    together = guesses(task, given)
+    alone = torch.cat([guesses(task, part) for part in parts_of(given)])
+    assert len(together) == 4
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
-    losses = [task(student, teacher, hands=(hand,)).loss for hand in hands]
-    torch.testing.assert_close(task(student, teacher, hands=hands).loss, torch.stack(losses).mean())
+    losses = [task(student, teacher, given=part).loss for part in parts_of(given)]
+    torch.testing.assert_close(task(student, teacher, given=given).loss, torch.stack(losses).mean())
 
 
 def plain_representation(task, vit, head, images, visible):
@@ -94,9 +109,9 @@ def plain_representation(task, vit, head, images, visible):
     if vit.cls_token is not None:
         x = torch.cat([(vit.cls_token + vit.pos_embed[:, :1]).expand(len(x), -1, -1), x], dim=1)
     x = vit.blocks(x)
-    if task.class_token == "vit":
+    if task.agreement.representation == "vit":
         return vit.norm(x)[:, 0]
-    if task.class_token == "mean":
+    if task.agreement.representation == "mean":
         return vit.norm(x)[:, vit.num_prefix_tokens :].mean(1)
     token = head.token.expand(len(x), -1, -1)
     for layer in head.layers:  # the class token alone asks; keys and values are itself and the patches, which stay
@@ -112,75 +127,82 @@ def plain_representation(task, vit, head, images, visible):
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_mask_is_byol_by_hand(kind):
     task, (student, teacher) = make(class_token=kind, masks=1), views()
-    (hand,) = dealt(task)
-    q = task.prediction(task.projection(plain_representation(task, task.encoder, task.instance_head, student, hand)))
+    given, asked = drawn(task, student), task.agreement
+    represented = plain_representation(task, task.encoder, asked.instance_head, student, given.visible)
+    q = asked.prediction(asked.projection(represented))
     everything = torch.arange(64).expand(4, -1)
-    its = task.teacher
-    k = its.projection(plain_representation(task, its.encoder, its.instance_head, teacher, everything))
+    its = asked.teacher
+    head = its.instance_head if kind == "cait" else None
+    k = its.projection(plain_representation(task, its.encoder, head, teacher, everything))
     distance = (q / q.norm(dim=1, keepdim=True) - k / k.norm(dim=1, keepdim=True)).square().sum(1).mean()
-    torch.testing.assert_close(task(student, teacher, hands=(hand,)).loss, distance, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(task(student, teacher, given=given).loss, distance, rtol=1e-4, atol=1e-5)
 
 
 def test_only_cait_has_class_attention_and_asks_the_patches_alone():
     for kind in ("mean", "vit"):
-        assert not list(make(class_token=kind).instance_head.parameters())
-    task, given = make(encoder={"class_token": True, "reg_tokens": 2}), []
-    task.instance_head.register_forward_pre_hook(lambda module, tokens: given.append(tokens[0].shape))
-    assert task.represent(task, all_patches(views()[0], 64)).shape == (4, 32)
-    assert given == [(4, 64, 32)]
+        task = make(class_token=kind)
+        assert task.agreement.instance_head is None and not task.extra_modules()
+        assert not any("instance_head" in name for name in task.state_dict())
+    task, entered = make(encoder={"class_token": True, "reg_tokens": 2}), []
+    asked = task.agreement
+    assert task.extra_modules() == {"instance_head": asked.instance_head}
+    asked.instance_head.register_forward_pre_hook(lambda module, tokens: entered.append(tokens[0].shape))
+    assert asked.represent(task.encoder, all_patches(views()[0], 64)).shape == (4, 32)
+    assert entered == [(4, 64, 32)]
 
 
 def test_infonce_against_a_loop():
     task, (student, teacher) = make(loss="infonce", temperature=0.5, masks=3), views()
-    hands = dealt(task)
-    guesses = F.normalize(task.predict(student, hands), dim=-1).detach()
-    keys = F.normalize(task.project(task.teacher, all_patches(teacher, 64)), dim=-1).detach()
+    given = drawn(task, student)
+    queries = F.normalize(guesses(task, given), dim=-1).detach()
+    keys = F.normalize(task.agreement.target(teacher), dim=-1).detach()
     losses = []
     for v in range(3):
         for i in range(4):
-            scores = [math.exp(float(guesses[v, i] @ keys[j]) / 0.5) for j in range(4)]
+            scores = [math.exp(float(queries[v, i] @ keys[j]) / 0.5) for j in range(4)]
             losses.append(-2 * 0.5 * math.log(scores[i] / sum(scores)))
-    assert task(student, teacher, hands=hands).loss.item() == pytest.approx(sum(losses) / 12, rel=1e-4)
+    assert task(student, teacher, given=given).loss.item() == pytest.approx(sum(losses) / 12, rel=1e-4)
 
 
 def test_the_two_views_are_not_mixed_up():
     task, (student, teacher) = make(), views()
-    hands = dealt(task)
-    there, back = task(student, teacher, hands=hands).loss, task(teacher, student, hands=hands).loss
+    given = drawn(task, student)
+    there = task(student, teacher, given=given).loss
+    back = task(teacher, student, given=replace(given, images=teacher)).loss
     assert not torch.allclose(there, back)
-    expected = byol_loss(task.predict(student, hands), task.project(task.teacher, all_patches(teacher, 64)))
-    torch.testing.assert_close(there, expected)
+    torch.testing.assert_close(there, byol_loss(guesses(task, given), task.agreement.target(teacher)))
 
 
 def test_masked_patches_tell_the_student_nothing():
     task, (student, _) = make(masks=1), views()
-    (hand,) = dealt(task)
-    view = mask_patches(all_patches(student, 64), hand)
+    visible = drawn(task, student).visible
     poisoned = torch.full_like(student, float("nan"))
     for i in range(4):
-        for place in hand[i].tolist():
+        for place in visible[i].tolist():
             rows, columns = slice(place // 8 * 4, place // 8 * 4 + 4), slice(place % 8 * 4, place % 8 * 4 + 4)
             poisoned[i, :, rows, columns] = student[i, :, rows, columns]
-    other = mask_patches(all_patches(poisoned, 64), hand)
-    torch.testing.assert_close(task.represent(task, other), task.represent(task, view))
+    one, other = (mask_patches(all_patches(images, 64), visible) for images in (student, poisoned))
+    represent = task.agreement.represent
+    torch.testing.assert_close(represent(task.encoder, other), represent(task.encoder, one))
 
 
 @pytest.mark.parametrize(("progress", "kept"), [(0.0, 0.9), (0.5, 0.95), (1.0, 1.0)])
 def test_the_teacher_follows_slower_and_slower(progress, kept):
     task = make(momentum=0.9)
-    old = {name: weight.clone() for name, weight in task.teacher.state_dict().items()}
+    teacher = task.agreement.teacher
+    old = {name: weight.clone() for name, weight in teacher.state_dict().items()}
     task.after_step(progress)
     assert {name.partition(".")[0] for name in old} == {"encoder", "instance_head", "projection"}
-    for name, new in task.teacher.state_dict().items():
+    for name, new in teacher.state_dict().items():
         home, _, rest = name.partition(".")
-        source = getattr(task, home).state_dict()[rest]
+        source = getattr(task if home == "encoder" else task.agreement, home).state_dict()[rest]
         torch.testing.assert_close(new, kept * old[name] + (1 - kept) * source)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"masks": 0}, "0 disjoint masks of 12 visible patches each cannot be dealt from 64: give --task.masks 1 to 5"),
+        ({"masks": 0}, "no 0 disjoint masks of 12 visible patches each in 64: give --task.masks 1 to 5"),
         ({"masks": 6}, "6 disjoint masks of 12 visible patches"),
         ({"masks": 9, "mask_ratio": 0.95}, "give --task.masks 1 to 8"),
         ({"loss": "infonce", "temperature": 0.0}, "temperature must be above 0"),

@@ -1,4 +1,4 @@
-"""LUT on SimMIM beside a plain program of the same method; its disjoint hands, its weights and its teacher on both."""
+"""LUT on SimMIM beside a plain program of the same method; its disjoint parts, its weights and its teacher on both."""
 
 import math
 from copy import deepcopy
@@ -49,12 +49,13 @@ class PlainLUT(nn.Module):
 
     def __init__(self, task):
         super().__init__()
-        self.encoder, self.mask_token, self.pixels = (
-            deepcopy(x) for x in (task.encoder, task.mask_token, task.decoder)
-        )
-        self.head, self.predictor = plain_head(task.head), plain_head(task.predictor)
-        self.teacher = deepcopy(task.teacher.encoder).eval()
-        self.teacher_head = plain_head(task.teacher.head).eval()
+        asked = task.agreement
+        self.encoder, self.mask_token = deepcopy(task.encoder), deepcopy(task.mask_token)
+        self.pixels = nn.Linear(task.geometry.width, task.geometry.pixels)
+        self.pixels.load_state_dict(task.questions["pixels"].decoder.state_dict(), strict=True)
+        self.head, self.predictor = plain_head(asked.projection), plain_head(asked.prediction)
+        self.teacher = deepcopy(asked.teacher.encoder).eval()
+        self.teacher_head = plain_head(asked.teacher.projection).eval()
 
     def student(self, images, masked):
         """Tokens of all patches, and the prediction from the mean of the unmasked ones."""
@@ -85,6 +86,12 @@ class PlainLUT(nn.Module):
         return pixels, context
 
 
+def both_given(task, one, two):
+    """What is given of two views, one after the other, and the visible patches of each."""
+    parts = task.random_parts(len(one), generator(), one.device)
+    return task.given_parts(torch.cat([one, two]), torch.cat(parts)), parts
+
+
 def without(visible, n):
     return torch.ones(len(visible), n, dtype=torch.bool).scatter(1, visible, False)
 
@@ -100,31 +107,37 @@ def without(visible, n):
 def test_loss_and_gradients_on_simmim_are_those_of_a_plain_program(how):
     task = make(base="simmim", **how)
     other = PlainLUT(task)
-    one, two = torch.randn(2, 16, task.channels, *task.augment.size)
-    hands = task.deal(16, generator(), "cpu")
-    ours = task(one, two, hands=hands)
-    pixels, context = other(one, two, *(without(hand, task.patches) for hand in hands))
+    one, two = torch.randn(2, 16, task.geometry.channels, *task.augment.size)
+    given, parts = both_given(task, one, two)
+    ours = task(one, two, given=given)
+    pixels, context = other(one, two, *(without(part, task.geometry.n) for part in parts))
     theirs = how.get("pixel_weight", 1.0) * pixels + how.get("context_weight", 0.25) * context
-    close(ours.metrics["pixel_loss"], pixels.detach())
-    close(ours.metrics["context_loss"], context.detach())
+    close(ours.metrics["pixels_loss"], pixels.detach())
+    close(ours.metrics["agreement_loss"], context.detach())
     close(ours.loss, theirs.detach())
     ours.loss.backward()
     theirs.backward()
-    names = {"decoder": "pixels"}
+    names = {
+        "questions.pixels.decoder": "pixels",
+        "questions.agreement.projection": "head",
+        "questions.agreement.prediction": "predictor",
+    }
     mine = {name: weight for name, weight in task.named_parameters() if weight.requires_grad}
     its = {
         name: weight for name, weight in other.named_parameters() if weight.requires_grad and weight.grad is not None
     }
     for name, weight in mine.items():
-        home, dot, rest = name.partition(".")
-        close(weight.grad, its.pop(names.get(home, home) + dot + rest).grad)
+        for mine_is, its_is in names.items():
+            name = name.replace(mine_is, its_is)
+        close(weight.grad, its.pop(name).grad)
     assert not its
-    for name in ("head", "predictor"):  # both views went through the batch norms, one after the other
-        ours, theirs = getattr(task, name)[1], getattr(other, name)[1]
+    heads = {"projection": other.head, "prediction": other.predictor}
+    for name, head in heads.items():  # both views went through the batch norms, one after the other
+        ours, theirs = getattr(task.agreement, name)[1], head[1]
         close(ours.running_mean, theirs.running_mean)
         close(ours.running_var, theirs.running_var)
         assert ours.num_batches_tracked == theirs.num_batches_tracked == 2
-    assert task.teacher.head[1].num_batches_tracked == 0
+    assert task.agreement.teacher.projection[1].num_batches_tracked == 0
 
 
 @pytest.mark.parametrize(
@@ -133,11 +146,14 @@ def test_loss_and_gradients_on_simmim_are_those_of_a_plain_program(how):
 )
 def test_the_two_views_show_different_patches(base, ratio, visible):
     task = make(base=base, mask_ratio=ratio)
-    one, two = task.deal(30, generator(), "cpu")
+    given, (one, two) = both_given(task, *torch.randn(2, 30, 3, 32, 32))
     assert one.shape == two.shape == (30, visible)
     for mine, other in zip(one.tolist(), two.tolist(), strict=True):
         assert len(set(mine)) == len(set(other)) == visible and set(mine).isdisjoint(other)
     assert len(one.sort(dim=1).values.unique(dim=0)) > 25
+    shown = zip(given.visible.chunk(2), given.has_content().chunk(2), (one, two), strict=True)
+    for entering, content, visible in shown:
+        assert torch.equal(entering[content].view(30, -1).sort(dim=1).values, visible.sort(dim=1).values)
     if base == "simmim":  # whole units
         units = one // 8 // 2 * 4 + one % 8 // 2
         assert all((units[i].bincount(minlength=16) % 4 == 0).all() for i in range(30))
@@ -148,19 +164,18 @@ def test_each_direction_compares_across_views(base):
     """If the teacher's answer to the other view is what the student says, its answer to the same view is not asked."""
     task = make(base=base, mask_ratio=0.5, pixel_weight=0.0)
     one, two = torch.randn(2, 4, 3, 32, 32)
-    hands = task.deal(4, generator(), "cpu")
-    tokens = task.encode(torch.cat([one, two]), torch.cat(hands))
-    students = task.predict(tokens, torch.cat(hands), views=2)
-    task.teach = lambda images: torch.cat([students[1], students[0]]).detach()
-    assert task(one, two, hands=hands).loss.abs() < 1e-6
-    task.teach = lambda images: torch.cat(students).detach()
-    assert task(one, two, hands=hands).loss > 1e-3
+    given, _ = both_given(task, one, two)
+    students = task.guesses(task.encode(torch.cat([one, two]), given))
+    task.agreement.target = lambda images: torch.cat([students[1], students[0]]).detach()
+    assert task(one, two, given=given).loss.abs() < 1e-6
+    task.agreement.target = lambda images: torch.cat(students).detach()
+    assert task(one, two, given=given).loss > 1e-3
 
 
 @pytest.mark.parametrize("base", ["mae", "simmim"])
 def test_agreement_alone_has_no_decoder(base):
     task = make(base=base, pixel_weight=0.0)
-    assert task.decoder is None and not any("decoder" in name for name in task.state_dict())
+    assert task.questions.keys() == {"agreement"} and not any("decoder" in name for name in task.state_dict())
     outcome = task(*torch.randn(2, 4, 3, 32, 32), generator=generator())
     outcome.loss.backward()
     assert outcome.metrics == {}
@@ -172,27 +187,28 @@ def test_agreement_alone_has_no_decoder(base):
 @pytest.mark.parametrize(("progress", "expected"), [(0.0, 0.9), (0.5, 0.95), (1.0, 1.0)])
 def test_the_teacher_follows_with_the_cosine_momentum(base, progress, expected):
     task = make(base=base, momentum=0.9)
-    parts = {"encoder": task.encoder, "head": task.head}
-    before = deepcopy(task.teacher.state_dict())
+    teacher, parts = task.agreement.teacher, {"encoder": task.encoder, "projection": task.agreement.projection}
+    before = deepcopy(teacher.state_dict())
     task.after_step(progress)
     assert math.isclose(1 - 0.1 * (1 + math.cos(math.pi * progress)) / 2, expected)
     moved = 0
     for home, part in parts.items():
         for name, source in part.state_dict().items():
-            old, new = before[f"{home}.{name}"], task.teacher.state_dict()[f"{home}.{name}"]
+            old, new = before[f"{home}.{name}"], teacher.state_dict()[f"{home}.{name}"]
             if source.is_floating_point():
                 torch.testing.assert_close(new, expected * old + (1 - expected) * source, rtol=1e-5, atol=1e-6)
                 moved += not torch.equal(old, new)
     assert (moved > 0) == (progress < 1)
-    assert not any(weight.requires_grad for weight in task.teacher.parameters())
+    assert not any(weight.requires_grad for weight in teacher.parameters())
 
 
 def test_the_teacher_sees_whole_views():
     task = make().eval()
     images = torch.randn(2, 3, 32, 32)
-    vit = task.teacher.encoder
-    expected = task.teacher.head(vit.forward_features(images)[:, vit.num_prefix_tokens :].mean(1))
-    torch.testing.assert_close(task.teach(images), expected)
+    teacher = task.agreement.teacher
+    vit = teacher.encoder
+    expected = teacher.projection(vit.forward_features(images)[:, vit.num_prefix_tokens :].mean(1))
+    torch.testing.assert_close(task.agreement.target(images), expected)
 
 
 @pytest.mark.parametrize(

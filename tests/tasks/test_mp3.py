@@ -1,16 +1,21 @@
 """What MP3 withholds and asks: positions, keys and values; where every patch was."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from small import indices_of
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.encode import encode
+from patchloom.patches.partition import complement, random_partition
 from patchloom.patches.tokens import patchify, scatter_tokens, unpatchify
+from patchloom.questions.positions import PositionPrediction
 from patchloom.tasks import mp3
-from patchloom.tasks.mp3 import MP3, Hands
-from patchloom.withhold.encoder_input import all_patches
+from patchloom.tasks.mp3 import MP3
+from patchloom.withhold.encoder_input import all_patches, drop_positions, limit_context
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 P, N = 4, 16
@@ -26,8 +31,18 @@ def make(size=(16, 16), p=P, positions="none", class_token=False, reg_tokens=0, 
     return task.eval()
 
 
-def drawn(task, b=2, seed=0, **how):
-    return task.deal(b, torch.Generator().manual_seed(seed), "cpu", **how)
+def drawn(task, images, seed=0, **ratios):
+    return task.given(images, torch.Generator().manual_seed(seed), **ratios)
+
+
+def answer(task, images, given):
+    """Logits [b n n] for images of which the same is withheld as of those of ``given``."""
+    return task.questions["positions"].predict(task.encode(images, replace(given, images=images))).logits
+
+
+def barred(given):
+    """The patches [b n-m] that are neither keys nor values."""
+    return complement(given.context, N)
 
 
 def repainted(images, patches, value):
@@ -40,12 +55,14 @@ def repainted(images, patches, value):
 @pytest.mark.parametrize("class_token", [False, True])
 def test_without_barred_patches_attention_is_full(class_token):
     task, images = make(context_mask_ratio=0.0, class_token=class_token), torch.randn(2, 3, 16, 16)
-    draw = drawn(task)
-    assert draw.barred.shape == (2, 0) and task.view(images, draw).context is None
-    full = task.head(encode(task.encoder, all_patches(images, N))[:, int(class_token) :])
-    torch.testing.assert_close(task.answer(images, draw), full)
+    given = drawn(task, images)
+    assert given.context is None and torch.equal(given.visible, torch.arange(N).expand(2, -1))
+    head = task.questions["positions"].decoder
+    tokens = encode(task.encoder, all_patches(images, N))[:, int(class_token) :]
+    full = F.linear(tokens, head.weight, head.bias)
+    torch.testing.assert_close(answer(task, images, given), full)
     loss = F.cross_entropy(full.flatten(0, 1), torch.arange(N).repeat(2))
-    torch.testing.assert_close(task(images, hands=draw).loss, loss)
+    torch.testing.assert_close(task(images, given=given).loss, loss)
 
 
 @pytest.mark.parametrize("value", [3.0, float("nan")])
@@ -53,13 +70,14 @@ def test_without_barred_patches_attention_is_full(class_token):
 def test_a_barred_patch_changes_its_own_answer_alone(tokens, value):
     """Not even nan gets out of a barred patch, as it would from keys and values that are computed and masked."""
     task, images = make(context_mask_ratio=0.75, **tokens), torch.randn(2, 3, 16, 16)
-    draw = drawn(task)
-    before, after = (task.answer(x, draw) for x in (images, repainted(images, draw.barred[:, :2], value)))
+    given = drawn(task, images)
+    some = barred(given)[:, :2]
+    before, after = (answer(task, x, given) for x in (images, repainted(images, some, value)))
     changed = (before != after).any(-1)
-    expected = torch.zeros(2, N, dtype=torch.bool).scatter(1, draw.barred[:, :2], True)
+    expected = torch.zeros(2, N, dtype=torch.bool).scatter(1, some, True)
     assert torch.equal(changed, expected)
-    served = task.answer(repainted(images, draw.context[:, :1], value), draw)
-    assert (before != served).any(-1).all()  # while the context is seen by everybody
+    seen = answer(task, repainted(images, given.context[:, :1], value), given)
+    assert (before != seen).any(-1).all()  # while the context is seen by everybody
 
 
 @pytest.mark.parametrize("tokens", [{}, {"class_token": True, "reg_tokens": 1}])
@@ -72,8 +90,8 @@ def test_keys_and_values_of_barred_patches_are_never_computed(tokens, monkeypatc
         return real(x, weight, bias)
 
     monkeypatch.setattr(F, "linear", counted)
-    task.answer(images, drawn(task, b=3))
-    prefix = task.prefix
+    answer(task, images, drawn(task, images))
+    prefix = task.geometry.prefix
     assert rows[2 * d, d] == [3 * (prefix + 4)] * 2  # keys and values: once a block, of prefix and context
     assert rows[d, d].count(3 * (prefix + N)) == 4  # queries and outputs: of everybody
     assert (3 * d, d) not in rows
@@ -85,45 +103,39 @@ def test_moving_the_patches_moves_the_answers(ratio):
     task, images = make(context_mask_ratio=ratio), torch.randn(2, 3, 16, 16)
     order = torch.randperm(N)
     moved = unpatchify(patchify(images, P)[:, order], P, (4, 4))
-    draw = drawn(task)
-    place = order.argsort()
-    same = Hands(place[draw.context], place[draw.barred], draw.dropped)
-    torch.testing.assert_close(task.answer(moved, same), task.answer(images, draw)[:, order], rtol=1e-4, atol=1e-5)
+    given = drawn(task, images)
+    same = replace(given, context=order.argsort()[given.context]) if ratio else given
+    before = answer(task, images, given)[:, order]
+    torch.testing.assert_close(answer(task, moved, same), before, rtol=1e-4, atol=1e-5)
     if ratio:  # the test itself: another context gives other answers
-        assert not torch.allclose(task.answer(moved, draw), task.answer(images, draw)[:, order], atol=1e-3)
-
-
-def told_patches(draw):
-    told = torch.ones(draw.dropped.shape[0], N, dtype=torch.bool).scatter(1, draw.dropped, False)
-    return told.nonzero()[:, 1].view(len(told), -1)
+        assert not torch.allclose(answer(task, moved, given), before, atol=1e-3)
 
 
 def test_known_positions_are_kept_and_never_asked():
     task = make(positions="sincos", known_positions=0.25, context_mask_ratio=0.5)
-    images, draw = torch.randn(2, 3, 16, 16), drawn(task)
-    assert task.told == 4 and draw.dropped.shape == (2, 12)
-    told = told_patches(draw)
-    view = task.view(images, draw)
-    assert not view.dropped.gather(1, told).any() and view.dropped.sum() == 2 * 12
+    images = torch.randn(2, 3, 16, 16)
+    given = drawn(task, images)
+    assert task.known == 4 and given.dropped.sum(1).tolist() == [12, 12] and given.visible.shape == (2, N)
+    assert len(given.dropped.unique(dim=0)) == 2  # drawn for each image
 
-    logits = task.answer(images, draw)
-    each = [F.cross_entropy(logits[i, j][None], j[None]) for i in range(2) for j in draw.dropped[i]]
-    torch.testing.assert_close(task(images, hands=draw).loss, torch.stack(each).mean())
+    logits = answer(task, images, given)
+    each = [F.cross_entropy(logits[i, j][None], j[None]) for i in range(2) for j in indices_of(given.dropped)[i]]
+    torch.testing.assert_close(task(images, given=given).loss, torch.stack(each).mean())
     right = (logits.argmax(-1) == torch.arange(N)).float()
     measured = task.measure(images, torch.Generator().manual_seed(0))
-    torch.testing.assert_close(measured.values, right.gather(1, draw.dropped).mean(1))
+    torch.testing.assert_close(measured.values, right.gather(1, indices_of(given.dropped)).mean(1))
     assert measured.baselines["chance"].tolist() == pytest.approx([1 / 12] * 2)
 
 
-def test_patches_without_position_can_swap_places_and_told_ones_cannot():
+def test_patches_without_position_can_swap_places_and_known_ones_cannot():
     task = make(positions="sincos", known_positions=0.25, context_mask_ratio=0.0)
     images = torch.randn(1, 3, 16, 16)
-    draw = drawn(task, b=1)
-    before = task.answer(images, draw)
-    for pair, exchanged in ((draw.dropped[0, :2], True), (told_patches(draw)[0, :2], False)):
-        order = torch.arange(N)
+    given = drawn(task, images)
+    before = answer(task, images, given)
+    for those, exchanged in ((given.dropped, True), (~given.dropped, False)):
+        pair, order = indices_of(those)[0, :2], torch.arange(N)
         order[pair] = pair.flip(0)
-        after = task.answer(unpatchify(patchify(images, P)[:, order], P, (4, 4)), draw)
+        after = answer(task, unpatchify(patchify(images, P)[:, order], P, (4, 4)), given)
         assert torch.allclose(after, before[:, order], rtol=1e-4, atol=1e-5) == exchanged
 
 
@@ -131,38 +143,45 @@ def test_patches_without_position_can_swap_places_and_told_ones_cannot():
 @pytest.mark.parametrize("ratio", [0.0, 0.5])
 def test_accuracies_against_a_loop(known, ratio):
     task = make(positions="sincos" if known else "none", known_positions=known, context_mask_ratio=ratio)
-    draw = drawn(task, b=5)
+    images = torch.randn(5, 3, 16, 16)
+    given = drawn(task, images)
     truth = F.one_hot(torch.arange(N), N).float()
     logits = torch.randn(5, N, N, generator=torch.Generator().manual_seed(1)) + 2 * truth
-    found = task.accuracies(logits, draw)
-    kinds = {"context": draw.context, "other": draw.barred} if ratio else {"context": draw.context}
+    found = accuracies(task, logits, given)
+    kinds = {"context": given.context, "other": barred(given)} if ratio else {"context": given.visible}
     assert found.keys() == {f"{kind}_{top}" for kind in kinds for top in ("top1", "top5")}
     for kind, those in kinds.items():
         for k in (1, 5):
             for i in range(5):
-                asked = set(those[i].tolist()) & set(draw.dropped[i].tolist())
+                asked = set(those[i].tolist()) & set(indices_of(given.dropped)[i].tolist())
                 hits = [j in logits[i, j].argsort(descending=True)[:k].tolist() for j in asked]
                 assert found[f"{kind}_top{k}"][i].item() == pytest.approx(sum(hits) / len(hits)), (kind, k)
-    metrics = task(torch.randn(5, 3, 16, 16), hands=draw).metrics
+    metrics = task(images, given=given).metrics
     assert metrics.keys() == {f"{name}_accuracy" for name in found}
+
+
+def accuracies(task, logits, given):
+    """Those of ``logits`` [b n n] that somebody answers."""
+    return task.questions["positions"].accuracies(PositionPrediction(given.visible, given.dropped, logits), given)
 
 
 def test_small_grids_have_fewer_than_five_to_choose_from():
     task = make(size=(8, 8), context_mask_ratio=0.5)
-    assert task.accuracies(torch.randn(2, 4, 4), drawn(task))["context_top5"].tolist() == [1, 1]
+    given = drawn(task, torch.randn(2, 3, 8, 8))
+    assert accuracies(task, torch.randn(2, 4, 4), given)["context_top5"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_an_image_mixed_with_itself_is_the_image(overlap, monkeypatch):
     """Keys and values that come twice change no softmax, and those of an equal image are one's own."""
     task, images = make(), torch.randn(1, 3, 16, 16).expand(2, -1, -1, -1)
-    (order,) = mp3.deal(2, N, (N,), torch.Generator().manual_seed(3))
+    (order,) = random_partition(2, N, (N,), torch.Generator().manual_seed(3))
     mine, rest = order[:, :8], order[:, 8:]
-    hands = iter([mine, mine if overlap else rest])
-    monkeypatch.setattr(mp3, "deal", lambda *_: (next(hands),))
+    parts = iter([mine, mine if overlap else rest])
+    monkeypatch.setattr(mp3, "random_partition", lambda *_: (next(parts),))
     mixed = task.place_mixed(images, torch.Generator())
-    dropped = torch.arange(N).expand(2, N)
-    alone = task.answer(images, Hands(mine, rest, dropped) if overlap else Hands(order, rest[:, :0], dropped))
+    given = drop_positions(all_patches(images, N), torch.arange(N).expand(2, N))
+    alone = answer(task, images, limit_context(given, mine) if overlap else given)
     assert torch.equal(mixed, alone.argmax(-1))
 
 
@@ -173,17 +192,17 @@ def test_mixing_with_another_image_changes_the_answers():
     assert mixed.shape == (2, N) and not torch.equal(alone[:1], mixed[:1])
 
 
-def test_pictures_put_patches_where_they_were_placed_and_leave_told_ones(monkeypatch):
+def test_pictures_put_patches_where_they_were_placed_and_leave_known_ones(monkeypatch):
     task, images = make(positions="sincos", known_positions=0.25), torch.randn(2, 3, 16, 16)
     everywhere_first = torch.zeros(2, N, N).index_fill(2, torch.tensor([0]), 1.0)
-    monkeypatch.setattr(task, "answer", lambda images, draw: everywhere_first)
-    (sheet,) = task.draw(images, torch.Generator().manual_seed(0))  # with told positions, no images are mixed
+    monkeypatch.setattr(task.questions["positions"].decoder, "forward", lambda tokens: everywhere_first)
+    (sheet,) = task.draw(images, torch.Generator().manual_seed(0))  # with known positions, no images are mixed
     assert list(sheet.columns) == ["original", "given", "η = 0.0", "η = 0.25", "η = 0.5", "η = 0.75"]
     for name, column in sheet.columns.items():
         if name.startswith("η"):
             shown = patchify(column, P)
             alike = (shown == patchify(images, P)).all(-1)[:, 1:]
-            assert ((alike.sum(1) == 4) | (alike.sum(1) == 3)).all()  # the first place may be a told one
+            assert ((alike.sum(1) == 4) | (alike.sum(1) == 3)).all()  # the first place may be a known one
             assert (alike | shown[:, 1:].isnan().all(-1)).all()
     assert [sheet.name for sheet in make().draw(images, torch.Generator())] == ["rebuilt", "mixed"]
 
@@ -209,6 +228,6 @@ def test_impossible_options_are_refused(options, said):
 def test_auto_is_the_papers_for_the_grid():
     assert make().context_mask_ratio == 0.5
     large = make(size=(40, 40))
-    assert large.context_mask_ratio == 0.75 and drawn(large).context.shape == (2, 25)
+    assert large.context_mask_ratio == 0.75 and drawn(large, torch.randn(2, 3, 40, 40)).context.shape == (2, 25)
     assert MP3.encoder_defaults({"known_positions": 0.0}).keys() == {"positions", "class_token"}
     assert MP3.encoder_defaults({"known_positions": 0.05}).keys() == {"class_token"}

@@ -1,33 +1,19 @@
 """SimMIM beside a plain program of the same method: every patch embedded, masked ones replaced, L1 on their pixels."""
 
 from copy import deepcopy
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
-from golden import close
+from small import indices_of, same_loss_and_gradients, seeded, small
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.patches.tokens import patchify, scatter_tokens, unpatchify
 from patchloom.tasks.simmim import SimMIM
 
-SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
-
-
-def make(size=(32, 32), p=4, channels=3, positions="sincos", encoder=None, **options):
-    torch.manual_seed(0)
-    spec = EncoderSpec("nano", size, p, channels, positions=positions, options=SIZES | (encoder or {}))
-    task = SimMIM(build_encoder(spec), **options)
-    with torch.no_grad():  # zero biases would hide mistakes
-        for weight in task.parameters():
-            if weight.requires_grad:
-                weight.add_(torch.randn_like(weight) * 0.05)
-    return task
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+make = partial(small, SimMIM)
 
 
 def plain_simmim(vit, mask_token, head, images, mask):
@@ -41,13 +27,18 @@ def plain_simmim(vit, mask_token, head, images, mask):
     if vit.pos_embed is not None:
         x = x + vit.pos_embed
     x = vit.norm(vit.blocks(x))[:, prefix:]
-    picture = F.pixel_shuffle(head(x).transpose(1, 2).unflatten(2, mask.shape[1:]), p)
+    picture = F.pixel_shuffle(F.linear(x, head.weight, head.bias).transpose(1, 2).unflatten(2, mask.shape[1:]), p)
     wide = mask.repeat_interleave(p, 1).repeat_interleave(p, 2)[:, None].float()
     return ((images - picture).abs() * wide).sum() / wide.sum() / images.shape[1]
 
 
-def as_mask(masked, grid):
-    return torch.zeros(len(masked), grid[0] * grid[1]).scatter(1, masked, 1).unflatten(1, grid)
+def as_mask(given, grid):
+    """[b rows columns]: 1 where a patch is masked."""
+    return given.blank.float().unflatten(1, grid)
+
+
+def answer(task, images, given):
+    return task.questions["pixels"].answer(task.encode(images, given))
 
 
 @pytest.mark.parametrize(
@@ -63,38 +54,38 @@ def as_mask(masked, grid):
 def test_loss_and_gradients_are_those_of_a_plain_program(how):
     task = make(**how)
     other = deepcopy(task)
-    images = torch.randn(3, task.channels, *task.augment.size)
-    hands = task.deal(3, generator(), "cpu")
-    ours = task(images, hands=hands).loss
-    theirs = plain_simmim(other.encoder, other.mask_token, other.head, images, as_mask(hands[1], task.grid))
-    close(ours, theirs.detach())
-    ours.backward()
-    theirs.backward()
-    for (name, mine), its in zip(task.named_parameters(), other.parameters(), strict=True):
-        if mine.requires_grad:
-            assert its.grad.abs().max() > 0, name
-            close(mine.grad, its.grad)
+    images = torch.randn(3, task.geometry.channels, *task.augment.size)
+    given = task.given(images, seeded())
+    ours = task(images, given=given).loss
+    head = other.questions["pixels"].decoder
+    theirs = plain_simmim(other.encoder, other.mask_token, head, images, as_mask(given, task.geometry.grid))
+    same_loss_and_gradients(task, ours, other, theirs)
+
+
+def repainted(images, which):
+    """Images with noise in the patches ``which`` [b m]."""
+    noise = torch.randn(2, which.shape[1], 48)
+    return unpatchify(scatter_tokens(noise, which, patchify(images, 4)), 4, (8, 8))
 
 
 def test_masked_pixels_are_asked_and_never_seen():
     task, images = make().eval(), torch.randn(2, 3, 32, 32)
-    hands = task.deal(2, generator(), "cpu")
-    noise = torch.randn(2, hands[1].shape[1], 48)
-    other = unpatchify(scatter_tokens(noise, hands[1], patchify(images, 4)), 4, task.grid)
-    assert torch.equal(task.recover(images, hands[1]), task.recover(other, hands[1]))
-    assert task(images, hands=hands).loss != task(other, hands=hands).loss
-    seen = unpatchify(
-        scatter_tokens(torch.randn(2, hands[0].shape[1], 48), hands[0], patchify(images, 4)), 4, task.grid
-    )
-    assert not torch.equal(task.recover(images, hands[1]), task.recover(seen, hands[1]))
+    given = task.given(images, seeded())
+    other = repainted(images, indices_of(given.blank))
+    (asked, mine), (_, same) = (answer(task, x, replace(given, images=x)) for x in (images, other))
+    assert torch.equal(asked, indices_of(given.blank)) and torch.equal(mine, same)
+    assert task(images, given=given).loss != task(other, given=replace(given, images=other)).loss
+    seen = repainted(images, indices_of(~given.blank))
+    assert not torch.equal(mine, answer(task, seen, replace(given, images=seen))[1])
 
 
 def test_normalized_pixels_are_maes():
     task, images = make(normalized_pixels=True), torch.randn(2, 3, 32, 32)
-    hands = task.deal(2, generator(), "cpu")
-    target = patchify(images, 4, hands[1])
+    given = task.given(images, seeded())
+    asked, found = answer(task, images, given)
+    target = patchify(images, 4, asked)
     target = (target - target.mean(-1, keepdim=True)) / (target.var(-1, keepdim=True) + 1e-6).sqrt()
-    torch.testing.assert_close(task(images, hands=hands).loss, (task.recover(images, hands[1]) - target).abs().mean())
+    torch.testing.assert_close(task(images, given=given).loss, (found - target).abs().mean())
 
 
 @pytest.mark.parametrize(
@@ -103,10 +94,9 @@ def test_normalized_pixels_are_maes():
 def test_masks_are_whole_square_units(size, unit, side):
     task = make(size=size, mask_unit=unit)
     assert task.unit == side
-    visible, masked = task.deal(20, generator(), "cpu")
-    together = torch.cat([visible, masked], dim=1).sort(dim=1).values
-    assert torch.equal(together, torch.arange(task.patches).expand(20, -1))
-    mask = as_mask(masked, task.grid)
+    given = task.given(torch.randn(20, 3, *size), seeded())
+    assert torch.equal(given.visible, torch.arange(task.geometry.n).expand(20, -1)) and given.masked.shape == (20, 0)
+    mask = as_mask(given, task.geometry.grid)
     coarse = mask.unfold(1, side, side).unfold(2, side, side).flatten(3)
     assert ((coarse == 1).all(-1) | (coarse == 0).all(-1)).all()
     assert len(mask.unique(dim=0)) > 1  # drawn for each image
@@ -117,15 +107,16 @@ def test_masks_are_whole_square_units(size, unit, side):
 )  # of 16 units; the masked ones are rounded up, as in the authors' program
 def test_how_many_are_masked(ratio, visible):
     task = make(mask_ratio=ratio)
-    seen, masked = task.deal(2, generator(), "cpu")
-    assert (seen.shape[1], masked.shape[1]) == (4 * visible, 64 - 4 * visible)
+    given = task.given(torch.randn(2, 3, 32, 32), seeded())
+    assert given.has_content().sum(1).tolist() == [4 * visible] * 2
+    assert given.blank.sum(1).tolist() == [64 - 4 * visible] * 2
 
 
 @pytest.mark.parametrize("size", [(20, 32), (32, 12), (20, 20)])
 def test_odd_grids_have_units_of_one_patch(size):
     task = make(size=size)
     assert task.unit == 1 and task.chosen["mask_unit"] == (4, "one patch, since the grid has odd sides")
-    assert task(torch.randn(2, 3, *size), generator=generator()).loss.isfinite()
+    assert task(torch.randn(2, 3, *size), generator=seeded()).loss.isfinite()
 
 
 def test_units_of_one_patch_follow_the_paper_otherwise():

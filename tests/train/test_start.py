@@ -76,7 +76,8 @@ def test_another_task_takes_the_encoder_and_its_teacher_follows(images, earlier,
         there = before[f"encoder.{name}"]
         # this task's encoder has no class token, and so no position for it
         assert torch.equal(value, there[:, 1:] if name == "pos_embed" else there), name
-    teacher = {name.partition("encoder.")[2]: v for name, v in begun[0].items() if name.startswith("teacher.encoder.")}
+    followed = "questions.agreement.teacher.encoder."
+    teacher = {name.removeprefix(followed): v for name, v in begun[0].items() if name.startswith(followed)}
     assert teacher.keys() == mine.keys() and all(torch.equal(value, mine[name]) for name, value in teacher.items())
 
 

@@ -10,28 +10,36 @@ KEEP = torch.tensor([[3, 0, 2], [1, 3, 0]])
 
 
 def test_masking_picks_among_the_visible():
-    view = mask_patches(all_patches(IMAGES, 4), KEEP)
-    assert torch.equal(view.visible, KEEP)
-    again = mask_patches(view, torch.tensor([[0], [2]]))
+    given = mask_patches(all_patches(IMAGES, 4), KEEP)
+    assert torch.equal(given.visible, KEEP)
+    again = mask_patches(given, torch.tensor([[0], [2]]))
     assert again.visible.tolist() == [[3], [0]]
 
 
+def test_what_does_not_enter_is_known_in_the_order_in_which_it_is_asked():
+    assert all_patches(IMAGES, 4).masked.shape == (2, 0)
+    given = mask_patches(all_patches(IMAGES, 4), KEEP)
+    assert given.masked.tolist() == [[1], [2]]
+    again = mask_patches(given, torch.tensor([[0], [2]]), torch.tensor([[2, 1], [0, 1]]))
+    assert again.masked.tolist() == [[1, 2, 0], [2, 1, 3]]
+
+
 def test_flags_go_with_their_patches():
-    view = drop_positions(all_patches(IMAGES, 4), torch.tensor([[3], [0]]))
-    view = blank_patches(view, torch.tensor([[2], [2]]))
-    view = mask_patches(view, KEEP)
-    assert view.dropped.tolist() == [[True, False, False], [False, False, True]]
-    assert view.blank.tolist() == [[False, False, True], [False, False, False]]
+    given = drop_positions(all_patches(IMAGES, 4), torch.tensor([[3], [0]]))
+    given = blank_patches(given, torch.tensor([[2], [2]]))
+    given = mask_patches(given, KEEP)
+    assert given.dropped.tolist() == [[True, False, False], [False, False, True]]
+    assert given.blank.tolist() == [[False, False, True], [False, False, False]]
 
 
 def test_dropping_after_masking_counts_places_among_the_visible():
-    view = drop_positions(mask_patches(all_patches(IMAGES, 4), KEEP), torch.tensor([[0], [1]]))
-    assert view.dropped.tolist() == [[True, False, False], [False, True, False]]
+    given = drop_positions(mask_patches(all_patches(IMAGES, 4), KEEP), torch.tensor([[0], [1]]))
+    assert given.dropped.tolist() == [[True, False, False], [False, True, False]]
 
 
 def test_withholding_adds_up():
-    view = drop_positions(drop_positions(all_patches(IMAGES, 4), torch.tensor([[0], [1]])), torch.tensor([[2], [1]]))
-    assert view.dropped.tolist() == [[True, False, True, False], [False, True, False, False]]
+    given = drop_positions(drop_positions(all_patches(IMAGES, 4), torch.tensor([[0], [1]])), torch.tensor([[2], [1]]))
+    assert given.dropped.tolist() == [[True, False, True, False], [False, True, False, False]]
 
 
 def test_a_limited_context_cannot_be_masked_afterwards():

@@ -25,15 +25,15 @@ def fit_projection(fitting: State, target: State) -> list[str]:
     value, own = fitting.get(PROJECTION), target[PROJECTION]
     if value is None or value.ndim != 4 or len(value) != len(own):
         return []
-    told = []
+    changes = []
     if value.shape[2:] != own.shape[2:]:
-        told.append(f"{PROJECTION}: from patches of {by(value.shape[2:])} to {by(own.shape[2:])} pixels")
+        changes.append(f"{PROJECTION}: from patches of {by(value.shape[2:])} to {by(own.shape[2:])} pixels")
         value = resample_patch_embed(value, list(own.shape[2:]))
     if value.shape[1] == 3 != own.shape[1]:  # timm's rule is for colour images
-        told.append(f"{PROJECTION}: from 3 channels to {own.shape[1]}")
+        changes.append(f"{PROJECTION}: from 3 channels to {own.shape[1]}")
         value = adapt_input_conv(own.shape[1], value)
     fitting[PROJECTION] = value
-    return told
+    return changes
 
 
 def _tokens(state: State) -> dict[str, int]:
@@ -51,7 +51,7 @@ def fit_positions(
     table, own = fitting.get(POSITIONS), target.get(POSITIONS)
     if table is None or table.ndim != 3 or (len(table), table.shape[2]) != (1, own.shape[2]):
         return []
-    told, tokens, wanted = [], _tokens(weights), _tokens(target)
+    changes, tokens, wanted = [], _tokens(weights), _tokens(target)
     new, n = grid_size(vit), vit.patch_embed.num_patches
     entries = own.shape[1] > n
     prefix, old = _layout(table.shape[1], tokens, n, grid, alike=table.shape == own.shape and tokens == wanted)
@@ -62,28 +62,28 @@ def fit_positions(
         )
     patches = table[:, prefix:]
     if old is None and new[0] != new[1]:
-        told.append(f"{POSITIONS}: for {n} patches in a grid that is not told, taken for {by(new)}")
+        changes.append(f"{POSITIONS}: for {n} patches in a grid that is not stated, taken for {by(new)}")
     elif old not in (None, new):
-        told.append(f"{POSITIONS}: from a grid of {by(old)} to {by(new)}")
+        changes.append(f"{POSITIONS}: from a grid of {by(old)} to {by(new)}")
         patches = resample_abs_pos_embed(patches, list(new), list(old), num_prefix_tokens=0)
     had = dict(zip(tokens, table[:, :prefix].split(list(tokens.values()), dim=1), strict=True)) if prefix else {}
     for name, entry in had.items():
         if name not in wanted:
-            told.append(f"{POSITIONS}: without the entry of {name}")
+            changes.append(f"{POSITIONS}: without the entry of {name}")
         elif not entries and fitting[name].shape == entry.shape:
             fitting[name] = fitting[name] + entry  # the source's own stays as it is
-            told.append(f"{name}: with its entry of {POSITIONS}, where this encoder has no place for it")
+            changes.append(f"{name}: with its entry of {POSITIONS}, where this encoder has no place for it")
     kept = []
     for name, count in wanted.items() if entries else ():
         kept.append(had.get(name, table.new_zeros(1, count, table.shape[2])))
         if name not in had:
-            told.append(f"{POSITIONS}: zero for {name}")
+            changes.append(f"{POSITIONS}: zero for {name}")
     fitting[POSITIONS] = torch.cat([*kept, patches], dim=1)
-    return told
+    return changes
 
 
 def _layout(length: int, tokens: dict[str, int], n: int, grid: Grid, alike: bool) -> tuple[int | None, Grid]:
-    """How many entries of a table are not of patches (None: cannot be told), and its grid (None: the encoder's)."""
+    """How many entries of a table are not of patches (None: unknown), and its grid (None: the encoder's)."""
     choices = (sum(tokens.values()), 0)  # timm gives entries to all tokens before the patches, or to none
     if grid is not None and length - math.prod(grid) in choices:
         return length - math.prod(grid), grid

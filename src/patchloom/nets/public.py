@@ -1,7 +1,8 @@
 """Published weights as a start: whose they are is found from their names, and nothing is left out silently.
 
 An encoder keeps its own sizes. Weights are put in by timm's names; position embeddings and the patch projection are
-resampled as timm does it; every other difference is told or refused. A pickle is only ever read as weights, never run.
+resampled as timm does it; every other difference is reported or refused. A pickle is only ever read as weights, never
+run.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Matched(NamedTuple):
 
     def sentences(self) -> list[str]:
         """One to four lines for the log: the counts, then what is missing, unexpected and resampled."""
-        told = [
+        lines = [
             f"Weights from {self.source}: {len(self.matched)} matched, {len(self.missing)} missing, "
             f"{len(self.unexpected)} unexpected, {len(self.resampled)} resampled or adapted."
         ]
@@ -53,8 +54,8 @@ class Matched(NamedTuple):
         ):
             if names:
                 more = f"{mark}and {len(names) - 8} more" if len(names) > 8 else ""
-                told.append(f"{what}: {mark.join(names[:8])}{more}.")
-        return told
+                lines.append(f"{what}: {mark.join(names[:8])}{more}.")
+        return lines
 
 
 class _Found(NamedTuple):
@@ -93,7 +94,8 @@ def load_public(
     states, grid = _read(source) if weights is None else ([("", weights)], grid)
     found = _choose(str(source), states, target)
     fitting = {name: _numbers(found, name) for name in target if name in found.weights}
-    told = [*fit_projection(fitting, target), *fit_positions(vit, found.source, found.weights, fitting, target, grid)]
+    changes = fit_projection(fitting, target)
+    changes += fit_positions(vit, found.source, found.weights, fitting, target, grid)
     for name, value in fitting.items():
         if value.shape != target[name].shape:
             raise PatchloomError(_misfit(found, name, value, target[name], vit.embed_dim))
@@ -103,7 +105,7 @@ def load_public(
         tuple(fitting),
         tuple(name for name in target if name not in fitting),
         tuple([found.prefix + name for name in found.weights if name not in fitting] + found.others),
-        tuple(told),
+        tuple(changes),
     )
 
 

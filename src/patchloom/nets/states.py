@@ -44,7 +44,7 @@ def _unpickle(path: Path) -> Any:
     try:
         # papers' files often keep their command line beside the weights: a bare container, which runs nothing
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that this pickle may fail, which is told if it does
+            warnings.simplefilter("ignore")  # that this pickle may fail, which is reported if it does
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as problem:
         foreign = re.search(r"(?:GLOBAL|Trying to call reduce for|instantiate class) (\S+)", str(problem))

@@ -17,7 +17,7 @@ from patchloom.withhold.encoder_input import all_patches
 
 @contextmanager
 def no_grad_autocast(module: nn.Module, images: Tensor) -> Iterator[None]:
-    """Without gradient; in bfloat16 if ``module``, whose passes these are, was told so by `use_half_without_grad`."""
+    """Without gradient; in bfloat16 if ``module``, whose passes these are, was set so by `use_half_without_grad`."""
     half = torch.autocast(images.device.type, torch.bfloat16) if module.half_no_grad else nullcontext()
     with torch.no_grad(), half:
         yield
@@ -65,7 +65,7 @@ class Teacher(nn.Module):
         """
         own = dict(self.named_children())
         if own.keys() != parts.keys():
-            raise ValueError(f"the teacher has {', '.join(own)}, and was told to follow {', '.join(parts)}")
+            raise ValueError(f"the teacher has {', '.join(own)}, not {', '.join(parts)}")
         for name, part in parts.items():
             # apart, since under FSDP parameters are in parts and buffers are not
             for mine, theirs in ((own[name].parameters(), part.parameters()), (own[name].buffers(), part.buffers())):

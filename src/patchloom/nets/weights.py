@@ -170,9 +170,9 @@ def read_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
         raise PatchloomError(f"{path} cannot be read as weights ({problem}): is it whole?") from problem
     for text in () if prefix else about.values():
         with suppress(ValueError):  # others' metadata may be anything
-            told = json.loads(text)
-            if isinstance(told, dict) and (given := told.pop(_SUM, None)) is not None:
-                if checksum(found, json.dumps(told)) != given:
+            parsed = json.loads(text)
+            if isinstance(parsed, dict) and (given := parsed.pop(_SUM, None)) is not None:
+                if checksum(found, json.dumps(parsed)) != given:
                     raise PatchloomError(_DAMAGED.format(path, "its checksum is another one"))
     return found
 

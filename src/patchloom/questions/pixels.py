@@ -82,7 +82,7 @@ class Pixels(PatchQuestion):
     def measure(self, encoded: Encoded) -> Measure:
         """The error beside those of each patch's mean colour and of a blurred copy.
 
-        The mean colour of a masked patch is nothing that the network is told, so it is the blurred copy that counts.
+        The mean colour of a masked patch is nothing that the network is given, so it is the blurred copy that counts.
         """
         found = self._errors_of(encoded, self.baselines(encoded))
         name = "absolute error" if self.absolute else "reconstruction error"

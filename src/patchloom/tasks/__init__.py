@@ -20,6 +20,7 @@ class Entry(NamedTuple):
         asked: what is asked of it.
         cost: seconds of a step over those of MAE, ViT-S/16 in bfloat16 on a CPU (`benchmarks/step_time.py tasks`); None
             where that depends on the options.
+        needs: the option without which it cannot be built.
     """
 
     path: str
@@ -27,6 +28,7 @@ class Entry(NamedTuple):
     withheld: str = ""
     asked: str = ""
     cost: float | None = None
+    needs: str = ""
 
 
 TASKS = {
@@ -78,9 +80,15 @@ TASKS = {
         "Fang et al. 2023",
         "patches (a mask token instead)",
         "a frozen model's features of them",
+        needs="features_of",
     ),
     "mixture": Entry("patchloom.tasks.mixture.Mixture", "your own", "any of these", "any of these, weighted"),
 }
+
+
+def ready_tasks() -> list[str]:
+    """The names of the tasks that need no option."""
+    return [name for name, entry in TASKS.items() if not entry.needs]
 
 
 def task_class(name: str) -> type:

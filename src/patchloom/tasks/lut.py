@@ -105,7 +105,7 @@ class LUT(Task):
             decoder = PatchHead(g.width, g.pixels, g.prefix, blank) if blank else patch_decoder(self, *sizes.values())
             self.questions["pixels"] = Pixels(g, decoder, normalized, absolute=not sparse, blank=blank)
         self.questions["agreement"] = Agreement(encoder, *heads, momentum)
-        self.weights = {"pixels": pixel_weight, "agreement": context_weight}
+        self.question_weights = {"pixels": pixel_weight, "agreement": context_weight}
 
     @classmethod
     def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:

@@ -103,8 +103,8 @@ class Mixture(Task):
         self.withhold = self.resolve_auto(
             "withhold", withhold, {"mask": 0.5, "drop_positions": 0.75}, "as DropPos, milder"
         )
-        self.weights = self.resolve_auto("ask", ask, {"pixels": 1.0, "positions": 1.0}, "what is withheld")
-        asked_of = "same" if "agreement" in self.weights else "none"
+        self.question_weights = self.resolve_auto("ask", ask, {"pixels": 1.0, "positions": 1.0}, "what is withheld")
+        asked_of = "same" if "agreement" in self.question_weights else "none"
         second = self.resolve_auto("teacher", teacher, asked_of, "goes with what is asked")
         self._check(second)
         self.counts = self._count(self.withhold)
@@ -126,13 +126,13 @@ class Mixture(Task):
         self.mask_token = nn.Parameter(torch.empty(d).normal_(std=0.02)) if "blank" in self.withhold else None
         partly = 0 < self.withhold.get("drop_positions", 0) < 1
         self.position_token = nn.Parameter(torch.empty(d).normal_(std=0.02)) if partly else None
-        if "agreement" not in self.weights:
+        if "agreement" not in self.question_weights:
             refuse_unused("agreement is not asked", head_width=head_width, head_out=head_out)
-        if not {"pixels", "features"} & self.weights.keys():
+        if not {"pixels", "features"} & self.question_weights.keys():
             refuse_unused("neither pixels nor features are asked", decoder_depth=decoder_depth)
-        if "positions" not in self.weights:
+        if "positions" not in self.question_weights:
             refuse_unused("positions are not asked", position_depth=position_depth)
-        if "features" not in self.weights:
+        if "features" not in self.question_weights:
             refuse_unused("features are not asked", features_of=features_of or "auto", feature_loss=feature_loss)
         builders: dict[str, Callable[[], Question]] = {
             "pixels": lambda: self._pixels(decoder_width, decoder_depth, decoder_heads),
@@ -140,7 +140,7 @@ class Mixture(Task):
             "features": lambda: self._features(decoder_width, decoder_depth, decoder_heads, features_of, feature_loss),
             "agreement": lambda: Agreement(encoder, *agreement_heads(self, head_width, head_out), momentum),
         }
-        for name in self.weights:
+        for name in self.question_weights:
             self.questions[name] = builders[name]()
 
     def _pixels(self, width: Size, depth: Size, heads: Size) -> Restoration:
@@ -184,13 +184,13 @@ class Mixture(Task):
         """Refuse what cannot be answered."""
         for option, given, known in (
             ("withhold", self.withhold, (*_SHARES, *_STRENGTHS)),
-            ("ask", self.weights, _QUESTIONS),
+            ("ask", self.question_weights, _QUESTIONS),
         ):
             for name in given:
                 if name not in known:
                     raise PatchloomError(f"--task.{option} knows no {name}: choose among {', '.join(known)}")
         check("task.teacher", second, Second)
-        if not self.weights or min(self.weights.values()) <= 0:
+        if not self.question_weights or min(self.question_weights.values()) <= 0:
             raise PatchloomError("--task.ask needs one question or more, each with a weight above 0")
         for name in _SHARES:
             share = self.withhold.get(name)
@@ -203,11 +203,11 @@ class Mixture(Task):
             raise PatchloomError("limit_context chooses among the patches that enter: put it after mask")
         content = [name for name in order if name in ("mask", "blank", *_STRENGTHS)]
         for name in ("pixels", "features"):
-            if name in self.weights and not content:
+            if name in self.question_weights and not content:
                 raise PatchloomError(f"no pixels are withheld, so asking for {name} teaches nothing: add mask or blank")
         has_positions = patch_positions(self.encoder) is not None
         dropped = self.withhold.get("drop_positions")
-        if "positions" in self.weights and dropped is None:
+        if "positions" in self.question_weights and dropped is None:
             raise PatchloomError(
                 "no visible patch's position is withheld, and of a masked patch nothing enters that could say where it "
                 "was: add drop_positions to --task.withhold"
@@ -217,11 +217,11 @@ class Mixture(Task):
             raise PatchloomError(
                 f"drop_positions {dropped} does not go with an encoder that {state} positions: use --positions {remedy}"
             )
-        if "agreement" in self.weights and second == "none":
+        if "agreement" in self.question_weights and second == "none":
             raise PatchloomError("agreement needs somebody to agree with: give --task.teacher same or second")
-        if "agreement" not in self.weights and second != "none":
+        if "agreement" not in self.question_weights and second != "none":
             raise PatchloomError("nobody asks the teacher: add agreement to --task.ask, or leave out --task.teacher")
-        if self.weights.keys() == {"agreement"} and second == "same" and not self.withhold:
+        if self.question_weights.keys() == {"agreement"} and second == "same" and not self.withhold:
             raise PatchloomError(
                 "the student sees all that the teacher sees: withhold something, or give --task.teacher second"
             )

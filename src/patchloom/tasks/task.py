@@ -31,7 +31,7 @@ class Task(nn.Module, ABC):
         encoder: the ViT that is being trained; `patchloom export` writes its ``state_dict``.
         geometry: of its images and tokens.
         questions: what is asked, by name; the first one is measured and reported.
-        weights: of the questions' losses, by name; 1 where none is named.
+        question_weights: of the questions' losses, by name; 1 where none is named.
         augment: turns one image and a random generator into the views that `forward` takes.
         chosen: by option, what each ``auto`` became, and why.
         mean, std: [c 1 1] by which the images were normalised; `normalized_by` sets them.
@@ -46,7 +46,7 @@ class Task(nn.Module, ABC):
         self.encoder = encoder
         self.geometry = Geometry.of(encoder)
         self.questions: dict[str, Question] = nn.ModuleDict()  # type: ignore[assignment]
-        self.weights: Mapping[str, float] = {}
+        self.question_weights: Mapping[str, float] = {}
         self.augment = RandomCrop(self.geometry.size)
         self.chosen: dict[str, tuple[Any, str]] = {}
         self.register_buffer("mean", torch.zeros(self.geometry.channels, 1, 1), persistent=False)
@@ -130,7 +130,7 @@ class Task(nn.Module, ABC):
 
     def asked(self, outcomes: Mapping[str, Outcome]) -> Outcome:
         """The weighted sum of the questions' losses; of several, each is a metric, too."""
-        loss = sum(self.weights.get(name, 1.0) * outcome.loss for name, outcome in outcomes.items())
+        loss = sum(self.question_weights.get(name, 1.0) * outcome.loss for name, outcome in outcomes.items())
         metrics = {name: value for outcome in outcomes.values() for name, value in outcome.metrics.items()}
         if len(outcomes) > 1:
             metrics |= {f"{name}_loss": outcome.loss.detach() for name, outcome in outcomes.items()}

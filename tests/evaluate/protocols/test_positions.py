@@ -2,6 +2,7 @@
 
 import csv
 import json
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from patchloom.evaluate.protocols.positions import positions
 from patchloom.evaluate.report import Row
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.patches.partition import random_dropped
+from patchloom.questions.position_pictures import predict_positions
 from patchloom.questions.positions import PositionPrediction
 from patchloom.tasks import build_task, encoder_defaults, with_defaults
 from patchloom.withhold.encoder_input import all_patches
@@ -93,15 +95,15 @@ def test_chance_is_that_of_simulated_guessers(given):
 @pytest.mark.parametrize("kind", TASKS)
 def test_the_grid_against_a_loop(kind):
     task = made(kind)
-    axes, images = task.position_axes(), batches(task)
-    cells = measure_positions(task.place, axes, task.grid, images, seed=3)
+    axes, images = task.questions["positions"].ratios, batches(task)
+    cells = measure_positions(partial(predict_positions, task), axes, task.geometry.grid, images, seed=3)
     assert [cell.ratios for cell in cells] == [dict(zip(axes, some, strict=True)) for some in product(*axes.values())]
     for cell in cells:
         generator = torch.Generator().manual_seed(3)
         values, found, asked = {name: [] for name in UNITS}, [0] * N, [0] * N
         for batch in images:
             with torch.inference_mode():
-                placed = task.place(batch, generator, **cell.ratios)
+                placed = predict_positions(task, batch, generator, **cell.ratios)
             for visible, dropped, logits in zip(*(part.tolist() for part in placed), strict=True):
                 mine = {name: [] for name in UNITS}
                 for true, is_asked, answer in zip(visible, dropped, logits, strict=True):
@@ -119,8 +121,8 @@ def test_the_grid_against_a_loop(kind):
             assert cell.values[name].tolist() == pytest.approx(expected, abs=1e-6), (cell.ratios, name)
         expected = [hits / of if of else float("nan") for hits, of in zip(found, asked, strict=True)]
         assert cell.map(GRID).flatten().tolist() == pytest.approx(expected, nan_ok=True)
-        given = int(placed.told()[0])
-        assert cell.chance == chance(GRID, given) and (placed.told() == given).all()
+        given = int(placed.known()[0])
+        assert cell.chance == chance(GRID, given) and (placed.known() == given).all()
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_the_grid_against_a_loop(kind):
 def test_every_task_withholds_what_it_is_told(kind, ratios, visible, dropped):
     task = made(kind)
     (images,) = batches(task, 1)
-    placed = task.place(images, torch.Generator().manual_seed(0), **ratios)
+    placed = predict_positions(task, images, torch.Generator().manual_seed(0), **ratios)
     assert placed.visible.shape == (3, visible) and placed.logits.shape == (3, visible, N)
     assert placed.dropped.sum(1).tolist() == [dropped] * 3
 

@@ -28,6 +28,7 @@ Method = Literal["finetune", "linear"]
 HeadOn = Literal["features", "projection"]
 
 _SHARE = 0.1
+_PROJECTION = "questions.agreement.projection"  # in a checkpoint
 
 
 @takes_recipe

@@ -43,7 +43,7 @@ def compiler() -> list[str] | None:
 
 
 def lacking() -> str | None:
-    """Why the kernels cannot be had on this machine, in a few words; None: they can, as far as can be told."""
+    """Why the kernels cannot be had on this machine, in a few words; None: they can, as far as is known."""
     if sys.platform != "linux":
         return "they are for Linux"
     if not set(_EXTENSIONS) <= set(processor("flags").split()):

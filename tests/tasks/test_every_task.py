@@ -6,12 +6,12 @@ import math
 import pytest
 import timm
 import torch
-from sweep import build, spec_of, views_of
+from sweep import asked_of, build, spec_of, views_of
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder
 from patchloom.questions.measure import Measure
-from patchloom.tasks import TASKS, build_task, task_class, with_defaults
+from patchloom.tasks import TASKS, build_task, ready_tasks, task_class, with_defaults
 from patchloom.tasks.task import Outcome
 from patchloom.train.optim import build_optimizer
 
@@ -131,6 +131,14 @@ def test_every_option_is_documented(name):
         assert f"\n        {option}: " in cls.__doc__ or f"\n    {option}: " in inspect.getdoc(cls), option
 
 
+def test_a_task_is_ready_if_it_needs_no_option(name):
+    needs = TASKS[name].needs
+    assert (name in ready_tasks()) == (not needs) and list(asked_of(name)) == ["name", needs][: 1 + bool(needs)]
+    if needs:
+        with pytest.raises(PatchloomError, match=f"give --task.{needs}"):
+            build_task({"name": name}, build_encoder(spec_of(name, {})))
+
+
 def test_unknown_names_are_told_the_nearest():
     with pytest.raises(PatchloomError, match="did you mean droppos"):
         task_class("dropos")
@@ -148,4 +156,4 @@ def test_impossible_mask_ratios_are_refused(name, ratio):
     if "mask_ratio" not in inspect.signature(task_class(name)).parameters:
         pytest.skip("the task has no mask ratio")
     with pytest.raises(PatchloomError, match="mask ratio of"):
-        build_task({"name": name, "mask_ratio": ratio}, build_encoder(spec_of(name, {})))
+        build(name, asked={"mask_ratio": ratio})

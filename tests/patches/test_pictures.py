@@ -1,0 +1,27 @@
+"""Pictures of patches that were predicted: marked where wrong, and put together again."""
+
+import torch
+
+from patchloom.patches.pictures import mark_wrong, put_together, scattered
+
+
+def test_pictures_mark_what_is_wrong_and_put_patches_where_they_were_placed():
+    images = torch.arange(1 * 1 * 4 * 4.0).view(1, 1, 4, 4)
+    visible, placed = torch.tensor([[0, 1, 3]]), torch.tensor([[0, 3, 3]])
+    marked = mark_wrong(images, 2, visible, placed)
+    assert torch.equal(marked[..., :2, :2], images[..., :2, :2])  # right
+    assert (marked[..., :2, 2:] == float("inf")).all()  # wrong, shown at its true place
+    assert marked[..., 2:, :2].isnan().all()  # masked
+    assert torch.equal(marked[..., 2:, 2:], images[..., 2:, 2:])
+    rebuilt = put_together(images, 2, visible, placed)
+    assert torch.equal(rebuilt[..., 2:, 2:], (images[..., :2, 2:] + images[..., 2:, 2:]) / 2)
+    assert rebuilt[..., :2, 2:].isnan().all() and rebuilt[..., 2:, :2].isnan().all()
+
+
+def test_what_was_given_keeps_known_places_and_loses_none():
+    visible = torch.arange(12).expand(5, 12)
+    dropped = torch.ones(5, 12, dtype=torch.bool)
+    dropped[:, [2, 7]] = False
+    places = scattered(visible, dropped, torch.Generator().manual_seed(0))
+    assert (places[:, [2, 7]] == torch.tensor([2, 7])).all()
+    assert torch.equal(places.sort(1).values, visible) and not torch.equal(places[0], visible[0])

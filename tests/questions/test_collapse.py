@@ -1,0 +1,41 @@
+"""Whether a teacher's outputs collapse: the spread and the effective rank."""
+
+import math
+
+import pytest
+import torch
+
+from patchloom.questions.collapse import effective_rank, output_spread
+
+
+def seeded(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def test_spread_is_0_for_one_direction_and_1_for_all():
+    direction = seeded(8)
+    one_direction = direction * torch.rand(50, 1).add(0.1)
+    assert output_spread(one_direction) == pytest.approx(0, abs=1e-3)
+    assert output_spread(seeded(4000, 16)) == pytest.approx(1, abs=1e-3)
+    assert output_spread(torch.tensor([[1.0, 0.0], [-2.0, 0.0]])) == 1
+    outputs = seeded(30, 8) + 2
+    unit = outputs / outputs.norm(dim=1, keepdim=True)
+    apart = (unit - unit.mean(0)).square().sum(1).mean().sqrt().item()
+    assert output_spread(outputs) == pytest.approx(apart, rel=1e-4) and 0.2 < apart < 0.8
+
+
+def test_effective_rank_is_1_on_a_line_and_d_in_all_directions():
+    assert effective_rank(seeded(1, 8) * seeded(20, 1)) == pytest.approx(1, abs=1e-4)
+    basis = torch.linalg.qr(seeded(12, 12))[0]
+    for d in (2, 5, 12):
+        assert effective_rank(3 * basis[:d]) == pytest.approx(d, rel=1e-6)
+    assert effective_rank(torch.zeros(4, 8)) == pytest.approx(1)
+
+
+def test_effective_rank_by_its_formula():
+    outputs = seeded(20, 6)
+    squares = torch.linalg.eigvalsh(outputs.double().T @ outputs.double())  # of the singular values
+    share = squares.sqrt() / squares.sqrt().sum()
+    expected = math.exp(-sum(p * math.log(p) for p in share.tolist()))
+    assert effective_rank(outputs) == pytest.approx(expected, rel=1e-6) and 1 < expected < 6
+    assert effective_rank(outputs.bfloat16()) == pytest.approx(expected, rel=1e-2)

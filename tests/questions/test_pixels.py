@@ -1,0 +1,205 @@
+"""Asking for pixels: answers that need no learning, pictures of the right ones, and Beyond Masking's two losses."""
+
+import math
+
+import pytest
+import torch
+from answering import Answers, encoded_of, geometry_of, masking
+
+from patchloom.patches.partition import complement, random_partition
+from patchloom.patches.pictures import spread
+from patchloom.patches.tokens import normalize_patches, patchify
+from patchloom.questions.pixels import Pixels, Restoration
+from patchloom.withhold.degradation import Degradation
+
+
+def asking(images, normalized, answers=None):
+    return Pixels(geometry_of(images, 4), Answers(answers), normalized)
+
+
+def test_trivial_answers_are_what_they_say():
+    images = torch.randn(3, 3, 16, 24)
+    visible, masked = random_partition(3, 24, (6, 18))
+
+    def baselines(images, normalized):
+        b = len(images)
+        encoded = encoded_of(images, masking(images, 4, visible[:b], masked[:b]))
+        return asking(images, normalized, torch.zeros(b, 18, 48)).measure(encoded).baselines
+
+    plain = baselines(images, normalized=False)
+    truth = patchify(images, 4, masked).unflatten(-1, (3, 16))
+    torch.testing.assert_close(plain["mean colour"], truth.var(-1, correction=0).mean((1, 2)))
+    flat = torch.ones(2, 3, 16, 24) * torch.tensor([1.0, -2.0, 0.5]).view(3, 1, 1)
+    for error in baselines(flat, normalized=False).values():
+        assert error.max() < 1e-8
+    normalized = baselines(images, normalized=True)
+    assert (
+        0.85 < normalized["mean colour"].mean() < 1.0
+    )  # a patch of noise has unit deviation, less its channels' means
+
+
+def test_the_blur_never_looks_at_masked_patches():
+    images = torch.randn(2, 1, 16, 16)
+    visible, masked = random_partition(2, 16, (4, 12))
+    asked, one = asking(images, normalized=True), encoded_of(images, masking(images, 4, visible, masked))
+    other = asked.picture(one, masked, torch.randn(2, 12, 16))
+    assert not torch.equal(other, images)
+    torch.testing.assert_close(spread(images, 4, visible), spread(other, 4, visible))
+    two = encoded_of(other, masking(other, 4, visible, masked))
+    for mine, its in zip(*(asked.guessed_statistics(x, masked) for x in (one, two)), strict=True):
+        torch.testing.assert_close(mine, its)
+
+
+def test_right_predictions_recover_the_image():
+    images = torch.randn(2, 3, 16, 16)
+    visible, masked = random_partition(2, 16, (4, 12))
+    encoded, truth = encoded_of(images, masking(images, 4, visible, masked)), patchify(images, 4, masked)
+    (sheet,) = asking(images, False, truth).sheets(encoded)
+    torch.testing.assert_close(sheet.columns["recovered"], images)
+    (sheet,) = asking(images, True, normalize_patches(truth)).sheets(encoded)
+    torch.testing.assert_close(sheet.columns["recovered, own statistics"], images, rtol=1e-4, atol=1e-4)
+
+
+# the original of a degraded picture: targets and losses beside plain loops
+
+
+def restoring(images, normalized, whole=None, band_weight=None):
+    """The question for patches of 4 pixels of images like ``images``, which may be the middle of a canvas."""
+    size = tuple(images.shape[2:])
+    zooming = Degradation("zoom_in", size, whole or size, ())
+    return Restoration(geometry_of(images, 4), Answers(), zooming, normalized, band_weight=band_weight)
+
+
+def canvas_errors(predicted, canvas, masked, normalized):
+    """The two errors [b] of a predicted picture [b c h w]."""
+    question = restoring(predicted, normalized, tuple(canvas.shape[2:]), band_weight=0.2)
+    given = masking(predicted, 4, complement(masked, question.geometry.n), masked)
+    return question.canvas_errors(encoded_of(canvas, given), patchify(predicted, 4))
+
+
+def targets(images, asked, normalized):
+    """What the patches ``asked`` [b j] of images should be answered with; None: all of them."""
+    question = restoring(images, normalized)
+    everything = torch.arange(question.geometry.n).expand(len(images), -1)
+    encoded = encoded_of(images, masking(images, 4, everything, everything[:, :0]))
+    return question.targets(encoded, everything if asked is None else asked)
+
+
+def answer_of(guess, truth, normalized):
+    """A guessed picture as the answer for all patches."""
+    question = restoring(truth, normalized)
+    return question.as_answer(guess, patchify(truth, 4), torch.arange(question.geometry.n).expand(len(truth), -1))
+
+
+def area(image, size):
+    """[h w] resized by averaging: each new pixel is the mean of all old ones that it touches."""
+    new = torch.zeros(size, dtype=image.dtype)
+    steps = [old / side for old, side in zip(image.shape, size, strict=True)]
+    for i in range(size[0]):
+        for j in range(size[1]):
+            rows = slice(math.floor(i * steps[0]), math.ceil((i + 1) * steps[0]))
+            columns = slice(math.floor(j * steps[1]), math.ceil((j + 1) * steps[1]))
+            new[i, j] = image[rows, columns].mean()
+    return new
+
+
+def normalized_by_patch(image, p):
+    """[h w] with each patch of its own mean and deviation."""
+    new = torch.zeros_like(image)
+    for i in range(0, image.shape[0], p):
+        for j in range(0, image.shape[1], p):
+            patch = image[i : i + p, j : j + p]
+            new[i : i + p, j : j + p] = (patch - patch.mean()) / (patch.std() + 1e-6)
+    return new
+
+
+def plain_errors(predicted, canvas, p, masked, normalized):
+    """Both losses of one image [c h w], [c H W], written out."""
+    (h, w), (whole_h, whole_w) = predicted.shape[1:], canvas.shape[1:]
+    top, left = (whole_h - h) // 2, (whole_w - w) // 2
+    grown = torch.stack([area(channel, (whole_h, whole_w)) for channel in predicted])
+    hole, strips = [], [[], [], [], []]
+    for c in range(len(canvas)):
+        truth = canvas[c, top : top + h, left : left + w]
+        truth = normalized_by_patch(truth, p) if normalized else truth
+        small = area(canvas[c], (h, w))
+        target = area(normalized_by_patch(small, p) if normalized else small, (whole_h, whole_w))
+        for i in range(whole_h):
+            for j in range(whole_w):
+                y, x = i - top, j - left
+                if 0 <= y < h and 0 <= x < w:
+                    if y // p * (w // p) + x // p in masked:
+                        hole.append((grown[c, i, j] - truth[y, x]) ** 2)
+                    continue
+                strip = 0 if y < 0 else 1 if y >= h else 2 if x < 0 else 3
+                strips[strip].append((grown[c, i, j] - target[i, j]) ** 2)
+    return torch.stack(hole).mean().item(), sum(torch.stack(strip).mean() for strip in strips).item()
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize(("size", "whole"), [((8, 12), (12, 18)), ((8, 8), (10, 10))])
+def test_both_errors_against_a_loop(size, whole, normalized):
+    p, (rows, columns) = 4, (size[0] // 4, size[1] // 4)
+    predicted, canvas = torch.randn(2, 2, *size), torch.rand(2, 2, *whole)
+    _, masked = random_partition(2, rows * columns, (1, rows * columns - 1))
+    inside, band = canvas_errors(predicted, canvas, masked, normalized)
+    for i in range(2):
+        expected = plain_errors(predicted[i], canvas[i], p, set(masked[i].tolist()), normalized)
+        assert (inside[i].item(), band[i].item()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_visible_patches_count_in_neither_error():
+    canvas, predicted = torch.rand(1, 1, 12, 12), torch.zeros(1, 1, 8, 8)
+    masked = torch.tensor([[0, 1, 2]])
+    before = canvas_errors(predicted, canvas, masked, False)
+    changed = canvas.clone()
+    changed[:, :, 7:9, 7:9] += 0.5  # inside patch 3, which was seen, and far from the band
+    inside, band = canvas_errors(predicted, changed, masked, False)
+    assert inside.item() == before[0].item() and band.item() == pytest.approx(before[1].item(), rel=1e-6)
+    changed[:, :, 2:4, 2:4] += 0.5  # inside patch 0
+    assert canvas_errors(predicted, changed, masked, False)[0] > inside
+
+
+def test_the_band_is_four_strips_of_equal_weight():
+    """An error in one corner column of the sides counts by the side's own area, not by the band's."""
+    canvas = torch.zeros(1, 1, 16, 16)
+    predicted = torch.zeros(1, 1, 8, 8)
+    predicted[..., 0, 4] = 1.0  # grown twice: the rows 0 and 1 of the upper strip of 4 x 16
+    _, band = canvas_errors(predicted, canvas, torch.tensor([[0]]), False)
+    assert band.item() == pytest.approx(4 / (4 * 16))
+    predicted = torch.zeros(1, 1, 8, 8)
+    predicted[..., 4, 0] = 1.0  # the left strip of 8 x 4
+    _, band = canvas_errors(predicted, canvas, torch.tensor([[0]]), False)
+    assert band.item() == pytest.approx(4 / (8 * 4))
+
+
+def test_targets_are_normalised_in_each_channel_of_each_patch():
+    images = torch.rand(2, 3, 8, 12) * torch.tensor([1.0, 0.1, 0.5]).view(3, 1, 1)
+    every = targets(images, None, True).unflatten(-1, (3, 16))
+    assert every.shape == (2, 6, 3, 16)
+    assert every.mean(-1).abs().max() < 1e-5 and (every.std(-1) - 1).abs().max() < 1e-3
+    asked = torch.tensor([[4, 0], [1, 1]])
+    some = targets(images, asked, True).unflatten(-1, (3, 16))
+    assert torch.equal(some[1, 0], every[1, 1]) and torch.equal(some[0, 0], every[0, 4])
+    plain = targets(images, asked, False)
+    assert torch.equal(plain, patchify(images, 4, asked))
+    flat = targets(torch.full((1, 3, 4, 4), 0.7), None, True)
+    assert flat.isfinite().all() and flat.abs().max() < 0.1
+
+
+def test_the_truth_is_a_perfect_guess():
+    images = torch.rand(2, 3, 8, 8)
+    for normalized in (True, False):
+        target = targets(images, None, normalized)
+        assert torch.equal(answer_of(images, images, normalized), target)
+
+
+def test_a_smooth_guess_is_not_blown_up_and_a_wild_one_is_held_down():
+    truth = torch.rand(1, 1, 4, 4)
+    deviation = truth.std()
+    smooth, wild = truth.mean() + 0.1 * (truth - truth.mean()), truth.mean() + 10 * (truth - truth.mean())
+    assert answer_of(smooth, truth, True).std().item() == pytest.approx(0.1, rel=1e-3)
+    assert answer_of(wild, truth, True).std().item() == pytest.approx(1, rel=1e-3)
+    assert answer_of(torch.full_like(truth, 0.3), truth, True).abs().max() < 1e-5
+    shifted = answer_of(truth + 5 * deviation, truth, True)  # the mean is never asked with normalised pixels
+    torch.testing.assert_close(shifted, answer_of(truth, truth, True), rtol=1e-3, atol=1e-4)

@@ -1,0 +1,48 @@
+"""Asking for positions: what counts how much, what is found, and the exact chance."""
+
+import pytest
+import torch
+
+from patchloom.patches.partition import random_partition
+from patchloom.questions.positions import PositionPrediction, affinity, chance_accuracy, loss_weights, weighted_mean
+
+
+def test_affinity_prefers_what_resembles_the_class_token():
+    features = torch.randn(2, 1 + 5, 8)
+    features[:, 3] = features[:, 0] * 2
+    weights = affinity(features, prefix=1, temperature=0.1)
+    assert torch.allclose(weights.sum(1), torch.ones(2))
+    assert (weights.argmax(1) == 2).all()
+    alone = affinity(features[:, 1:], prefix=0, temperature=0.1, has_class_token=False)
+    registers = affinity(features, prefix=1, temperature=0.1, has_class_token=False)
+    torch.testing.assert_close(alone, registers)
+    assert not torch.allclose(alone, weights)
+
+
+def test_only_dropped_positions_count():
+    visible = torch.tensor([[3, 1, 0]])
+    dropped = torch.tensor([[True, False, True]])
+    affinities = torch.tensor([[0.4, 0.1, 0.3, 0.2]])
+    weights = loss_weights(dropped, visible, affinities)
+    torch.testing.assert_close(weights, torch.tensor([[0.2, 0.0, 0.4]]) / 0.7)
+    assert weighted_mean(torch.tensor([[1.0, 100.0, 4.0]]), weights).item() == pytest.approx((0.2 + 1.6) / 0.6)
+    assert loss_weights(dropped, visible).tolist() == [[1.0, 0.0, 1.0]]
+
+
+def test_chance_is_that_of_a_guesser_who_knows_what_is_taken():
+    n, known, trials = 9, 3, 40_000
+    generator = torch.Generator().manual_seed(0)
+    (taken,) = random_partition(trials, n, (n,), generator)
+    true, free = taken[:, known], taken[:, known:]  # a random guess among the positions that are not taken
+    guess = free.gather(1, torch.randint(0, n - known, (trials, 1), generator=generator))[:, 0]
+    assert (guess == true).float().mean().item() == pytest.approx(chance_accuracy(n, known), abs=0.01)
+
+
+def test_predictions_count_what_was_asked_and_leave_what_was_known():
+    logits = torch.eye(4)[torch.tensor([[3, 0, 0], [1, 1, 2]])]
+    predicted = PositionPrediction(
+        torch.tensor([[3, 1, 0], [0, 1, 2]]), torch.tensor([[1, 1, 0], [1, 1, 1]]).bool(), logits
+    )
+    assert predicted.places().tolist() == [[3, 0, 0], [1, 1, 2]]
+    assert predicted.found().tolist() == pytest.approx([1 / 2, 2 / 3]) and predicted.known().tolist() == [1, 0]
+    assert chance_accuracy(4, predicted.known()).tolist() == pytest.approx([1 / 3, 1 / 4])

@@ -1,0 +1,125 @@
+"""Distill: a frozen teacher's features, at blank patches, on another grid and in another normalisation than ours."""
+
+from dataclasses import replace
+
+import pytest
+import timm
+import torch
+from golden import close
+from sweep import TEACHER, build, teacher_file, views_of
+from torch.nn import functional as F
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.teacher import FrozenTeacher
+from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
+from patchloom.patches.tokens import gather_tokens, patchify, unpatchify
+from patchloom.tasks import build_task
+from patchloom.tasks.sizes import frozen_teacher
+
+SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("loss", ["cosine", "smooth_l1"])
+def test_the_loss_written_out(loss):
+    """With timm's own forward pass as the teacher's, on images resized and normalised by torchvision's rules."""
+    task = build("distill", asked={"loss": loss})
+    (images,) = views_of(task, b=3)
+    task.normalized_by((0.4, 0.5, 0.3), (0.2, 0.3, 0.25))
+    given = task.given(images, generator())
+    found = task(images, given=given)
+
+    spec = {"embed_dim": 16, "depth": 1, "num_heads": 2, "patch_size": 8, "img_size": (64, 48), "num_classes": 0}
+    teacher = timm.create_model("vit_tiny_patch16_224", **spec).eval()
+    teacher.load_state_dict(task.questions["features"].teacher.encoder.state_dict(), strict=False)
+    plain = images * torch.tensor((0.2, 0.3, 0.25)).view(-1, 1, 1) + torch.tensor((0.4, 0.5, 0.3)).view(-1, 1, 1)
+    large = F.interpolate(plain, (64, 48), mode="bilinear", antialias=True)
+    large = (large - torch.tensor((0.4, 0.5, 0.6)).view(-1, 1, 1)) / torch.tensor((0.2, 0.2, 0.3)).view(-1, 1, 1)
+    with torch.no_grad():
+        target = teacher.forward_features(large)[:, 1:]
+    target = (target - target.mean(-1, keepdim=True)) / (target.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+
+    tokens = task.encode(images, given).tokens[:, task.geometry.prefix :]
+    head = task.questions["features"].decoder
+    answers = F.linear(tokens, head.weight, head.bias)[given.blank]
+    target = target[given.blank]
+    cosine = F.cosine_similarity(answers, target, dim=-1).mean()
+    expected = 1 - cosine if loss == "cosine" else F.smooth_l1_loss(answers, target)
+    close(found.loss, expected.detach())
+    close(found.metrics["feature_cosine"], cosine.detach())
+    assert given.blank.sum(1).tolist() == [20] * 3  # of 48, a share of 0.4, rounded up
+
+
+def test_the_teacher_is_frozen_and_draws_nothing():
+    geometry = build("mae").geometry
+    torch.manual_seed(5)
+    teacher = frozen_teacher(geometry, teacher_file())
+    drawn = torch.rand(())
+    torch.manual_seed(5)
+    assert torch.rand(()) == drawn
+    teacher.train()
+    assert not teacher.training and not any(weight.requires_grad for weight in teacher.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("distill", {}),
+        ("mixture", {"withhold": {"mask": 0.5}, "ask": {"features": 1.0}, "features_of": TEACHER}),
+        ("mixture", {"withhold": {"mask": 0.25, "blank": 0.5}, "ask": {"features": 1.0}, "features_of": TEACHER}),
+    ],
+)
+def test_a_right_answer_has_no_error_and_the_teachers_colours(name, asked, monkeypatch):
+    task = build(name, asked=asked).eval()
+    question, (images,) = task.questions["features"], views_of(task, b=4)
+    encoded = task.encode(images, task.given(images, generator()))
+    asked_patches, _ = question.answer(encoded)
+    truth = gather_tokens(question.targets(encoded), asked_patches)
+    monkeypatch.setattr(question, "answer", lambda encoded: (asked_patches, 3 * truth))  # of any length
+    assert question(encoded, 0.5).loss < 1e-6
+    assert question.measure(encoded).value > 0.9999 > question.measure(encoded).means()["mean feature"]
+    (sheet,) = question.sheets(encoded)
+    p = task.geometry.p
+    teacher, answer = (patchify(sheet.columns[key], p) for key in ("teacher's features", "answer"))
+    shown = ~answer.isnan().any(-1)
+    assert torch.equal(shown, torch.zeros_like(shown).scatter(1, asked_patches, True)) and not shown.all()
+    torch.testing.assert_close(answer[shown], teacher[shown], rtol=1e-3, atol=1e-3)
+    given = patchify(sheet.columns["given"], p)
+    assert torch.equal(given.isnan().any(-1), shown)
+
+
+def test_what_is_blank_is_not_seen():
+    task, (images,) = build("distill").eval(), views_of(build("distill"))
+    given = task.given(images, generator())
+    noise = torch.where(given.blank[..., None], torch.randn(8, 48, 48), patchify(images, 4))
+    other = unpatchify(noise, 4, task.geometry.grid)
+    one, two = (task.encode(x, replace(given, images=x)).tokens for x in (images, other))
+    assert torch.equal(one, two)
+
+
+def test_teachers_that_do_not_fit_are_refused(tmp_path):
+    encoder = build_encoder(EncoderSpec("nano", (32, 32), 4, options=SIZES))
+    with pytest.raises(PatchloomError, match="no teacher has them: give --task.features_of timm:NAME"):
+        build_task({"name": "distill"}, encoder)
+    with pytest.raises(PatchloomError, match="nowhere"):
+        build_task({"name": "distill", "features_of": str(tmp_path / "nowhere.safetensors")}, encoder)
+    spec = EncoderSpec("nano", (32, 32), 4, channels=1, options=SIZES)
+    grey = tmp_path / "grey.safetensors"
+    save_encoder(build_encoder(spec), EncoderCard(spec, (0.5,), (0.2,), "mae", "grey"), grey)
+    with pytest.raises(PatchloomError, match="is for images of 1 channels, and these have 3: give --channels 1"):
+        build_task({"name": "distill", "features_of": str(grey)}, encoder)
+    with pytest.raises(PatchloomError, match="features_of changes nothing here, since features are not asked"):
+        build_task({"name": "mixture", "features_of": str(grey)}, encoder)
+
+
+def test_a_teacher_of_the_same_grid_keeps_its_positions():
+    vit, card = load_encoder(teacher_file())
+    before = vit.pos_embed.clone()
+    same = FrozenTeacher(vit, card.mean, card.std, (2, 2))
+    assert torch.equal(same.encoder.pos_embed, before)
+    features = same(torch.rand(2, 3, 16, 16))
+    assert features.shape == (2, 4, 16) and features.mean(-1).abs().max() < 1e-5

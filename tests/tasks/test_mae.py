@@ -1,0 +1,107 @@
+"""MAE beside a plain program of the same method: every patch embedded, some kept, mask tokens in order, all decoded."""
+
+from copy import deepcopy
+from functools import partial
+
+import pytest
+import torch
+from small import same_loss_and_gradients, seeded, small
+from torch import nn
+
+from patchloom.errors import PatchloomError
+from patchloom.patches.tokens import patchify, scatter_tokens, unpatchify
+from patchloom.tasks.mae import MAE
+from patchloom.withhold.encoder_input import all_patches, mask_patches
+
+make = partial(small, MAE)
+
+
+def plain_mae(vit, decoder, images, visible, normalized):
+    """The loss as the authors' program has it: mask tokens put in order, all patches decoded."""
+    b, n, prefix = len(images), vit.patch_embed.num_patches, vit.num_prefix_tokens
+    x = vit.patch_embed(images)  # the convolution, over all patches
+    tokens = [token.expand(b, -1, -1) for token in (vit.cls_token, vit.reg_token) if token is not None]
+    x = torch.cat([*tokens, x], dim=1)
+    if vit.pos_embed is not None:
+        x = x + vit.pos_embed
+    rows = torch.arange(b)[:, None]
+    x = torch.cat([x[:, :prefix], x[:, prefix:][rows, visible]], dim=1)
+    x = decoder.embed(vit.norm(vit.blocks(x)))
+    whole = decoder.mask_token.expand(b, n, -1).clone()
+    whole[rows, visible] = x[:, prefix:]
+    x = torch.cat([x[:, :prefix], whole + decoder.positions], dim=1)
+    answers = decoder.answer(decoder.norm(decoder.blocks(x)))[:, prefix:]
+    p = vit.patch_embed.patch_size[0]
+    target = nn.functional.unfold(images, p, stride=p).mT  # (channel, row, column) in a patch
+    if normalized:
+        target = (target - target.mean(-1, keepdim=True)) / (target.var(-1, keepdim=True) + 1e-6).sqrt()
+    mask = torch.ones(b, n).scatter(1, visible, 0)
+    return ((answers - target).square().mean(-1) * mask).sum() / mask.sum()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"encoder": {"class_token": False}, "normalized_pixels": False},
+        {"encoder": {"reg_tokens": 2}, "positions": "learned"},
+        {"size": (16, 40), "channels": 1, "mask_ratio": 0.3},
+        {"decoder_width": 24, "decoder_depth": 1, "decoder_heads": 3, "mask_ratio": 0.5},
+        {"positions": "none", "encoder": {"class_token": False}},
+    ],
+)
+def test_loss_and_gradients_are_those_of_a_plain_program(how):
+    task = make(**how)
+    other = deepcopy(task)
+    images = torch.randn(3, task.geometry.channels, *task.augment.size)
+    given = task.given(images, seeded())
+    ours = task(images, given=given).loss
+    asked = other.questions["pixels"]
+    theirs = plain_mae(other.encoder, asked.decoder, images, given.visible, how.get("normalized_pixels", True))
+    same_loss_and_gradients(task, ours, other, theirs)
+
+
+def test_masked_pixels_are_asked_and_never_seen():
+    task, images = make().eval(), torch.randn(2, 3, 32, 32)
+    given = task.given(images, seeded())
+
+    def answer(images):
+        return task.questions["pixels"].answer(task.encode(images, again(images)))
+
+    def again(images):
+        return mask_patches(all_patches(images, 64), given.visible, given.masked)
+
+    def repainted(which):
+        noise = torch.randn(*which.shape, 48)
+        return unpatchify(scatter_tokens(noise, which, patchify(images, 4)), 4, (8, 8))
+
+    other = repainted(given.masked)
+    (asked, mine), (_, same) = answer(images), answer(other)
+    assert torch.equal(asked, given.masked) and torch.equal(mine, same)
+    assert task(images, given=again(images)).loss != task(other, given=again(other)).loss
+    assert not torch.equal(mine, answer(repainted(given.visible))[1])
+
+
+@pytest.mark.parametrize(("ratio", "visible"), [(0.75, 16), (0.5, 32), (0.9, 6), (0.1, 57)])
+def test_how_many_are_masked(ratio, visible):
+    given = make(mask_ratio=ratio).given(torch.randn(20, 3, 32, 32), seeded())
+    assert given.visible.shape == (20, visible) and given.masked.shape == (20, 64 - visible)
+    together = torch.cat([given.visible, given.masked], dim=1).sort(dim=1).values
+    assert torch.equal(together, torch.arange(64).expand(20, -1))
+    assert given.blank is given.dropped is given.context is None
+    assert len(given.visible.sort(dim=1).values.unique(dim=0)) > 1  # drawn for each image
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mask_ratio": 0.0}, "masks nothing: raise --task.mask_ratio"),
+        ({"mask_ratio": 1.0}, "mask ratio of 1.0 leaves 0 of 64 patches visible"),
+        ({"decoder_depth": 0}, "the encoder learns nothing by them: give --task.decoder_depth 1 or more"),
+        ({"decoder_width": 30, "decoder_heads": 4}, "decoder cannot be 30 wide and 2 blocks deep with 4 heads"),
+        ({"p": 1, "size": (8, 8), "channels": 1}, "patches of one pixel"),
+    ],
+)
+def test_impossible_options_are_refused(options, said):
+    with pytest.raises(PatchloomError, match=said):
+        make(**options)
