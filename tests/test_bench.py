@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from patchloom.bench import Bench, Step, TaskSpeed, bench, operations
+from patchloom.bench import Bench, Step, StepSpeed, bench, operations
 from patchloom.cli import main
 from patchloom.data import Stats
 from patchloom.errors import PatchloomError
@@ -47,7 +47,7 @@ def test_a_step_trains():
 
 
 def pace(images=100, seconds=1.0, data=1000.0):
-    return TaskSpeed("mae", False, (seconds,), images, 2e9, None, data)
+    return StepSpeed("mae", False, (seconds,), images, 2e9, None, data)
 
 
 def test_the_limit_is_what_is_slower():
@@ -89,9 +89,9 @@ def test_what_compiling_brings_is_remembered_and_chosen_by(monkeypatch, tmp_path
     monkeypatch.setattr("patchloom.bench.compile_blocks", lambda task: None)  # no compiler is needed here
     assert settings_for().compile is False
     done = bench("shapes:64", tasks=["mae"], batch_size=8, rounds=1, precision="float32", compile=True)
-    assert [one.compiled for one in done.speeds] == [False, True]
+    assert [one.compiled for one in done.paces] == [False, True]
     found = compile_gain("cpu", "float32", "nano", "torch", torch.get_num_threads())
-    assert found == pytest.approx(done.speeds[1].rate / done.speeds[0].rate, rel=1e-3)
+    assert found == pytest.approx(done.paces[1].rate / done.paces[0].rate, rel=1e-3)
     compile_gain("cpu", "float32", "nano", "torch", torch.get_num_threads(), lambda: 1.3)
     assert settings_for().compile is True
     compile_gain("cpu", "float32", "nano", "torch", torch.get_num_threads(), lambda: 1.02)

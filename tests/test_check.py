@@ -22,6 +22,8 @@ from patchloom.propose import Estimate
 from patchloom.runs.settings import request
 from patchloom.train.resolve import resolve
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 RNG = np.random.default_rng(0)
 
 

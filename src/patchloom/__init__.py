@@ -1,4 +1,4 @@
-"""patchloom pre-trains vision transformers on your own unlabelled images and shows honestly what they learnt.
+"""patchloom pre-trains vision transformers on your own unlabelled images and shows honestly what they learnt::
 
     import patchloom
     run = patchloom.pretrain("photos/", task="droppos")

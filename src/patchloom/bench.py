@@ -31,7 +31,7 @@ _READING = 3.0  # seconds of reading
 
 
 @dataclass(frozen=True)
-class TaskSpeed:
+class StepSpeed:
     """How fast one task's step is.
 
     Attributes:
@@ -65,25 +65,25 @@ class Bench:
     Attributes:
         settings: with which; of one task, since they hardly differ between tasks.
         peaks: floating-point operations a second of large matrix products, by dtype.
-        speeds: of the tasks.
+        paces: of the tasks.
     """
 
     settings: Settings
     peaks: dict[str, float]
-    speeds: tuple[TaskSpeed, ...]
+    paces: tuple[StepSpeed, ...]
 
-    def share(self, speed: TaskSpeed) -> float:
+    def share(self, pace: StepSpeed) -> float:
         """Of the product peak that a step reaches."""
-        return speed.rate * speed.flops / self.peaks[self.settings.precision]
+        return pace.rate * pace.flops / self.peaks[self.settings.precision]
 
-    def limit(self, speed: TaskSpeed) -> str:
+    def limit(self, pace: StepSpeed) -> str:
         """What a run of this task waits for."""
         if not self.settings.workers:  # one process does both, in turns
-            reading = speed.rate / (speed.data + speed.rate)
+            reading = pace.rate / (pace.data + pace.rate)
             return f"model ({reading:.0%} of the time for reading)" if reading < 0.5 else "data: raise --workers"
-        if speed.data < speed.rate:
-            return f"data, by ×{speed.rate / speed.data:.1f}: raise --workers, or use --cache"
-        return f"model (data could give ×{speed.data / speed.rate:.1f})"
+        if pace.data < pace.rate:
+            return f"data, by ×{pace.rate / pace.data:.1f}: raise --workers, or use --cache"
+        return f"model (data could give ×{pace.data / pace.rate:.1f})"
 
     def sentences(self) -> list[str]:
         """What was measured, and how."""
@@ -98,14 +98,14 @@ class Bench:
         ]
 
     def table(self) -> list[tuple[str, ...]]:
-        """A heading, and a row for each of the speeds."""
+        """A heading, and a row for each of the paces."""
         rows = [("task", "s a step", "range", "images/s", "GFLOP/image", "of peak", "GiB", "data images/s", "limit")]
-        for speed in self.speeds:
-            seconds = f"{statistics.median(speed.seconds):.3f}", f"{min(speed.seconds):.3f}-{max(speed.seconds):.3f}"
-            memory = "" if speed.memory is None else f"{speed.memory:.2f}"
-            work = f"{speed.rate:,.0f}", f"{speed.flops / 1e9:.3g}", f"{self.share(speed):.0%}", memory
-            name = f"{speed.task}, compiled" if speed.compiled else speed.task
-            rows.append((name, *seconds, *work, f"{speed.data:,.0f}", self.limit(speed)))
+        for pace in self.paces:
+            seconds = f"{statistics.median(pace.seconds):.3f}", f"{min(pace.seconds):.3f}-{max(pace.seconds):.3f}"
+            memory = "" if pace.memory is None else f"{pace.memory:.2f}"
+            work = f"{pace.rate:,.0f}", f"{pace.flops / 1e9:.3g}", f"{self.share(pace):.0%}", memory
+            name = f"{pace.task}, compiled" if pace.compiled else pace.task
+            rows.append((name, *seconds, *work, f"{pace.data:,.0f}", self.limit(pace)))
         return rows
 
 
@@ -176,7 +176,7 @@ def bench(
             f"the device has too little memory for {each[0].batch_size} images at once: {less}, or name fewer --tasks, "
             "since all of them are in memory"
         ) from problem
-    speeds: list[TaskSpeed] = []
+    paces: list[StepSpeed] = []
     for i, (settings, compiled) in enumerate(forms):
         if not compiled:  # neither depends on whether the blocks are compiled
             flops, data_rate = operations(settings), reading(source, built[i].task, settings)
@@ -185,10 +185,10 @@ def bench(
         except PatchloomError:  # the times were measured, and shall not be lost
             memory = None
         step = settings.task["name"], compiled, tuple(seconds[i]), settings.batch_size
-        speeds.append(TaskSpeed(*step, flops, memory, data_rate))
-    done = Bench(each[0], peaks, tuple(speeds))
+        paces.append(StepSpeed(*step, flops, memory, data_rate))
+    done = Bench(each[0], peaks, tuple(paces))
     if compile:
-        gains = [two.rate / one.rate for one, two in zip(speeds[::2], speeds[1::2], strict=True)]
+        gains = [two.rate / one.rate for one, two in zip(paces[::2], paces[1::2], strict=True)]
         s = done.settings
         compile_gain(s.device, s.precision, s.model["name"], s.kernels, s.threads, lambda: min(gains))
     return done

@@ -81,9 +81,9 @@ def _failed(error: Exception) -> int:
 def _too_little_memory(error: Exception) -> PatchloomError | None:
     if "torch" not in sys.modules:
         return None
-    from patchloom.memory import shortage
+    from patchloom.memory import memory_shortage
 
-    need = shortage(error)
+    need = memory_shortage(error)
     return need and PatchloomError(f"this needs more memory than there is ({need}): lower --batch_size, or free memory")
 
 

@@ -23,6 +23,8 @@ from patchloom.tasks import build_task, with_defaults
 from patchloom.tasks.extrema import ExtreMA
 from patchloom.withhold.encoder_input import all_patches
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 DIGITS = open_data("digits").train.subset(range(20))
 SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
 CARD = EncoderCard(None, (0.3,), (0.4,), "extrema", "small")

@@ -27,6 +27,8 @@ from patchloom.train import final_evaluation
 from patchloom.train import pretrain as pretraining
 from patchloom.train.pretrain import pretrain
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 QUICK = SMALL | {"epochs": 1, "task": "mae"}
 NEW = "which were never trained on"
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from killing import SMALL
+from forked import server
+from killing import SMALL, shorten_probes
 
 SAVING = 3.0
-_PRELOADED = ["patchloom.train.pretrain", "killing", "ranks"]
 
 
 class Ended(NamedTuple):
@@ -53,6 +53,7 @@ def _rank(
     from patchloom.train import pretrain as training
     from patchloom.train.step import Stepper
 
+    shorten_probes()
     training._SAVE_EVERY = 0.0 if sent and sent.number == signal.SIGKILL else 60.0
     torch.set_num_threads(1)
     begin, update, train, save = Stepper.__init__, Stepper.update, training.train, Checkpoints.save
@@ -96,8 +97,7 @@ def run_together(
     Returns:
         How each process ended, and the weights and moments that each had when it reached the end.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context = server()
     out.parent.mkdir(parents=True, exist_ok=True)
     beside, port, begin = out.parent / f"{out.name}-of-{world}", free_port(), time.monotonic()
     processes = [

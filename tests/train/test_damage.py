@@ -14,6 +14,8 @@ from patchloom.cli import main
 from patchloom.runs.checkpoint import Checkpoints
 from patchloom.train import pretrain as training
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 TASK = {"task": "extrema", "epochs": 2, "task.masks": 2, "task.head_width": 64, "task.head_out": 64}
 
 

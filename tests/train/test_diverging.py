@@ -14,6 +14,8 @@ from patchloom.train import pretrain as training
 from patchloom.train.pretrain import pretrain
 from patchloom.train.step import Stepper
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 STEPS = 18  # 48 images to train on, in batches of 16, for 6 epochs
 
 

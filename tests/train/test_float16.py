@@ -16,6 +16,8 @@ from patchloom.train.pretrain import pretrain
 from patchloom.train.state import TrainState
 from patchloom.train.step import Stepper
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 HALF = SMALL | {"precision": "float16"}
 
 

@@ -19,6 +19,8 @@ from patchloom.train.pretrain import pretrain
 from patchloom.train.state import TrainState
 from patchloom.train.validation import Validation
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 TASK = {"task": "mae", "epochs": 3}
 EVENTS = {
     "the checkpoint": (training, "save_checkpoint"),

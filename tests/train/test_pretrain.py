@@ -15,6 +15,8 @@ from patchloom.runs.settings import request
 from patchloom.train.pretrain import pretrain
 from patchloom.train.validation import verdict
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 NEW = HeldOut(np.array([0]), np.array([]))
 SMALL = {"model": {"name": "nano", "embed_dim": 32, "depth": 1}, "batch_size": 8, "precision": "float32", "workers": 0}
 

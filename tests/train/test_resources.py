@@ -26,6 +26,8 @@ from patchloom.errors import PatchloomError
 from patchloom.runs.folder import RunFolder
 from patchloom.train import pretrain as training
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 TASK = {"task": "mae", "epochs": 3}
 
 

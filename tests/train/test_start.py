@@ -12,6 +12,8 @@ from patchloom.errors import PatchloomError
 from patchloom.train import pretrain as training
 from patchloom.train.pretrain import pretrain
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 OPEN = {name: value for name, value in SMALL.items() if name not in ("model", "img_size", "patch_size")}
 
 

@@ -2,10 +2,13 @@
 
 import csv
 
+import pytest
 from killing import SMALL, draw_images
 
 from patchloom.nets.weights import untrained_twin
 from patchloom.train.pretrain import pretrain
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
 
 QUICK = SMALL | {"epochs": 1, "task": "mae", "blr": 0.05}
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from patchloom.data.workers import lost_worker
 from patchloom.errors import PatchloomError
 from patchloom.files import mendable
-from patchloom.memory import shortage
+from patchloom.memory import memory_shortage
 from patchloom.processes import world
 from patchloom.runs.settings import Settings
 from patchloom.tasks import images_needed
@@ -30,7 +30,7 @@ def explained(settings: Settings) -> Iterator[None]:
         sentence = lost_worker(problem) or mendable(problem)
         if sentence is None and died(problem):
             sentence = PatchloomError(LOST)
-        if sentence is None and (need := shortage(problem)):
+        if sentence is None and (need := memory_shortage(problem)):
             sentence = PatchloomError(too_little_memory(need, settings))
         if sentence is None:
             raise

@@ -1,4 +1,4 @@
-"""Few labels: fine-tuning or a linear probe when only a small part of the training images has a label."""
+"""Few labels: fine-tuning or a linear probe with a small part of the training images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from patchloom.data import Source
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import PositionChoice, class_names, variant_of
-from patchloom.evaluate.features import Precision, classes_of
+from patchloom.evaluate.features import Precision, classes_of, labels_of
 from patchloom.evaluate.frozen import compare
 from patchloom.evaluate.protocols.finetune import builder, scratch
 from patchloom.evaluate.protocols.linear import LINEAR
@@ -27,8 +27,7 @@ from patchloom.nets.weights import EncoderCard, load_encoder, load_extra_module,
 Method = Literal["finetune", "linear"]
 HeadOn = Literal["features", "projection"]
 
-_SHARE = 0.1
-_PROJECTION = "questions.agreement.projection"  # in a checkpoint
+_DEFAULT_SHARE = 0.1
 
 
 @takes_recipe
@@ -50,15 +49,12 @@ def fewshot(
     """Fine-tune, or fit a linear probe, with a small part of the labels.
 
     Args:
-        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
-        data: labelled images, as `patchloom.data.open_data` takes them.
-        settings: what is common to all protocols.
-        labels: share of the training images whose labels are used, from each class alike, such as 0.01; 0.1, if
-            neither this nor per_class is given.
-        per_class: instead, so many images of each class.
+        run, data, settings: as in `patchloom.evaluate.evaluate`.
+        labels: share of the training images that is used, stratified, such as 0.01; 0.1, if neither this nor
+            per_class is given.
+        per_class: number of images per class, instead of a share.
         method: finetune or linear; the options from recipe on are for finetune.
-        head_on: the features; or the first layer of the projection that the run left beside its encoder, which is
-            trained on.
+        head_on: put the head on the features, or on the first layer of the run's projection, as ExtreMA does.
         recipe: small (ours), droppos, mae, mp3, extrema or lut (the papers'); each value below replaces one of its own.
         positions: keep, fixed, learned, relative or none, as in finetune.
         control: train from scratch, too.
@@ -98,10 +94,10 @@ def fewshot(
 
 
 def few(parts: Parts, share: float | None, per_class: int | None, seed: int) -> tuple[Parts, dict[str, Any]]:
-    """Parts whose training images are few, and how they were asked for.
+    """Parts with a subset of the training images, and its description for the rows.
 
     Raises:
-        PatchloomError: a share and a number were both given, or what is asked for is not there.
+        PatchloomError: both a share and a number per class, or fewer images than needed.
     """
     train = parts.train
     n, classes = len(train), classes_of(train)
@@ -110,7 +106,7 @@ def few(parts: Parts, share: float | None, per_class: int | None, seed: int) -> 
     if per_class is not None:
         some, what = _of_each(train, per_class, seed), {"per_class": per_class}
     else:
-        share = _SHARE if share is None else share
+        share = _DEFAULT_SHARE if share is None else share
         if not 0 < share <= 1:
             raise PatchloomError(f"--labels must be a share above 0 and up to 1, such as 0.01, not {share:g}")
         count = round(share * n)
@@ -127,9 +123,9 @@ def few(parts: Parts, share: float | None, per_class: int | None, seed: int) -> 
 def _of_each(source: Source, count: int, seed: int) -> Source:
     if count < 1:
         raise PatchloomError(f"--per_class must be 1 or more, not {count}")
-    rng, chosen = np.random.default_rng(seed), []
-    for label in np.unique(source.labels):
-        members = np.flatnonzero(source.labels == label)
+    rng, chosen, labels = np.random.default_rng(seed), [], labels_of(source).numpy()
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
         if len(members) < count:
             name = class_names(source)[label]
             raise PatchloomError(f"class {name} has {len(members)} training images: use --per_class {len(members)}")
@@ -145,7 +141,7 @@ def _linear(
     settings: EvalSettings,
     what: dict[str, Any],
 ) -> Report:
-    """The linear probe, under this protocol's name."""
+    """The linear probe, with rows of this protocol."""
     (report,) = compare((LINEAR,), vit, card, parts, settings, load_extra_module(run, "pooling"))
     renamed = {
         id(row): replace(row, protocol="few-shot", settings={**row.settings, "method": "linear", **what})
