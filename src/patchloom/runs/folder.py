@@ -50,7 +50,7 @@ class RunFolder:
         self.unreadable = self.path / "unreadable.txt"
         self.skipped = self.path / "skipped.txt"
         self.summary = self.path / "summary.txt"  # written last: the run is finished
-        self._held: IO[Any] | None = None
+        self._lock: IO[str] | None = None
 
     def holds(self, settings: Settings) -> bool:
         """Whether a run with the same ``settings`` is there already and may be resumed.
@@ -88,12 +88,12 @@ class RunFolder:
             PatchloomError: another one is training there.
         """
         with suppress(OSError):  # read-only, or a file system without locks: what is written next will tell
-            self._held = open(self.path / ".lock", "w")
+            self._lock = open(self.path / ".lock", "w")
             if fcntl is None:
                 return
             try:
                 # such a lock is not inherited by processes that read images, and ends with this process
-                fcntl.lockf(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
                 raise PatchloomError(
                     f"another process is training in {self.path}: wait for its end, or choose another folder with --out"
@@ -106,11 +106,11 @@ class RunFolder:
         Raises:
             PatchloomError: it, or the lock in it, was removed, moved or replaced.
         """
-        if self._held is None:
+        if self._lock is None:
             return
         try:
             # not by opening it: the system would release the lock when it is closed
-            same = os.path.samestat(os.fstat(self._held.fileno()), os.stat(self.path / ".lock"))
+            same = os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self.path / ".lock"))
         except OSError as problem:
             same = problem.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
         if not same:

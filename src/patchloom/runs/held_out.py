@@ -9,8 +9,7 @@ import numpy as np
 
 from patchloom.data import Source, comparable, copies_among, copies_sentence
 from patchloom.data.splits import MAX_HELD_OUT, apart, choose
-from patchloom.nets.public import is_ours
-from patchloom.nets.weights import read_card, weights_file
+from patchloom.nets.weights import is_ours, read_card, weights_file
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.record import Record, digest_of_record, no_record, read_record
 from patchloom.runs.settings import Settings

@@ -24,7 +24,13 @@ from patchloom.tasks.task import Task
 
 
 def run_card(settings: Settings, mean: Sequence[float], std: Sequence[float], name: str) -> EncoderCard:
-    """What belongs to the encoder of a run."""
+    """What belongs to the encoder of a run.
+
+    Args:
+        settings: resolved.
+        mean, std: per channel, in [0, 1] units, by which its images are normalised.
+        name: what the encoder is called in reports.
+    """
     return EncoderCard(settings.encoder_spec(), tuple(mean), tuple(std), settings.task["name"], name)
 
 
@@ -36,8 +42,13 @@ def prepare_task(
 ) -> Task:
     """A fresh task by resolved settings, with the attention form and the kernels that they name.
 
-    Its images are normalised by ``mean`` and ``std``; ``begin`` is given the encoder before the task is built around
-    it, and may put weights into it.
+    Args:
+        settings: resolved.
+        mean, std: per channel, in [0, 1] units, by which its images are normalised.
+        begin: is given the encoder before the task is built around it, and may put weights into it.
+
+    Raises:
+        PatchloomError: the model needs more memory than there is, or the settings do not fit the task.
     """
     affordable = Affordable(4 if settings.device == "cpu" else 1)  # what a GPU lacks it tells itself
     with affordable:

@@ -48,7 +48,7 @@ def launch(asked: Settings, device: str) -> Fabric:
         raise PatchloomError("give --precision to patchloom, not to fabric run")
     sharded = "fsdp" in (asked.strategy, given.get("LT_STRATEGY"))
     nodes, devices = _started(asked)
-    others: list[subprocess.Popen[Any]] = []
+    others: list[subprocess.Popen[bytes]] = []
     try:
         if nodes * devices == 1:
             fabric = Fabric(accelerator=device, devices=1)
@@ -67,7 +67,7 @@ def launch(asked: Settings, device: str) -> Fabric:
     return fabric
 
 
-def _leave(started: list[subprocess.Popen[Any]]) -> None:
+def _leave(started: list[subprocess.Popen[bytes]]) -> None:
     """What the first process does last of all: the others, which it has started, end with it."""
     others = started[:]
     started.clear()  # Lightning watches this list, and would kill this process since others ended with an exit code
@@ -75,7 +75,7 @@ def _leave(started: list[subprocess.Popen[Any]]) -> None:
     _kill(others)  # whatever they may wait for will not come
 
 
-def _kill(processes: list[subprocess.Popen[Any]]) -> None:
+def _kill(processes: list[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         process.kill()
 

@@ -16,7 +16,7 @@ import torch
 from lightning_fabric import Fabric
 from torch.distributed.fsdp import FSDPModule
 
-from patchloom.data import Source, cache_images, open_data, steps_per_epoch
+from patchloom.data import Arriving, Source, cache_images, open_data, steps_per_epoch
 from patchloom.errors import AlreadyReported, PatchloomError, Stopped
 from patchloom.memory import keep_freed_memory
 from patchloom.nets.native import missing
@@ -108,7 +108,8 @@ def pretrain(
             torch.set_num_threads(plan.settings.threads)
         torch.manual_seed(plan.settings.seed)
         start = None if plan.resumed else Start(asked)
-        pretext = prepare_task(plan.settings, plan.stats.mean, plan.stats.std, start and start.encoder)
+        begin = None if start is None else start.encoder
+        pretext = prepare_task(plan.settings, plan.stats.mean, plan.stats.std, begin)
         if start is not None:
             start.rest(pretext)
             plan = plan.with_chosen(pretext)
@@ -117,9 +118,7 @@ def pretrain(
 
         # ---- the images as the steps read them, then the folder: there may be no room for a cache
         source = training
-        if (
-            plan.settings.cache != "none"
-        ):  # with those that are held out, so that other seeds find the same images there
+        if plan.settings.cache != "none":  # held-out images are in it, too, so that other seeds find the same there
             say = partial(print, flush=True) if fabric.is_global_zero else lambda line: None
             cached = cache_images(opened.train, plan.settings.cache, plan.settings.workers, say)
             source = plan.held_out.parts(cached)[0]
@@ -189,7 +188,9 @@ def train(
 
     # ---- where the run is: at its newest sound checkpoint, or before its first step
     stepper = Stepper(fabric, task, settings, steps)
-    state, measure, unreadable = restored_state(folder, stepper, reporter), None, set()
+    state = restored_state(folder, stepper, reporter)
+    measure: Measure | None = None
+    unreadable: set[str] = set()
     if state is not None:
         reporter.say(f"Resuming after step {state.step:,} of {steps:,}.")
         if settings.kernels == "native" and (reason := missing()):
@@ -207,11 +208,10 @@ def train(
     smallest, saved, measured = each, time.perf_counter(), "" if measure is None else in_words(measure)
     task.train()
     with Stop() as stop, ExitStack() as reading:
-        pace, batches = Pace(steps, state.step, images_per_step, state.seconds), None
+        pace = Pace(steps, state.step, images_per_step, state.seconds)
+        batches: Arriving | None = None
         while state.step < steps:
-            if (
-                batches is None
-            ):  # processes that read are stopped with `reading`, and do not live until memory is tidied
+            if batches is None:  # closed with `reading`: else processes that read would live until memory is tidied
                 batches = batches_of(source, task.augment, settings, each, state.step, steps, fabric.device)
                 reading.enter_context(closing(batches))
 

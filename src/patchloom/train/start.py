@@ -48,7 +48,9 @@ class Start:
 
     def shaped(self) -> tuple[Settings, dict[str, str]]:
         """What was asked for, with the model of the weights wherever it was left open, and the reasons."""
-        asked, chosen, reasons = self.asked, {}, {}
+        asked = self.asked
+        chosen: dict[str, Any] = {}
+        reasons: dict[str, str] = {}
         shape = self._shape()
         if shape is None:
             return asked, reasons

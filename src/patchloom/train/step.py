@@ -65,7 +65,7 @@ class Stepper:
         if settings.compile:
             compile_blocks(task)
         self.module = fabric.setup_module(task.to(fabric.device))
-        self.optimizer = fabric.setup_optimizers(build_optimizer(task, settings.weight_decay, settings.device))
+        self.optimizer: Any = fabric.setup_optimizers(build_optimizer(task, settings.weight_decay, settings.device))
         # what a forward pass changes, and an update that is not made must not
         self.statistics = [
             buffer
@@ -123,9 +123,9 @@ class Stepper:
         asked = torch.tensor(questions, dtype=torch.float32).to(at, non_blocking=True)
         summed = total(torch.cat([faults.float(), asked, values.flatten() / world()]))
         # the one moment of an update at which the device is waited for
-        *summed, length = torch.cat([summed, norm.float()[None]]).tolist()
+        *counts, length = torch.cat([summed, norm.float()[None]]).tolist()
         agreed, width = len(faults) + len(asked), values.shape[1]
-        (lost, unbounded, *answers), means = (count > 0 for count in summed[:agreed]), summed[agreed:]
+        (lost, unbounded, *answers), means = (count > 0 for count in counts[:agreed]), counts[agreed:]
         rows = [means[start : start + width] for start in range(0, len(means), width)]
         if lost or unbounded:
             for buffer, before in zip(self.statistics, self.before, strict=True):
