@@ -8,10 +8,10 @@ import time
 import torch
 
 from patchloom.data import channels_of, hold_out, normalize, open_data, statistics_of, training_batches
+from patchloom.runs.settings import request
 from patchloom.runs.task import prepare_task
 from patchloom.train.launch import launch
 from patchloom.train.optim import build_optimizer
-from patchloom.train.pretrain import request
 from patchloom.train.resolve import resolve
 
 

@@ -33,9 +33,8 @@ from patchloom.bench import Step, memory_of, operations
 from patchloom.data import Stats
 from patchloom.machine import product, seconds_of
 from patchloom.memory import keep_freed_memory, peak_memory
-from patchloom.runs.settings import Settings
+from patchloom.runs.settings import Settings, request
 from patchloom.tasks import ready_tasks
-from patchloom.train.pretrain import request
 from patchloom.train.resolve import resolve
 
 STATS = Stats((0.5,) * 3, (0.25,) * 3, 224, 224, 1, [])

@@ -1,13 +1,30 @@
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
-import matplotlib
 import pytest
-import torch
+
+# Tests run on all cores at once, so that each has one thread; in the processes that they start, too. What threads do is
+# tested where it is asked for by name. Set before torch is imported, which reads it then.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+_MOST_WORKERS = 4  # each takes 2 GB and, to import everything, 10 seconds
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """A worker a core for the suite and its folders; none for files by name, which import less than workers would."""
+    asked = [Path(str(argument).partition("::")[0]) for argument in config.args]
+    if all(path.suffix == ".py" for path in asked):
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, _MOST_WORKERS) if cores > 1 else 0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What is marked ``gpu`` is skipped where there is none; ``pytest -m gpu`` runs it alone."""
+    import torch  # not by the process that only hands tests to others
+
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
@@ -17,9 +34,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test writes into the user's cache, or finds what another one left there; in processes it starts, too."""
+    import matplotlib
+
     fonts = matplotlib.get_cachedir()  # this one may be shared: it takes seconds to make
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         if "MPLCONFIGDIR" not in os.environ:
             patch.setenv("MPLCONFIGDIR", fonts)
+        yield
+
+
+@pytest.fixture(scope="module")
+def quick_probe() -> Iterator[None]:
+    """For tests of runs, in which labels are there to be measured by: linear probes that are not fitted to the end."""
+    from killing import PROBE_STEPS
+
+    from patchloom.evaluate import logistic
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logistic, "_ITERATIONS", PROBE_STEPS)
         yield

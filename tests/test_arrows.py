@@ -84,7 +84,7 @@ def test_no_arrow_that_is_allowed_would_close_a_circle():
 def test_a_lazy_import_is_an_arrow(tmp_path):
     lazy = tmp_path / "lazy.py"
     lazy.write_text(
-        '"""As `patchloom.look.maps`."""\nfrom patchloom.errors import Told\nHOME = "patchloom.train.loop.Loop"'
+        '"""As `patchloom.look.maps`."""\nfrom patchloom.errors import AlreadyReported\nHOME = "patchloom.train.step"'
     )
     assert imported(lazy) == {"train"}
     lazy.write_text('import patchloom.nets.build\nfrom patchloom import data\nname = f"patchloom.tasks.{kind}"')

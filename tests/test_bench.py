@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from patchloom.bench import Bench, Pace, Step, bench, operations
+from patchloom.bench import Bench, Step, StepSpeed, bench, operations
 from patchloom.cli import main
 from patchloom.data import Stats
 from patchloom.errors import PatchloomError
 from patchloom.machine import compile_gain
+from patchloom.runs.settings import request
 from patchloom.tasks import ready_tasks
-from patchloom.train.pretrain import request
 from patchloom.train.resolve import resolve
 
 STATS = Stats((0.5,) * 3, (0.2,) * 3, 32, 32, 10, [])
@@ -47,7 +47,7 @@ def test_a_step_trains():
 
 
 def pace(images=100, seconds=1.0, data=1000.0):
-    return Pace("mae", False, (seconds,), images, 2e9, None, data)
+    return StepSpeed("mae", False, (seconds,), images, 2e9, None, data)
 
 
 def test_the_limit_is_what_is_slower():

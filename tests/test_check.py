@@ -19,8 +19,10 @@ from patchloom.data.survey import survey
 from patchloom.errors import PatchloomError
 from patchloom.options import parse_pretrain
 from patchloom.propose import Estimate
-from patchloom.train.pretrain import request
+from patchloom.runs.settings import request
 from patchloom.train.resolve import resolve
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
 
 RNG = np.random.default_rng(0)
 

@@ -16,6 +16,8 @@ import patchloom
 from patchloom.cli import main
 from patchloom.options import parse_pretrain
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 QUICK = [
     "--task",
     "mae",

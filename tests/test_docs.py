@@ -3,6 +3,7 @@
 import inspect
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml
 
 from patchloom.bench import bench
 from patchloom.check import check
-from patchloom.cli import VERBS
+from patchloom.cli import VERBS, main
 from patchloom.evaluate import PROTOCOLS, EvalSettings
 from patchloom.evaluate.protocols import protocol_of
 from patchloom.export import export
@@ -23,8 +25,10 @@ from patchloom.options import MODEL_OPTIONS, parse_call, parse_evaluate, parse_p
 from patchloom.runs.settings import Settings
 from patchloom.tasks import TASKS, task_class
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ROW = re.compile(r"^\| `--([\w.]+)` \| ([^|]+) \|", re.MULTILINE)
 CALLS = {"look": look, "export": export, "bench": bench, "check": check}
@@ -92,6 +96,10 @@ def test_blocks(page, tmp_path, monkeypatch):
                 exec(code, names)
             elif marks == ["run"]:
                 assert language == "bash", f"{page.name}:{line} cannot be run"
+                commands = commands_of(text)
+                if len(commands) == len(text.replace("\\\n", " ").splitlines()):  # of ours alone: no need to start anew
+                    assert [main(words) for words in commands] == [0] * len(commands), f"{page.name}:{line}"
+                    continue
                 done = subprocess.run(["bash", "-euo", "pipefail", "-c", text], capture_output=True, text=True)
                 assert done.returncode == 0, f"{page.name}:{line}\n{done.stdout}\n{done.stderr}"
             else:
@@ -132,21 +140,29 @@ def test_every_setting_is_explained_with_its_default():
 def test_every_option_of_a_task_is_explained_with_its_default(name):
     sections = re.split(r"^## ", (ROOT / "docs" / "options.md").read_text(), flags=re.MULTILINE)
     section = next((text for text in sections if text.startswith(f"Options of {name}\n")), "")
-    assert {option: default.strip() for option, default in ROW.findall(section)} == options_of_task(name)
+    item = re.compile(r"^- `--([\w.]+)` \([^);]*(?:; default ([^)]+))?\): \w", re.MULTILINE)
+    found = {option: default or "None" for option, default in item.findall(section.replace("\n  ", " "))}
+    assert found == options_of_task(name)
+
+
+def test_the_page_of_options_is_what_the_parsers_say():
+    renew = ROOT / "docs" / "make_options.py"
+    written = runpy.run_path(str(renew))["page"]()
+    assert (ROOT / "docs" / "options.md").read_text() == written, "renew it: python docs/make_options.py"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name if page.parent == ROOT else f"docs/{page.name}")
 def test_options_links_and_lines(page):
     text = page.read_text()
     known = {"debug", "help", "version", "config", "out", "task", "model", "from", *options_of_pretrain()}
-    known |= {f"model.{option}" for option in MODEL_OPTIONS} | {"task.NAME"}
+    known |= {f"model.{option}" for option in MODEL_OPTIONS} | {"task.NAME", "model.NAME"}
     known |= {option for name in TASKS for option in options_of_task(name)}
     protocols = [protocol_of(name)[0] for name in PROTOCOLS]
     known |= {
         option for call in (*CALLS.values(), EvalSettings, *protocols) for option in inspect.signature(call).parameters
     }
     example = {"task.share"} if page.name == "extend.md" else set()
-    unknown = set(re.findall(r"`[^`\n]*?--([A-Za-z][\w.]*)", FENCE.sub("", text))) - known - example
+    unknown = set(re.findall(r"`[^`\n]*?--([A-Za-z][\w.]*\w)", FENCE.sub("", text))) - known - example
     assert not unknown, f"options that do not exist: {unknown}"
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert (page.parent / target).exists(), f"a link to nowhere: {target}"
@@ -156,4 +172,27 @@ def test_options_links_and_lines(page):
 
 def test_the_index_names_every_page():
     index = (ROOT / "docs" / "README.md").read_text()
-    assert all(f"({page.name})" in index for page in PAGES[1:] if page.name != "README.md")
+    pages = [page.name for page in PAGES if page.parent != ROOT and page.name != "README.md"]
+    assert all(f"({name})" in index for name in pages)
+
+
+def test_contributing_names_what_there_is():
+    """The map and the recipes name files and folders; those with NAME in them are to be made."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`((?:src|tests|docs|benchmarks)/[^`]*)`", text)
+    named += [f"src/patchloom/{folder}" for folder in re.findall(r"^\| `(\w+/)`", text, re.MULTILINE)]
+    missing = [name for name in named if "NAME" not in name and not (ROOT / name).exists()]
+    assert len(named) > 20 and not missing
+
+
+def test_one_version():
+    found = [
+        re.search(r'^(?:__)?version(?:__)?(?: =|:) "?([\d.]+)', (ROOT / name).read_text(), re.MULTILINE)[1]
+        for name in ("pyproject.toml", "src/patchloom/version.py", "CITATION.cff")
+    ]
+    assert len(set(found)) == 1, found
+
+
+def test_forms_and_workflows_are_yaml():
+    pages = [ROOT / "CITATION.cff", *(ROOT / ".github").rglob("*.yml")]
+    assert len(pages) == 5 and all(isinstance(yaml.safe_load(page.read_text()), dict) for page in pages)

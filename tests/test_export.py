@@ -78,4 +78,4 @@ def test_no_option_of_an_encoder_file_becomes_code(photos, tmp_path):
     path = an_encoder(
         tmp_path / "here", photos, **{f"qkv_bias=open({str(touched)!r}, 'w') and True, class_token": None}
     )
-    assert "open" not in export(path, data=str(photos)).snippet and not touched.exists()
+    assert "open(" not in export(path, data=str(photos)).snippet and not touched.exists()

@@ -26,14 +26,16 @@ def untrained(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("patchloom.machine.measured", lambda *_, **__: 1.0)
 
-    def run(self):
-        settled = self._settle()
-        prepare_task(settled.settings, settled.stats.mean, settled.stats.std)
+    def planned(fabric, decide):
+        plan = decide()
+        prepare_task(plan.settings, plan.stats.mean, plan.stats.std)
+        raise SystemExit(0)
 
     def end(*_, **__):
         raise PatchloomError("the end")
 
-    monkeypatch.setattr(pretrain._Pretraining, "run", run)
+    monkeypatch.setattr(pretrain, "launch", lambda *_: None)
+    monkeypatch.setattr(pretrain, "first_decides", planned)
     monkeypatch.setattr("patchloom.bench.Step", end)
     monkeypatch.setattr(sys.modules["patchloom.check"], "propose", end)  # the module, not the function of its name
     draw_images(tmp_path / "images", 6)

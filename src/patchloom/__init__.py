@@ -1,4 +1,4 @@
-"""patchloom pre-trains vision transformers on your own unlabelled images and shows honestly what they learnt.
+"""patchloom pre-trains vision transformers on your own unlabelled images and shows honestly what they learnt::
 
     import patchloom
     run = patchloom.pretrain("photos/", task="droppos")
@@ -15,15 +15,15 @@ from patchloom.tasks import TASKS
 from patchloom.version import __version__
 
 if TYPE_CHECKING:
-    from patchloom.nets.weights import load_encoder, load_instance_head
+    from patchloom.nets.weights import load_encoder, load_extra_module
     from patchloom.train.pretrain import pretrain
 
-__all__ = ["TASKS", "PatchloomError", "__version__", "load_encoder", "load_instance_head", "pretrain"]
+__all__ = ["TASKS", "PatchloomError", "__version__", "load_encoder", "load_extra_module", "pretrain"]
 
 _HOMES = {
     "pretrain": "patchloom.train.pretrain",
     "load_encoder": "patchloom.nets.weights",
-    "load_instance_head": "patchloom.nets.weights",
+    "load_extra_module": "patchloom.nets.weights",
 }
 
 

@@ -17,13 +17,12 @@ from patchloom.errors import PatchloomError
 from patchloom.machine import compile_gain, product_rates, seconds_of, wait_for
 from patchloom.memory import keep_freed_memory, peak_apart
 from patchloom.nets.performance import compile_blocks, fuse_attention
-from patchloom.runs.settings import Settings
+from patchloom.runs.settings import Settings, request
 from patchloom.runs.task import prepare_task
 from patchloom.tasks import ready_tasks
 from patchloom.tasks.task import Task
 from patchloom.train.failures import halvable
 from patchloom.train.optim import build_optimizer
-from patchloom.train.pretrain import request
 from patchloom.train.resolve import resolve
 from patchloom.train.step import autocast
 
@@ -32,7 +31,7 @@ _READING = 3.0  # seconds of reading
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepSpeed:
     """How fast one task's step is.
 
     Attributes:
@@ -71,13 +70,13 @@ class Bench:
 
     settings: Settings
     peaks: dict[str, float]
-    paces: tuple[Pace, ...]
+    paces: tuple[StepSpeed, ...]
 
-    def share(self, pace: Pace) -> float:
+    def share(self, pace: StepSpeed) -> float:
         """Of the product peak that a step reaches."""
         return pace.rate * pace.flops / self.peaks[self.settings.precision]
 
-    def limit(self, pace: Pace) -> str:
+    def limit(self, pace: StepSpeed) -> str:
         """What a run of this task waits for."""
         if not self.settings.workers:  # one process does both, in turns
             reading = pace.rate / (pace.data + pace.rate)
@@ -177,7 +176,7 @@ def bench(
             f"the device has too little memory for {each[0].batch_size} images at once: {less}, or name fewer --tasks, "
             "since all of them are in memory"
         ) from problem
-    paces: list[Pace] = []
+    paces: list[StepSpeed] = []
     for i, (settings, compiled) in enumerate(forms):
         if not compiled:  # neither depends on whether the blocks are compiled
             flops, data_rate = operations(settings), reading(source, built[i].task, settings)
@@ -186,7 +185,7 @@ def bench(
         except PatchloomError:  # the times were measured, and shall not be lost
             memory = None
         step = settings.task["name"], compiled, tuple(seconds[i]), settings.batch_size
-        paces.append(Pace(*step, flops, memory, data_rate))
+        paces.append(StepSpeed(*step, flops, memory, data_rate))
     done = Bench(each[0], peaks, tuple(paces))
     if compile:
         gains = [two.rate / one.rate for one, two in zip(paces[::2], paces[1::2], strict=True)]

@@ -16,8 +16,7 @@ from patchloom.data.survey import Survey, survey
 from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
 from patchloom.propose import Proposal, propose
-from patchloom.runs.settings import DEFAULT_TASK
-from patchloom.train.pretrain import request
+from patchloom.runs.settings import DEFAULT_TASK, request
 from patchloom.train.resolve import resolve
 
 _TOLD = 10  # broken files, and classes, that are named

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
-from patchloom.errors import PatchloomError, Stopped, Told
+from patchloom.errors import AlreadyReported, PatchloomError, Stopped
 from patchloom.files import mendable
 from patchloom.stopping import StopAtOnce, nobody_reads
 
@@ -73,7 +73,7 @@ def _failed(error: Exception) -> int:
     if problem is None:
         _say(f"unexpected {type(error).__name__}: {error}. Run again with --debug and report what it shows.")
         return 1
-    if not isinstance(problem, Told):
+    if not isinstance(problem, AlreadyReported):
         _say(str(problem))
     return 130 if isinstance(problem, Stopped) else 2
 
@@ -81,9 +81,9 @@ def _failed(error: Exception) -> int:
 def _too_little_memory(error: Exception) -> PatchloomError | None:
     if "torch" not in sys.modules:
         return None
-    from patchloom.memory import lacking
+    from patchloom.memory import memory_shortage
 
-    need = lacking(error)
+    need = memory_shortage(error)
     return need and PatchloomError(f"this needs more memory than there is ({need}): lower --batch_size, or free memory")
 
 

@@ -9,5 +9,5 @@ class Stopped(PatchloomError):
     """Somebody stopped a run, and nothing is lost; the command line exits with code 130."""
 
 
-class Told(PatchloomError):
-    """What another process of the same training has told already; the command line prints nothing."""
+class AlreadyReported(PatchloomError):
+    """What another process of the same training has reported already; the command line prints nothing."""

@@ -16,7 +16,7 @@ from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
 from patchloom.nets.encode import encode, final_norm
 from patchloom.nets.heads import represent
-from patchloom.nets.weights import EncoderCard, load_encoder, load_instance_head
+from patchloom.nets.weights import EncoderCard, extra_module_file, load_encoder, load_extra_module
 from patchloom.runs.folder import RunFolder
 from patchloom.withhold.encoder_input import all_patches
 
@@ -64,9 +64,11 @@ def export(run: str | Path, *, to: str = "timm", data: str | None = None, out: s
         raise PatchloomError(f"{card.name} comes from timm already: load it there")
     path = Path(out) if out else (Path(run) if Path(run).is_dir() else Path(run).parent) / "timm.safetensors"
     images = _real_images(run, data, card)
-    head = load_instance_head(run)
-    beside = path.with_name(f"{path.stem}-instance_head.safetensors")  # two encoders in a folder keep theirs
-    files = {path: save(vit.state_dict())} | ({} if head is None else {beside: save(head.state_dict())})
+    head, own = load_extra_module(run, "pooling"), extra_module_file(run, "pooling")
+    files = {path: save(vit.state_dict())}
+    if own is not None:
+        beside = path.with_name(f"{path.stem}-{own.name}")  # two encoders in a folder keep theirs
+        files[beside] = save(head.state_dict())
 
     def snippet(folder: Path) -> str:
         code = _snippet(card.spec.timm_arguments(), folder / path.name, card.mean, card.std)

@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable, Mapping
 from inspect import signature
 from math import inf
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from patchloom.errors import PatchloomError
@@ -43,12 +44,14 @@ def in_words(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(map(str, inside))
     if origin is list:
-        return f"a list such as {[0.2, 0.25] if inside[0] is float else [5, 7]}"
+        return f"a list such as {({float: '[0.2, 0.25]', str: '[a, b]'}).get(inside[0], '[5, 7]')}"
     if origin is dict:
         return "names with numbers, such as {mask: 0.75}"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
     if hint in names:
         return names[hint]
+    if origin is tuple and float in inside:
+        return "a list such as [0.9, 0.95]"
     return "whole numbers such as 5,20" if int in inside else getattr(hint, "__name__", str(hint))
 
 

@@ -131,7 +131,7 @@ class Affordable(TorchFunctionMode):
         try:
             made = func(*args, **(kwargs or {}))
         except RuntimeError as problem:
-            if lacking(problem):
+            if memory_shortage(problem):
                 raise self._refusal() from problem
             raise
         if func in (torch.empty, torch.zeros, torch.ones) and made.device.type != "meta":  # not touched yet
@@ -147,7 +147,7 @@ class Affordable(TorchFunctionMode):
         )
 
 
-def lacking(problem: BaseException) -> str | None:
+def memory_shortage(problem: BaseException) -> str | None:
     """If ``problem`` says that there is too little memory: how much was in use, and how much more was asked for."""
     on_gpu = isinstance(problem, torch.OutOfMemoryError)
     if not (on_gpu or isinstance(problem, MemoryError) or _NO_MEMORY.search(str(problem))):

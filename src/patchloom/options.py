@@ -43,11 +43,27 @@ def parse_pretrain(words: list[str]) -> tuple[dict[str, Any], str | None]:
     Raises:
         PatchloomError: an unknown option, or a value of the wrong kind.
     """
-    from patchloom.runs.settings import DEFAULT_TASK, Settings
-    from patchloom.tasks import task_class
+    from patchloom.runs.settings import DEFAULT_TASK
 
     words = [re.sub(r"^--from(?==|$)", "--from_run", word) for word in _joined(words)]
     words = _with_configuration([re.sub(r"^--(task|model|config)(?==|$)", _named, word) for word in words])
+    parsed = _parse(pretrain_parser(_last(words, "--task.name") or DEFAULT_TASK), words)
+    given = parsed.as_dict()
+    del given["config"]
+    given["img_size"] = image_size(given["img_size"])
+    given["model"] = {name: value for name, value in given["model"].items() if value is not None}
+    return given, given.pop("out")
+
+
+def pretrain_parser(task: str) -> ArgumentParser:
+    """What ``patchloom pretrain --task NAME`` takes.
+
+    Raises:
+        PatchloomError: no task has that name.
+    """
+    from patchloom.runs.settings import Settings
+    from patchloom.tasks import task_class
+
     parser = _parser("pretrain", "Pre-train an encoder on images without labels.")
     parser.add_argument("data", type=str, help="folder of images, list file, or shapes, digits, cifar10, ...")
     parser.add_argument("--out", type=str, default=None, help="folder of the run (default: runs/DATA-TASK)")
@@ -57,15 +73,9 @@ def parse_pretrain(words: list[str]) -> tuple[dict[str, Any], str | None]:
     parser.add_argument("--model.name", type=str, default="auto", help="nano, micro, mini (ours), or a timm ViT")
     for name, (kind, help_text) in MODEL_OPTIONS.items():
         parser.add_argument(f"--model.{name}", type=kind | None, default=None, help=help_text)
-    task = _last(words, "--task.name") or DEFAULT_TASK
     parser.add_argument("--task.name", type=str, default=task, help="pretext task; patchloom tasks lists them")
     _add_signature(parser, task_class(task), skip={"encoder"}, prefix="task.")
-    parsed = _parse(parser, words)
-    given = parsed.as_dict()
-    del given["config"]
-    given["img_size"] = image_size(given["img_size"])
-    given["model"] = {name: value for name, value in given["model"].items() if value is not None}
-    return given, given.pop("out")
+    return parser
 
 
 def parse_call(verb: str, function: Callable, words: list[str]) -> dict[str, Any]:
@@ -74,9 +84,14 @@ def parse_call(verb: str, function: Callable, words: list[str]) -> dict[str, Any
     Raises:
         PatchloomError: an unknown option, or a value of the wrong kind.
     """
+    return _parse(call_parser(verb, function), _joined(words)).as_dict()
+
+
+def call_parser(verb: str, function: Callable) -> ArgumentParser:
+    """What ``patchloom VERB`` takes, if it calls ``function``."""
     parser = _parser(verb, (inspect.getdoc(function) or "").splitlines()[0])
     _add_signature(parser, function)
-    return _parse(parser, _joined(words)).as_dict()
+    return parser
 
 
 def parse_evaluate(words: list[str]) -> dict[str, Any]:
@@ -85,11 +100,20 @@ def parse_evaluate(words: list[str]) -> dict[str, Any]:
     Raises:
         PatchloomError: no such protocol, an unknown option, or a value of the wrong kind.
     """
+    words = _joined(words)
+    name = next((word for word in words if not word.startswith("-")), None)
+    return _parse(evaluate_parser(name), words).as_dict()
+
+
+def evaluate_parser(name: str | None) -> ArgumentParser:
+    """What ``patchloom evaluate NAME`` takes; without a name, what all protocols take.
+
+    Raises:
+        PatchloomError: no such protocol.
+    """
     from patchloom.evaluate import EvalSettings
     from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
 
-    words = _joined(words)
-    name = next((word for word in words if not word.startswith("-")), None)
     about = f"Measure an encoder. The protocols: {', '.join(PROTOCOLS)}; each has a --help of its own."
     if name is not None:
         function, _ = protocol_of(name)
@@ -101,7 +125,7 @@ def parse_evaluate(words: list[str]) -> dict[str, Any]:
     if name is not None:
         _add_signature(parser, function, skip={"run", "data", "settings", "count"})
     _add_signature(parser, EvalSettings)
-    return _parse(parser, words).as_dict()
+    return parser
 
 
 def image_size(text: str) -> tuple[int, int] | str:
@@ -122,10 +146,14 @@ def _named(match: re.Match) -> str:
     return f"--{match[1]}.file" if match[1] == "config" else f"--{match[1]}.name"
 
 
+def short(text: str) -> str:
+    """With --task for --task.name: nested names keep a name beside its options, and people type the short form."""
+    return re.sub(r"--(task|model|config|from)[._](name|file|run)\b", r"--\1", text)
+
+
 class _Parser(ArgumentParser):
     def format_help(self) -> str:
-        # nested names are how jsonargparse keeps a name beside its options; people type the short form
-        return re.sub(r"--(task|model|config|from)[._](name|file|run)\b", r"--\1", super().format_help())
+        return short(super().format_help())
 
 
 def _parser(verb: str, about: str) -> ArgumentParser:

@@ -211,5 +211,10 @@ def test_worker_threads():
         def read(self, i):
             return torch.full((1, 9, 9), torch.get_num_threads(), dtype=torch.uint8)
 
-    batches = plain_batches(Threads(4), (8, 8), 2, workers=1, channels=1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        batches = list(plain_batches(Threads(4), (8, 8), 2, workers=1, channels=1))
+    finally:
+        torch.set_num_threads(before)
     assert all((batch.views[0] == 1).all() for batch in batches)

@@ -56,7 +56,7 @@ class Rolls(Source):
 def root(tmp_path, monkeypatch):
     """An empty cache, and parts of four images."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_MOST_IMAGES", 4)
+    monkeypatch.setattr(cache, "_MAX_IMAGES", 4)
     monkeypatch.setattr(cache, "_SAMPLE", 2)
     return cache_root() / "images"
 

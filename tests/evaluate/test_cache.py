@@ -224,7 +224,7 @@ def test_the_oldest_go_when_the_room_is_full(empty_cache: Path, monkeypatch: pyt
     assert _passes("x", some[0], 1) == [True]
     (first,) = empty_cache.iterdir()
     size = first.stat().st_size
-    monkeypatch.setattr(cache, "MOST_BYTES", 2 * size)
+    monkeypatch.setattr(cache, "MAX_BYTES", 2 * size)
     assert _passes("x", some[1], 1) == [True]
     for age, path in enumerate(sorted(empty_cache.iterdir(), key=lambda path: path == first)):
         os.utime(path, (1000 - age, 1000 - age))
@@ -235,7 +235,7 @@ def test_the_oldest_go_when_the_room_is_full(empty_cache: Path, monkeypatch: pyt
     assert _passes("x", some[2], 1) == [True]
     assert not half.exists() and len(list(empty_cache.iterdir())) == 2
     assert _passes("x", some[0], 1) == [False] and _passes("x", some[1], 1) == [True]
-    monkeypatch.setattr(cache, "MOST_BYTES", 10)  # more than all the room is not cached
+    monkeypatch.setattr(cache, "MAX_BYTES", 10)  # more than all the room is not cached
     before = set(empty_cache.iterdir())
     assert _passes("x", some[3]) == [True, True] and set(empty_cache.iterdir()) == before
 

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,12 @@ from patchloom.evaluate import evaluate, extract, frozen
 from patchloom.evaluate.features import poolings_of, tokens_of
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.weights import EncoderCard, load_instance_head, save_encoder, save_head, untrained_twin
+from patchloom.nets.weights import EncoderCard, load_extra_module, save_encoder, save_extra_module, untrained_twin
 from patchloom.tasks import build_task, with_defaults
 from patchloom.tasks.extrema import ExtreMA
 from patchloom.withhold.encoder_input import all_patches
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
 
 DIGITS = open_data("digits").train.subset(range(20))
 SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
@@ -63,30 +66,46 @@ def test_features_are_the_tasks_own_and_of_one_pass(options: dict) -> None:
 
 def test_tasks_without_a_head_save_none() -> None:
     vit = build_encoder(EncoderSpec("nano", (8, 8), 2, channels=1, options=SMALL))
-    assert ExtreMA(vit, class_token="mean").extra_modules() == {}
+    assert {name: module.use for name, module in ExtreMA(vit, class_token="mean").extra_modules().items()} == {
+        "projection": "stem"
+    }
     assert build_task(with_defaults({"name": "mae"}), vit).extra_modules() == {}
 
 
+def _save(task: ExtreMA, folder: Path) -> EncoderCard:
+    """Write an encoder, and beside it the instance head."""
+    spec = EncoderSpec("nano", (8, 8), 2, channels=1, options=SMALL)
+    card = EncoderCard(spec, (0.3,), (0.4,), "extrema", "small", extra_modules={"head": "pooling"})
+    save_encoder(task.encoder, card, folder / "encoder.safetensors")
+    save_extra_module(task.agreement.instance_head, folder / "head.safetensors")
+    return card
+
+
 def test_a_head_is_saved_whole_and_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    head, path = _task().agreement.instance_head, tmp_path / "instance_head.safetensors"
-    assert load_instance_head(tmp_path) is None and load_instance_head("timm:vit_tiny_patch16_224") is None
-    save_head(head, path)
+    task, path = _task(), tmp_path / "head.safetensors"
+    head = task.agreement.instance_head
+    _save(task, tmp_path)
     before = path.read_bytes()
     for source in (tmp_path, tmp_path / "encoder.safetensors", str(tmp_path)):
-        back = patchloom.load_instance_head(source)
+        back = patchloom.load_extra_module(source, "pooling")
         assert back.sizes == {"width": 32, "heads": 2, "depth": 2} and not back.training
         assert all(torch.equal(value, head.state_dict()[name]) for name, value in back.state_dict().items())
-    assert load_instance_head(tmp_path / "another.safetensors") is None
+        assert load_extra_module(source, "stem") is None
+    shutil.copy(tmp_path / "encoder.safetensors", tmp_path / "another.safetensors")
+    for alone in (tmp_path / "another.safetensors", "timm:vit_tiny_patch16_224"):
+        assert load_extra_module(alone, "pooling") is None
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(PatchloomError, match="could not be written"):
-            save_head(InstanceHead(32, 2), path)
-    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+            save_extra_module(InstanceHead(32, 2), path)
+    assert path.read_bytes() == before and len(list(tmp_path.iterdir())) == 3
 
     path.write_bytes(before[: len(before) // 2])
-    with pytest.raises(PatchloomError, match="cannot be read as an instance head"):
-        load_instance_head(tmp_path)
+    with pytest.raises(PatchloomError, match="cannot be read as a module beside an encoder"):
+        load_extra_module(tmp_path, "pooling")
+    path.unlink()
+    assert load_extra_module(tmp_path, "pooling") is None, "an encoder may have been copied alone"
 
 
 def test_the_untrained_twin_has_an_untrained_head() -> None:
@@ -104,10 +123,8 @@ def test_the_untrained_twin_has_an_untrained_head() -> None:
 
 
 def test_the_control_is_measured_with_the_untrained_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = EncoderSpec("nano", (8, 8), 2, channels=1, options=SMALL)
-    card, task = EncoderCard(spec, (0.3,), (0.4,), "extrema", "small"), _task()
-    save_encoder(task.encoder, card, tmp_path / "encoder.safetensors")
-    save_head(task.agreement.instance_head, tmp_path / "instance_head.safetensors")
+    task = _task()
+    card = _save(task, tmp_path)
     asked = []
     monkeypatch.setattr(
         frozen, "extract", lambda vit, *a, head, **k: asked.append(head) or extract(vit, *a, head=head, **k)
@@ -151,7 +168,7 @@ def test_the_closing_evaluation_reports_it(run: Path) -> None:
     assert [row["pooling"] for row in knn] == ["mean"]
     linear = [row for row in rows if row["protocol"] == "linear" and row["encoder"] == "run"]
     vit, _ = patchloom.load_encoder(run)
-    assert {row["pooling"] for row in linear} == set(poolings_of(tokens_of(vit, load_instance_head(run))))
+    assert {row["pooling"] for row in linear} == set(poolings_of(tokens_of(vit, load_extra_module(run, "pooling"))))
 
 
 @pytest.mark.parametrize("protocol", ["knn", "linear"])
@@ -192,8 +209,5 @@ def test_without_a_head_it_is_one_sentence(tmp_path: Path, photos: Path, capsys:
     save_encoder(build_encoder(spec), card, tmp_path / "encoder.safetensors")
     assert main(["evaluate", "knn", str(tmp_path), str(photos), "--pooling", "instance"]) == 2
     out, err = capsys.readouterr()
-    assert err == (
-        "patchloom: this encoder has no instance_head.safetensors beside it to give instance features: "
-        "use --pooling mean\n"
-    )
+    assert err == ("patchloom: this encoder has no module beside it to give instance features: use --pooling mean\n")
     assert not out and not (tmp_path / "results.csv").exists()

@@ -12,6 +12,8 @@ from patchloom.evaluate import evaluate
 from patchloom.evaluate.protocols import layers as layers_file
 from patchloom.evaluate.protocols import linear, protocol_of
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 CHOICES = {"knn": [], "linear": [(linear, "linear_probe")], "layers": [(layers_file, "_held_out")]}
 # the encoder, its twin, raw pixels
 ORDER = {

@@ -15,6 +15,8 @@ from patchloom.evaluate.protocols import linear
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard, save_encoder
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 PROTOCOLS = ("knn", "linear")
 
 

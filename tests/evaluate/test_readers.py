@@ -13,6 +13,8 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate import EvalSettings, evaluate, settings
 from patchloom.machine import cores
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 
 class On(EvalSettings):
     """On a device that is not there."""

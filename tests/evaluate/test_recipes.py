@@ -15,7 +15,7 @@ from patchloom.data import normalize, open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import EvalSettings
 from patchloom.evaluate.classifier import Classifier, fresh_blocks
-from patchloom.evaluate.fit import Views, _Training, answers, of_step, train
+from patchloom.evaluate.fit import Plan, Views, _Training, answers, of_step, train
 from patchloom.evaluate.protocols import protocol_of
 from patchloom.evaluate.recipes import RECIPES, Recipe, recipe_for
 from patchloom.nets.build import EncoderSpec, build_encoder
@@ -26,7 +26,11 @@ SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
 SPEC = EncoderSpec("nano", (8, 8), 4, channels=1, options=SMALL)
 CARD = EncoderCard(SPEC, (0.3,), (0.37,), "mae", "tiny")
 SIZES = {"S": (384, 12), "B": (768, 12), "L": (1024, 24)}
-HOW = EvalSettings(device="cpu")
+SETTINGS = EvalSettings(device="cpu")
+
+
+def planned(recipe: Recipe) -> Plan:
+    return Plan("small", recipe, (recipe.blr,), CARD, SETTINGS, "float32")
 
 
 def of_size(size: str, name: str, **changes) -> Recipe:
@@ -119,7 +123,7 @@ def test_the_loss_of_a_batch_is_timms(mixed: bool) -> None:
     model, source = classifier(), open_data("digits").train.subset(range(16))
     mixing = {"mixup": 0.8, "cutmix": 1.0} if mixed else {"mixup": 0.0, "cutmix": 0.0}
     recipe = Recipe(epochs=1, warmup_epochs=0, batch=16, drop_path=0.0, randaugment=0.0, crop_scale=1.0, **mixing)
-    training = _Training(deepcopy(model), source, recipe, CARD, HOW, "float32")
+    training = _Training(deepcopy(model), source, planned(recipe))
     batch = next(iter(training.batches))
     random_seed(3)
     loss = training._step(0, batch)
@@ -147,7 +151,7 @@ def test_a_frozen_encoder_has_no_learning_rate() -> None:
 def test_the_rate_rises_and_falls_to_nothing_layer_by_layer() -> None:
     source = open_data("digits").train.subset(range(32))
     recipe = Recipe(epochs=10, warmup_epochs=2, batch=16, blr=0.16, layer_decay=0.5, randaugment=0.0)
-    training = _Training(classifier(), source, recipe, CARD, HOW, "float32")
+    training = _Training(classifier(), source, planned(recipe))
     rates = {group["lr_scale"]: [] for group in training.optimizer.param_groups}
     for step in range(training.steps):
         training.schedule.step_update(step + 1)
@@ -181,10 +185,10 @@ def test_a_moving_average_is_what_comes_back() -> None:
     source = open_data("digits").train.subset(range(16))
     recipe = Recipe(epochs=3, warmup_epochs=0, batch=16, erasing=0.5, clip=1.0, repeats=2)
     model = classifier()
-    plain = train(model, source, recipe, CARD, HOW, "float32", "plain")
-    average = train(classifier(), source, replace(recipe, ema=0.9), CARD, HOW, "float32", "average")
+    plain = train(model, source, planned(recipe), "plain")
+    average = train(classifier(), source, planned(replace(recipe, ema=0.9)), "average")
     assert plain is model and not plain.training and not average.training
     start, last, mean = (model.head.weight for model in (classifier(), plain, average))
     assert (last - start).norm() > (mean - start).norm() > 0
-    found = answers(average, source, CARD, HOW, "bfloat16")
+    found = answers(average, source, CARD, SETTINGS, "bfloat16")
     assert found.logits.shape == (16, 10) and found.logits.dtype == torch.float32

@@ -11,6 +11,8 @@ from patchloom.cli import main
 from patchloom.data import Data, open_data
 from patchloom.evaluate import Report, Row, evaluate, settings
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 SEEDS = {"device": "cpu", "ks": (5, 20), "max_train": 80, "pooling": "mean"}
 
 

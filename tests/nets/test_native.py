@@ -22,6 +22,15 @@ here = pytest.mark.skipif(native.lacking() is not None, reason=f"native kernels 
 ROUNDED = 5e-3
 
 
+@pytest.fixture(autouse=True, scope="module")
+def two_threads():
+    """The kernels share their work among torch's threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 def apart(found, true):
     """Relative distance of two tensors."""
     return ((found.double() - true.double()).norm() / true.double().norm()).item()

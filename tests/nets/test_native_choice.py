@@ -17,6 +17,8 @@ from patchloom.nets.native import compiler as made
 from patchloom.runs import task as tasks_of_runs
 from patchloom.train import device_defaults as defaults
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 trained = importlib.import_module("patchloom.train.pretrain")  # the package's name for it is a function
 here = pytest.mark.skipif(native.lacking() is not None, reason=f"native kernels cannot be had: {native.lacking()}")
 

@@ -23,9 +23,11 @@ from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import choose_held_out, stored_held_out
 from patchloom.runs.record import read_record
 from patchloom.runs.settings import Settings
-from patchloom.train import closing
-from patchloom.train.loop import Loop
+from patchloom.train import final_evaluation
+from patchloom.train import pretrain as pretraining
 from patchloom.train.pretrain import pretrain
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
 
 QUICK = SMALL | {"epochs": 1, "task": "mae"}
 NEW = "which were never trained on"
@@ -47,14 +49,14 @@ def contents(paths) -> set[bytes]:
 @pytest.fixture
 def parts(monkeypatch):
     """Of each run the digests of the files to train on and of those that are held out, taken from what it uses."""
-    found, init = [], Loop.__init__
+    found, train = [], pretraining.train
 
-    def noted(self, fabric, task, source, settings, folder, reporter, watch):
-        train, held = source, watch.held_out
-        found.append(tuple(contents(one.describe(i) for i in range(len(one))) for one in (train, held)))
-        init(self, fabric, task, source, settings, folder, reporter, watch)
+    def noted(fabric, task, source, *given):
+        *_, validation = given
+        found.append(tuple(contents(one.describe(i) for i in range(len(one))) for one in (source, validation.held_out)))
+        return train(fabric, task, source, *given)
 
-    monkeypatch.setattr(Loop, "__init__", noted)
+    monkeypatch.setattr(pretraining, "train", noted)
     return found
 
 
@@ -131,13 +133,13 @@ def test_if_all_images_were_trained_on_every_line_says_so(images, first, tmp_pat
 
 def test_every_protocol_of_the_end_says_it(images, first, tmp_path, monkeypatch, capsys):
     stories = []
-    compare = closing.compare
+    compare = final_evaluation.compare
 
     def noted(protocols, vit, card, parts, *rest):
         stories.append(parts.story)
         return compare(protocols, vit, card, parts, *rest)
 
-    monkeypatch.setattr(closing, "compare", noted)
+    monkeypatch.setattr(final_evaluation, "compare", noted)
     pretrain(images, from_run=str(first), out=tmp_path / "new", **QUICK)
     pretrain(images, from_run=str(older(first, tmp_path / "old")), out=tmp_path / "unknown", **QUICK)
     assert stories[0] == (

@@ -9,6 +9,8 @@ from patchloom.errors import PatchloomError
 from patchloom.runs.record import digest_of_record, no_record, read_record, write_record
 from patchloom.train.pretrain import pretrain
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 QUICK = SMALL | {"epochs": 1, "task": "mae"}
 
 

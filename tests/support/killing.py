@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from forked import server
 from PIL import Image
 from safetensors.torch import load_file
 
 SMALL = {"model": {"name": "nano", "embed_dim": 32, "depth": 1, "num_heads": 2, "drop_path_rate": 0.1}, "img_size": 32}
 SMALL |= {"patch_size": 8, "batch_size": 16, "epochs": 6, "precision": "float32", "attention": "explicit"}
 SMALL |= {"threads": 1, "compile": False, "workers": 0, "device": "cpu", "held_out": 0.2}
+PROBE_STEPS = 5
 # what a run writes and renames is told to audit hooks before it happens
 _EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.chmod")
 
@@ -31,6 +33,14 @@ class Kill(NamedTuple):
 
     event: int | None = None
     seconds: float | None = None
+
+
+def shorten_probes() -> None:
+    """Do not fit linear probes of this process to the end: runs have them; what they are good for, others test."""
+    from patchloom.evaluate import logistic
+
+    assert logistic._ITERATIONS > PROBE_STEPS
+    logistic._ITERATIONS = PROBE_STEPS
 
 
 def work_for_ever(path: str) -> None:
@@ -66,12 +76,12 @@ def _train(images: str, out: str, options: dict[str, Any], event: int | None, to
     sys.addaudithook(watch)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
-    from patchloom.train import loop
-    from patchloom.train.pretrain import pretrain
+    from patchloom.train import pretrain as training
 
-    loop._SAVE_EVERY = 0.02  # so that many kills meet a checkpoint that is being written
+    shorten_probes()
+    training._SAVE_EVERY = 0.02  # so that many kills meet a checkpoint that is being written
     torch.set_num_threads(1)
-    pretrain(images, out=out, **SMALL | options)
+    training.pretrain(images, out=out, **SMALL | options)
     told.put(seen)
 
 
@@ -81,8 +91,7 @@ def start(images: Path, out: Path, options: dict[str, Any], kill: Kill) -> tuple
     Returns:
         Whether it was killed, and how many events of its files it saw (0 if it was killed).
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["patchloom.train.pretrain", "killing"])
+    context = server()
     told = context.SimpleQueue()
     process = context.Process(target=_train, args=(str(images), str(out), options, kill.event, told))
     process.start()

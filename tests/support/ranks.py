@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from killing import SMALL
+from forked import server
+from killing import SMALL, shorten_probes
 
 SAVING = 3.0
-_PRELOADED = ["patchloom.train.pretrain", "killing", "ranks"]
 
 
 class Ended(NamedTuple):
@@ -48,36 +48,41 @@ def _rank(
         found = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "GROUP_RANK": 0}
         found |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
         os.environ.update({name: str(value) for name, value in found.items()})
-    from patchloom.errors import PatchloomError, Told
+    from patchloom.errors import AlreadyReported, PatchloomError
     from patchloom.runs.checkpoint import Checkpoints, tensors_of
-    from patchloom.train import loop
-    from patchloom.train.pretrain import pretrain
+    from patchloom.train import pretrain as training
     from patchloom.train.step import Stepper
 
-    loop._SAVE_EVERY = 0.0 if sent and sent.number == signal.SIGKILL else 60.0
+    shorten_probes()
+    training._SAVE_EVERY = 0.0 if sent and sent.number == signal.SIGKILL else 60.0
     torch.set_num_threads(1)
-    update, run, save = Stepper.update, loop.Loop.run, Checkpoints.save
+    begin, update, train, save = Stepper.__init__, Stepper.update, training.train, Checkpoints.save
+    steppers = []
 
     def dying_update(self, done, *rest):
         if sent and rank in sent.ranks and done == sent.step:
             os.kill(os.getpid(), sent.number)
         return update(self, done, *rest)
 
-    def noted_run(self):
-        ended = run(self)
-        torch.save(tensors_of(self.task, self.stepper.optimizer.optimizer), f"{beside}.{rank}.pt")
+    def noted_begin(self, *given):
+        begin(self, *given)
+        steppers.append(self)
+
+    def noted_train(*given):
+        ended = train(*given)
+        torch.save(tensors_of(steppers[-1].task, steppers[-1].optimizer.optimizer), f"{beside}.{rank}.pt")
         return ended
 
     def slow_save(self, *what):
         time.sleep(SAVING)
         save(self, *what)
 
-    Stepper.update, loop.Loop.run = dying_update, noted_run
+    Stepper.update, Stepper.__init__, training.train = dying_update, noted_begin, noted_train
     if sent and sent.number != signal.SIGKILL:
         Checkpoints.save = slow_save
     try:
-        pretrain(images, out=out, **SMALL | options)
-    except Told:
+        training.pretrain(images, out=out, **SMALL | options)
+    except AlreadyReported:
         sys.exit(2)
     except PatchloomError as error:
         print(f"patchloom: {error}", file=sys.stderr, flush=True)
@@ -92,8 +97,7 @@ def run_together(
     Returns:
         How each process ended, and the weights and moments that each had when it reached the end.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context = server()
     out.parent.mkdir(parents=True, exist_ok=True)
     beside, port, begin = out.parent / f"{out.name}-of-{world}", free_port(), time.monotonic()
     processes = [

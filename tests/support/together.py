@@ -10,6 +10,7 @@ from typing import NamedTuple
 from unittest import mock
 
 import torch
+from forked import server
 from sweep import build, views_of
 from torch import Tensor
 from torch import distributed as dist
@@ -106,7 +107,8 @@ def patience(rank: int, folder: str) -> str:
 
 def train_together(cases, folder):
     """The results of each of ``cases`` by process, a traceback where one failed; `smallest_by_backend`; `patience`."""
-    torch.multiprocessing.spawn(worker, (cases, str(folder)), nprocs=WORLD)
+    server()  # what it has imported need not be imported by each
+    torch.multiprocessing.start_processes(worker, (cases, str(folder)), WORLD, start_method="forkserver")
     *by_case, smallest_ones, waits = zip(*(torch.load(f"{folder}/rank{rank}.pt") for rank in range(WORLD)), strict=True)
     return (
         [[one if isinstance(one, str) else Result(*one) for one in of_case] for of_case in by_case],

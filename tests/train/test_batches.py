@@ -13,6 +13,8 @@ from patchloom.errors import PatchloomError
 from patchloom.runs.settings import Settings
 from patchloom.train.batches import evened
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 CASES = {
     "extrema": {"task": {"name": "extrema", "loss": "infonce"}},
     "lut": {"task": "lut"},

@@ -14,6 +14,11 @@ from patchloom.runs.settings import Settings
 
 SMALL = {"name": "nano", "embed_dim": 32, "depth": 1}
 HOW = {"task": "mae", "model": SMALL, "epochs": 2, "img_size": 16, "batch_size": 8, "device": "cpu"}
+HOW |= {
+    "precision": "float32",
+    "attention": "explicit",
+    "threads": 1,
+}  # else all would be measured for each cache
 
 
 @pytest.fixture(scope="module")

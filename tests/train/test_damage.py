@@ -12,7 +12,9 @@ from killing import draw_images, left_behind, typed
 
 from patchloom.cli import main
 from patchloom.runs.checkpoint import Checkpoints
-from patchloom.train import loop
+from patchloom.train import pretrain as training
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
 
 TASK = {"task": "extrema", "epochs": 2, "task.masks": 2, "task.head_width": 64, "task.head_out": 64}
 
@@ -30,7 +32,7 @@ def whole(tmp_path_factory):
     root = tmp_path_factory.mktemp("whole")
     images = draw_images(root / "images", 40)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "_SAVE_EVERY", 0.0)  # so that the checkpoint before the last one is of another step
+        patch.setattr(training, "_SAVE_EVERY", 0.0)  # so that the checkpoint before the last one is of another step
         assert main(typed(images, root / "run", TASK)) == 0
     return Whole(images, root / "run", left_behind(root / "run"))
 
@@ -182,7 +184,7 @@ def made(content: bytes, how: str) -> bytes | None:
 
 VERBS = {"look": ["look"], "knn": ["evaluate", "knn"], "export": ["export"]}
 FILES = ("config.yaml", "requested.yaml", "data.yaml", "metrics.csv", "results.csv", "summary.txt")
-FILES += ("encoder.safetensors", "instance_head.safetensors", "log.txt")
+FILES += ("encoder.safetensors", "instance_head.safetensors", "projection.safetensors", "log.txt")
 
 
 def ask(verb: str, run: Path, images: Path, capfd) -> tuple:
@@ -230,7 +232,7 @@ def test_a_damaged_file_gives_a_sentence_or_the_right_result(name, how, whole, a
         assert left_behind(run) == whole.content
 
 
-@pytest.mark.parametrize("name", ["metrics.csv", "encoder.safetensors", "instance_head.safetensors", "log.txt"])
+@pytest.mark.parametrize("name", FILES[3:4] + FILES[6:])
 def test_what_can_be_made_again_is(name, whole, run, capfd):
     (run / name).write_bytes(random.Random(0).randbytes(100))
     assert told(typed(whole.images, run, TASK), capfd)[0] == 0

@@ -16,6 +16,8 @@ from ranks import SAVING, Signal, free_port, run_together
 import patchloom.cli
 from patchloom.train.pretrain import pretrain
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 CASES = {
     "droppos": {"task": "droppos", "accumulate": 2},
     "extrema": {"task": "extrema"},

@@ -1,4 +1,4 @@
-"""Updates that are no numbers are not made; where they go on, the run goes back, and at last it stops."""
+"""Updates that are not finite are not made; where they go on, the run goes back, and at last it stops."""
 
 import csv
 import math
@@ -10,9 +10,11 @@ from safetensors.torch import load_file
 
 from patchloom.errors import PatchloomError
 from patchloom.tasks import task_class
-from patchloom.train import loop
+from patchloom.train import pretrain as training
 from patchloom.train.pretrain import pretrain
 from patchloom.train.step import Stepper
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
 
 STEPS = 18  # 48 images to train on, in batches of 16, for 6 epochs
 
@@ -24,7 +26,7 @@ def images(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def saved_after_each_update(monkeypatch):
-    monkeypatch.setattr(loop, "_SAVE_EVERY", 0.0)
+    monkeypatch.setattr(training, "_SAVE_EVERY", 0.0)
 
 
 def spoil(monkeypatch, name, which, how=math.nan):
@@ -66,20 +68,20 @@ def test_one_bad_step_is_skipped_and_named(images, tmp_path, monkeypatch, capsys
 def test_a_skipped_step_leaves_no_trace(images, tmp_path, monkeypatch):
     """The loss is spoilt after the forward pass, which has changed running statistics by then."""
     spoil(monkeypatch, "lut", lambda step, _: step == 0)
-    update, save, states = Stepper.update, loop.Loop._save, []
+    update, save, states = Stepper.update, training.save_checkpoint, []
 
     def noted_update(self, *arguments):
         moved = update(self, *arguments)
         states.append(copied(self.task))
         return moved
 
-    def noted_save(self):
+    def noted_save(folder, stepper, *given):
         if not states:  # before the first forward pass
-            states.append(copied(self.task))
-        save(self)
+            states.append(copied(stepper.task))
+        return save(folder, stepper, *given)
 
     monkeypatch.setattr(Stepper, "update", noted_update)
-    monkeypatch.setattr(loop.Loop, "_save", noted_save)
+    monkeypatch.setattr(training, "save_checkpoint", noted_save)
     pretrain(images, "lut", out=tmp_path / "run", **SMALL)
     start, skipped, made = states[:3]
     assert not [name for name in start if not torch.equal(start[name], skipped[name])]
@@ -95,7 +97,7 @@ def test_several_in_a_row_go_back_to_the_last_good_checkpoint_with_a_lower_rate(
     pretrain(images, "mae", out=tmp_path / "run", **SMALL)
     assert seen == [*range(14), *range(9, STEPS)]
     told = capsys.readouterr().out
-    assert "no numbers any more at step 14: going back to step 9, with ×0.5 the learning rate" in told
+    assert "not finite any more at step 14: going back to step 9, with ×0.5 the learning rate" in told
     rates = {int(row["step"]): float(row["lr"]) for row in rows(tmp_path / "run") if row["lr"]}
     assert sorted(rates) == list(range(1, STEPS + 1))
     plain = pretrain(images, "mae", out=tmp_path / "plain", **SMALL).folder
@@ -108,11 +110,11 @@ def test_several_in_a_row_go_back_to_the_last_good_checkpoint_with_a_lower_rate(
 
 def test_after_three_setbacks_a_sentence(images, tmp_path, monkeypatch):
     seen = spoil(monkeypatch, "mae", lambda step, count: step >= 9)
-    with pytest.raises(PatchloomError, match="no longer numbers after 14 steps, though .* halved 3 times: .* --blr"):
+    with pytest.raises(PatchloomError, match="no longer finite after 14 steps, though .* halved 3 times: .* --blr"):
         pretrain(images, "mae", out=tmp_path / "run", **SMALL)
     assert seen == [*range(14), *[9, 10, 11, 12, 13] * 3]
     saved = load_file(tmp_path / "run" / "checkpoints" / "last.safetensors")
     assert all(value.isfinite().all() for value in saved.values() if value.is_floating_point())
-    with pytest.raises(PatchloomError, match="no longer numbers"):  # and a restart does not forget the setbacks
+    with pytest.raises(PatchloomError, match="no longer finite"):  # and a restart does not forget the setbacks
         pretrain(images, "mae", out=tmp_path / "run", **SMALL)
     assert len(seen) == 14 + 15 + 5

@@ -9,11 +9,14 @@ from killing import SMALL, draw_images
 from safetensors.torch import load_file
 
 from patchloom.tasks import task_class
-from patchloom.train import device_defaults, loop
+from patchloom.train import device_defaults
+from patchloom.train import pretrain as training
 from patchloom.train.optim import clip_gradients
 from patchloom.train.pretrain import pretrain
-from patchloom.train.state import State
+from patchloom.train.state import TrainState
 from patchloom.train.step import Stepper
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
 
 HALF = SMALL | {"precision": "float16"}
 
@@ -29,7 +32,7 @@ def rows(run, column):
 
 
 def test_the_scale_is_halved_by_an_overflow_and_doubled_after_two_thousand_updates():
-    state = State()
+    state = TrainState()
     state.adapt(overflow=True)
     assert (state.scale, state.steady) == (2.0**15, 0)
     for _ in range(1999):
@@ -72,7 +75,7 @@ def test_small_gradients_survive(images, tmp_path, monkeypatch):
     norms, update = [], Stepper.update
     monkeypatch.setattr(Stepper, "update", lambda *a: norms.append((moved := update(*a)).norm) or moved)
     pretrain(images, "mae", out=tmp_path / "scaled", **HALF)
-    monkeypatch.setattr(loop.Loop, "_scale", lambda self: 1.0)
+    monkeypatch.setattr(TrainState, "loss_scale", lambda self, precision: 1.0)
     pretrain(images, "mae", out=tmp_path / "plain", **HALF)
     with_scale, without = norms[:18], norms[18:]
     assert min(with_scale) > 1.5 * max(without)
@@ -80,10 +83,10 @@ def test_small_gradients_survive(images, tmp_path, monkeypatch):
 
 def test_an_overflow_costs_an_update_and_nothing_else(images, tmp_path, monkeypatch, capsys):
     @dataclass
-    class Bold(State):
+    class Bold(TrainState):
         scale: float = 2.0**26
 
-    monkeypatch.setattr(loop, "State", Bold)
+    monkeypatch.setattr(training, "TrainState", Bold)
     moves, update = [], Stepper.update
     monkeypatch.setattr(Stepper, "update", lambda *a: moves.append(moved := update(*a)) or moved)
     pretrain(images, "mae", out=tmp_path / "run", **HALF)
@@ -95,9 +98,11 @@ def test_an_overflow_costs_an_update_and_nothing_else(images, tmp_path, monkeypa
 
 def test_going_on_knows_the_scale(images, tmp_path, monkeypatch):
     pretrain(images, "mae", out=tmp_path / "whole", **HALF)
-    monkeypatch.setattr(loop, "_SAVE_EVERY", 0.0)
-    adapt, update = State.adapt, Stepper.update
-    monkeypatch.setattr(State, "adapt", lambda self, overflow: adapt(self, self.steady == 5))  # an "overflow" at times
+    monkeypatch.setattr(training, "_SAVE_EVERY", 0.0)
+    adapt, update = TrainState.adapt, Stepper.update
+    monkeypatch.setattr(
+        TrainState, "adapt", lambda self, overflow: adapt(self, self.steady == 5)
+    )  # an "overflow" at times
 
     class Killed(Exception):
         pass

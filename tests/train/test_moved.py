@@ -13,18 +13,22 @@ from patchloom.cli import main
 from patchloom.errors import PatchloomError
 from patchloom.runs import folder as folders
 from patchloom.runs.folder import RunFolder
-from patchloom.train import loop
-from patchloom.train.closing import Closing
+from patchloom.train import pretrain as training
+from patchloom.train.final_evaluation import FinalEvaluation
 from patchloom.train.pretrain import pretrain
+from patchloom.train.state import TrainState
+from patchloom.train.validation import Validation
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
 
 TASK = {"task": "mae", "epochs": 3}
 EVENTS = {
-    "the checkpoint": (loop.Loop, "_save"),
-    "what is written beside it": (loop.Loop, "_write_metrics"),
-    "an update": (loop.Loop, "_count"),
-    "the held-out measures": (loop.Loop, "_look"),
-    "the end": (Closing, "run"),
-    "the evaluation": (Closing, "_evaluate"),
+    "the checkpoint": (training, "save_checkpoint"),
+    "what is written beside it": (RunFolder, "write_metrics"),
+    "an update": (TrainState, "count"),
+    "the held-out measures": (Validation, "run"),
+    "the end": (FinalEvaluation, "run"),
+    "the evaluation": (FinalEvaluation, "_evaluate"),
 }
 
 
@@ -71,14 +75,14 @@ def test_a_folder_that_is_not_the_same_is_left_alone(event, change, images, tmp_
     owner, name = EVENTS[event]
     method, calls = getattr(owner, name), []
 
-    def changed(self, *arguments):
+    def changed(*arguments, **named):
         calls.append(name)
-        if len(calls) == (1 if owner is Closing else 2):
+        if len(calls) == (1 if owner is FinalEvaluation else 2):
             change(out)
             there.append(held(out))
-        return method(self, *arguments)
+        return method(*arguments, **named)
 
-    monkeypatch.setattr(loop, "_SAVE_EVERY", 0.0)
+    monkeypatch.setattr(training, "_SAVE_EVERY", 0.0)
     monkeypatch.setattr(owner, name, changed)
     assert main(typed(images, out, TASK)) == 2
     said = capfd.readouterr().err
@@ -88,16 +92,17 @@ def test_a_folder_that_is_not_the_same_is_left_alone(event, change, images, tmp_
 
 def test_one_that_was_moved_goes_on_when_it_is_back(images, tmp_path, monkeypatch, capfd):
     for name in ("plain", "moved"):
-        out, save = tmp_path / name / "run", loop.Loop._save
+        out, save = tmp_path / name / "run", training.save_checkpoint
 
-        def save_and_move(self, out=out, save=save):
-            save(self)
-            if self.state.step == 4:
+        def save_and_move(folder, stepper, state, unreadable, out=out, save=save):
+            saved = save(folder, stepper, state, unreadable)
+            if state.step == 4:
                 out.rename(out.with_name("elsewhere"))
+            return saved
 
         with monkeypatch.context() as patch:
-            patch.setattr(loop, "_SAVE_EVERY", 0.0)
-            patch.setattr(loop.Loop, "_save", save_and_move if name == "moved" else save)
+            patch.setattr(training, "_SAVE_EVERY", 0.0)
+            patch.setattr(training, "save_checkpoint", save_and_move if name == "moved" else save)
             assert main(typed(images, out, TASK)) == (2 if name == "moved" else 0)
     out.with_name("elsewhere").rename(out)
     assert main(typed(images, out, TASK)) == 0

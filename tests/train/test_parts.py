@@ -9,9 +9,9 @@ from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.runs.settings import Settings
 from patchloom.tasks import build_task
 from patchloom.train.failures import too_little_memory
-from patchloom.train.optim import parameter_groups
+from patchloom.train.optim import learning_rate, parameter_groups
+from patchloom.train.progress import points
 from patchloom.train.resolve import resolve
-from patchloom.train.schedule import learning_rate, points
 
 
 def test_learning_rate_rises_then_falls_as_a_cosine():

@@ -23,7 +23,10 @@ from PIL import Image
 from patchloom.cli import main
 from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError
-from patchloom.train import loop
+from patchloom.runs.folder import RunFolder
+from patchloom.train import pretrain as training
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
 
 TASK = {"task": "mae", "epochs": 3}
 
@@ -44,7 +47,7 @@ def whole(images, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
     """A checkpoint is written after every update."""
-    monkeypatch.setattr(loop, "_SAVE_EVERY", 0.0)
+    monkeypatch.setattr(training, "_SAVE_EVERY", 0.0)
 
 
 def refused(words: list, capfd) -> str:
@@ -210,20 +213,21 @@ def test_a_thousand_broken_files(tmp_path, capfd):
     names = (out / "unreadable.txt").read_text().splitlines()
     assert len(names) == len({*names}) and all("/broken/" in name for name in names)
     # many are empty: where one of these is held out, the others are not tried
-    assert len(names) + len(loop.RunFolder(out).read_data()["held_out_copies"]) > 700
+    assert len(names) + len(RunFolder(out).read_data()["held_out_copies"]) > 700
     assert not err and f"{len(names)} files could not be read" in " ".join(printed.split())
 
 
 def test_files_that_go_away_during_a_run(tmp_path, capfd, monkeypatch):
     folder = draw_images(tmp_path / "images", 60)
-    save = loop.Loop._save
+    save = training.save_checkpoint
 
-    def save_and_delete(self):
-        save(self)
-        for path in sorted(folder.rglob("*.png"))[::3] if self.state.step == 2 else ():
+    def save_and_delete(run, stepper, state, unreadable):
+        saved = save(run, stepper, state, unreadable)
+        for path in sorted(folder.rglob("*.png"))[::3] if state.step == 2 else ():
             path.unlink()
+        return saved
 
-    monkeypatch.setattr(loop.Loop, "_save", save_and_delete)
+    monkeypatch.setattr(training, "save_checkpoint", save_and_delete)
     assert main(typed(folder, tmp_path / "run", TASK)) == 0
     assert not capfd.readouterr().err
     names = (tmp_path / "run" / "unreadable.txt").read_text().splitlines()
@@ -243,18 +247,19 @@ def test_too_little_memory(tmp_path, capfd):
 
 @pytest.mark.parametrize("step", [1, 4])
 def test_a_reading_process_that_is_killed(images, whole, tmp_path, capfd, monkeypatch, step):
-    save, out = loop.Loop._save, tmp_path / "run"
+    save, out = training.save_checkpoint, tmp_path / "run"
     options, killed = TASK | {"workers": 1}, []
 
-    def save_and_kill(self):
-        save(self)
-        if self.state.step == step:
+    def save_and_kill(run, stepper, state, unreadable):
+        saved = save(run, stepper, state, unreadable)
+        if state.step == step:
             killed.extend(child.pid for child in multiprocessing.active_children())
             for reader in killed:
                 os.kill(reader, signal.SIGKILL)
+        return saved
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Loop, "_save", save_and_kill)
+        patch.setattr(training, "save_checkpoint", save_and_kill)
         said = refused(typed(images, out, options), capfd)
     assert killed and "a process that read images has died" in said
     assert main(typed(images, out, options)) == 0

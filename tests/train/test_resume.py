@@ -4,10 +4,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from forked import Command
 from PIL import Image
 
 from patchloom.stopping import SIGNALS
@@ -28,25 +28,23 @@ def images(tmp_path_factory):
     return folder
 
 
-def start(images: Path, out: Path, **pipes: Any) -> subprocess.Popen:
-    words = [sys.executable, "-m", "patchloom", "pretrain", str(images), *COMMAND, *SIZES, "--out", str(out)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # several threads may add up in another order
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | pipes
-    return subprocess.Popen(words, env=environment, start_new_session=True, **pipes)
+def words(images: Path, out: Path) -> list[str]:
+    return ["pretrain", str(images), *COMMAND, *SIZES, "--out", str(out)]
 
 
 @pytest.fixture(scope="module")
 def plain(images, tmp_path_factory):
+    """A run that begins as users begin theirs; the others are forked."""
     out = tmp_path_factory.mktemp("plain")
-    process = start(images, out)
-    process.communicate()
-    assert process.returncode == 0
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # several threads may add up in another order
+    command = [sys.executable, "-m", "patchloom", *words(images, out)]
+    subprocess.run(command, env=environment, capture_output=True, check=True)
     return out
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_stopped_and_resumed_is_never_stopped(images, plain, tmp_path, number):
-    other = start(images, tmp_path / "stopped")
+    other = Command(words(images, tmp_path / "stopped"))
     for line in other.stdout:
         if line.startswith("epoch 4.0/16"):
             os.killpg(other.pid, number)  # as `timeout`, systemd, SLURM and a terminal that is closed do
@@ -54,7 +52,7 @@ def test_stopped_and_resumed_is_never_stopped(images, plain, tmp_path, number):
     _, told = other.communicate()
     assert other.returncode == 130 and told.startswith("patchloom: stopped, and a checkpoint was written"), told
     assert not (tmp_path / "stopped" / "encoder.safetensors").exists()
-    again = start(images, tmp_path / "stopped")
+    again = Command(words(images, tmp_path / "stopped"))
     out, _ = again.communicate()
     assert again.returncode == 0 and "Resuming after step" in out and "Resuming after step 0 " not in out
     assert weights(plain) == weights(tmp_path / "stopped")
@@ -67,7 +65,7 @@ def test_stopped_and_resumed_is_never_stopped(images, plain, tmp_path, number):
 def test_training_goes_on_when_nobody_reads_what_it_prints(door, images, plain, tmp_path):
     """As where Ctrl-C ends `tee`, or the terminal is gone: what is printed is in the log."""
     reader, writer = door()
-    process = start(images, tmp_path / "unread", stdout=writer)
+    process = Command(words(images, tmp_path / "unread"), stdout=writer)
     os.close(writer)
     printed = b""
     while b"everything goes to" not in printed:

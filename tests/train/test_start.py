@@ -9,8 +9,10 @@ from safetensors.torch import load_file, save_file
 
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
-from patchloom.train.loop import Loop
+from patchloom.train import pretrain as training
 from patchloom.train.pretrain import pretrain
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
 
 OPEN = {name: value for name, value in SMALL.items() if name not in ("model", "img_size", "patch_size")}
 
@@ -29,13 +31,13 @@ def earlier(images, tmp_path_factory):
 @pytest.fixture
 def begun(monkeypatch):
     """The state of each run's task before its first step."""
-    states, run = [], Loop.run
+    states, train = [], training.train
 
-    def noted(self):
-        states.append({name: value.detach().clone() for name, value in self.task.state_dict().items()})
-        return run(self)
+    def noted(fabric, task, *given):
+        states.append({name: value.detach().clone() for name, value in task.state_dict().items()})
+        return train(fabric, task, *given)
 
-    monkeypatch.setattr(Loop, "run", noted)
+    monkeypatch.setattr(training, "train", noted)
     return states
 
 

@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from patchloom.data import Arriving
-from patchloom.train.closing import Closing
-from patchloom.train.loop import Loop
+from patchloom.questions.measure import Measure
+from patchloom.train import pretrain as training
+from patchloom.train.final_evaluation import FinalEvaluation
 from patchloom.train.pretrain import pretrain
 from patchloom.train.step import Stepper
+from patchloom.train.validation import Validation
 
 # what needs a tensor's numbers on the CPU
 READS = {
@@ -85,14 +87,14 @@ class Warned:
         return found
 
 
-def aside(counter: Counter | Warned, of: type, name: str, patch: pytest.MonkeyPatch) -> None:
+def aside(counter: Counter | Warned, of: Any, name: str, patch: pytest.MonkeyPatch) -> None:
     """Do not count what is done inside a method: it is not done for every update, or has no tensor on the device."""
     method = getattr(of, name)
 
-    def uncounted(*args: Any) -> Any:
+    def uncounted(*args: Any, **more: Any) -> Any:
         counter.on, before = False, counter.on
         try:
-            return method(*args)
+            return method(*args, **more)
         finally:
             counter.on = before
 
@@ -103,12 +105,12 @@ def aside(counter: Counter | Warned, of: type, name: str, patch: pytest.MonkeyPa
 def counted(request, monkeypatch):
     """The device; the reads of each update, and last those after the last one."""
     counter, each = request.param(), []
-    asides = [(Loop, "_look"), (Loop, "_save")]
+    asides = [(Validation, "run"), (training, "in_words"), (Measure, "collapsed"), (training, "save_checkpoint")]
     if request.param is Counter:  # reading is done on the CPU, there as here
         asides += [(Arriving, "__next__"), (Arriving, "send")]
     for of, name in asides:
         aside(counter, of, name, monkeypatch)
-    train, update = Loop._train, Stepper.update
+    train, update, save = training.train, Stepper.update, training.save_checkpoint
 
     def counted_update(*args, **kwargs):
         moved = update(*args, **kwargs)
@@ -121,9 +123,16 @@ def counted(request, monkeypatch):
             each.append(counter.take())
         return ended
 
-    monkeypatch.setattr(Closing, "run", lambda *_: "")
+    def counted_save(*args):
+        saved = save(*args)
+        if not each:  # before the first step: from now on
+            counter.take()
+        return saved
+
+    monkeypatch.setattr(FinalEvaluation, "run", lambda *_: "")
     monkeypatch.setattr(Stepper, "update", counted_update)
-    monkeypatch.setattr(Loop, "_train", counted_train)
+    monkeypatch.setattr(training, "train", counted_train)
+    monkeypatch.setattr(training, "save_checkpoint", counted_save)
     return "cpu" if request.param is Counter else "cuda", each
 
 

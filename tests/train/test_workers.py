@@ -19,7 +19,9 @@ from patchloom.runs.settings import Settings
 from patchloom.train import device_defaults as defaults
 from patchloom.train.pretrain import pretrain
 from patchloom.train.resolve import resolve
-from patchloom.train.watch import Watch
+from patchloom.train.validation import Validation
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
 
 STATS = Stats((0.5,) * 3, (0.2,) * 3, 480, 640, 100, [])
 SMALL = {"model": {"name": "nano", "embed_dim": 32, "depth": 1}, "batch_size": 8, "precision": "float32", "epochs": 1}
@@ -98,12 +100,12 @@ def test_two_processes_on_this_machine(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_elsewhere_reads_as_suits_there(images: Path, tmp_path: Path, monkeypatch) -> None:
     run, used = tmp_path / "run", []
 
-    class Noted(Watch):
+    class Noted(Validation):
         def __init__(self, *rest):
             super().__init__(*rest)
             used.append(self.workers)
 
-    monkeypatch.setattr("patchloom.train.pretrain.Watch", Noted)
+    monkeypatch.setattr("patchloom.train.pretrain.Validation", Noted)
     for here in (Cores(12), Cores(12, 6), Cores(12)):
         monkeypatch.setattr("patchloom.train.pretrain.cores_here", lambda here=here: here)
         pretrain(images, task="mae", device="cpu", workers="auto", out=run, **SMALL)

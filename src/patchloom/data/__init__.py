@@ -1,4 +1,4 @@
-"""Images: where they come from, what they are like, and how they arrive in batches."""
+"""Images: sources (`sources/`), decoding (`read`), splits, crops, colours, and batches on their way to the device."""
 
 from patchloom.data.batches import plain_batches, steps_per_epoch, training_batches
 from patchloom.data.cache import cache_images
@@ -27,19 +27,19 @@ __all__ = [
     "Stats",
     "TwoViews",
     "Unreadable",
+    "cache_images",
     "channels_of",
     "comparable",
     "copies_among",
     "copies_sentence",
     "hold_out",
-    "cache_images",
     "lasting",
-    "statistics_of",
     "normalize",
     "open_data",
     "plain_batches",
     "read_image",
     "split_for_test",
+    "statistics_of",
     "steps_per_epoch",
     "to_channels",
     "training_batches",

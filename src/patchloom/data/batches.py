@@ -1,4 +1,4 @@
-"""Batches as a function of their number: a run that was interrupted goes on with exactly what it would have seen."""
+"""Batches as a function of the step alone, so that an interrupted run continues with the same ones."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from patchloom.data.transfer import Arriving, Batch
 from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError
 
-_MOST_TRIES = 100
+_MAX_TRIES = 100
 
 Augment = Callable[[Tensor, np.random.Generator], tuple[Tensor, ...]]
 
 
 def steps_per_epoch(n: int, batch_size: int, world: int = 1) -> int:
-    """Full batches in one pass over n images for `world` processes of `batch_size` each, but at least 1.
+    """Steps in one epoch over ``n`` images, with ``world`` processes of ``batch_size`` images each; at least 1.
 
-    A set that is too small for that makes one smaller batch; no batch ever repeats an image.
+    An incomplete last batch is dropped. A set smaller than one batch makes one smaller batch; no batch ever repeats an
+    image.
     """
     return max(1, n // (batch_size * world))
 
@@ -44,18 +45,30 @@ def training_batches(
     device: torch.device | str | None = None,
     prepare: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
 ) -> Iterator[Batch]:
-    """The batches of steps first_step ... steps - 1 of a run of `steps`.
+    """The batches of steps ``first_step`` ... ``steps`` - 1 of a run.
 
-    Every epoch is a new permutation; every image's augmentation is drawn from (seed, epoch, index). So a step's batch
-    depends on neither `first_step` nor `workers`. Process `rank` of `world` takes its own slice of every global batch.
-    An image that cannot be read gives way to one from further along the permutation and is reported. Where there is
-    none that is not in the step already, the process's batch is smaller; the others' may not be.
+    Every epoch is a new permutation of the images, and an image's augmentation is drawn from (seed, epoch, index). So a
+    step's batch depends on neither ``first_step`` nor ``workers``. An unreadable image is reported and replaced by one
+    from further along the permutation; where none is left that is not in the step already, this process's batch is
+    smaller.
 
-    `prepare` is what becomes of the batches before they are sent to the `device`, where they come as `Arriving`;
-    without one they stay as the workers make them.
+    Args:
+        source: training images.
+        augment: makes an image's views.
+        batch_size: images per process.
+        seed: of permutations and augmentation.
+        first_step: where to begin.
+        steps: where the run ends.
+        workers: processes that read; 0 reads in this one.
+        channels: of the images; grey and colour are converted into each other.
+        rank: this process, which takes its own slice of every global batch.
+        world: number of processes.
+        device: where the batches go (see `Arriving`); None leaves them on the CPU.
+        prepare: is applied to the iterator of batches before they are sent to the device.
 
-    Raises: PatchloomError, at once if there are fewer images than processes, while iterating if more than 100 images in
-    a row cannot be read, if nothing readable is left, or if an image has the wrong number of channels.
+    Raises:
+        PatchloomError: at once if there are fewer images than processes; while iterating if more than 100 images in a
+            row cannot be read, if nothing readable is left, or if an image has the wrong number of channels.
     """
     if len(source) < world:
         raise PatchloomError(
@@ -73,12 +86,18 @@ def plain_batches(
     channels: int = 3,
     device: torch.device | str | None = None,
 ) -> Iterator[Batch]:
-    """Every image once, in order, cut to `size` (h, w) by CentreCrop.
+    """Every image once, in order, centre-cropped to ``size``. Unreadable images are left out; no batch is empty.
 
-    Unreadable images are left out, so that `indices` tells which came; no batch is empty. With a `device` they come as
-    `Arriving`, else as the workers make them.
+    Args:
+        source: images.
+        size: (h, w) in pixels.
+        batch_size: images per batch.
+        workers: processes that read; 0 reads in this one.
+        channels: of the images; grey and colour are converted into each other.
+        device: where the batches go (see `Arriving`); None leaves them on the CPU.
 
-    Raises: PatchloomError while iterating, if no image can be read or one has the wrong number of channels.
+    Raises:
+        PatchloomError: while iterating, if no image can be read or one has the wrong number of channels.
     """
     batches = _PlainBatches(source, CentreCrop(size), batch_size, channels)
     made = in_workers(batches, range(-(-len(source) // batch_size)), workers, _on_gpu(device))
@@ -93,8 +112,8 @@ def _arriving(batches: Iterator[Batch], device: torch.device | str | None) -> It
     return batches if device is None else Arriving(batches, device)
 
 
-class _TrainingBatches(Dataset):
-    """Step -> Batch. A worker makes whole batches, so that a replacement is none that the batch already has."""
+class _TrainingBatches(Dataset[Batch | PatchloomError]):
+    """Step -> Batch. One worker makes a whole batch, so that a replacement cannot be an image that it already has."""
 
     def __init__(
         self, source: Source, augment: Augment, batch_size: int, seed: int, channels: int, rank: int, world: int
@@ -109,7 +128,7 @@ class _TrainingBatches(Dataset):
         try:
             return self._batch(*divmod(step, self.steps))
         except PatchloomError as error:
-            # Returned, since a DataLoader buries what a worker raises under a traceback in the message.
+            # Returned, because a DataLoader puts a traceback into the message of what a worker raises.
             return error
 
     def _batch(self, epoch: int, step: int) -> Batch:
@@ -130,7 +149,7 @@ class _TrainingBatches(Dataset):
             except Unreadable as error:
                 unreadable.append(self.source.describe(index))
                 failed += 1
-                if failed > _MOST_TRIES:
+                if failed > _MAX_TRIES:
                     raise PatchloomError(
                         f"{failed} images of {self.source.name} in a row cannot be read; the last one: {error}"
                     ) from error
@@ -159,12 +178,12 @@ class _TrainingBatches(Dataset):
     def _permutation(self, epoch: int) -> np.ndarray:
         if self._order is None or self._order[0] != epoch:
             n = len(self.source)
-            # numpy cannot tell the seeds (s, e) and (s, e, 0) apart; with n, no image shares the permutation's stream.
+            # To numpy the seeds (s, e) and (s, e, 0) are the same; with n, no image shares the permutation's stream.
             self._order = epoch, self.source.order(np.random.default_rng((self.seed, epoch, n)))
         return self._order[1]
 
 
-class _PlainBatches(Dataset):
+class _PlainBatches(Dataset[Batch | PatchloomError]):
     def __init__(self, source: Source, augment: CentreCrop, batch_size: int, channels: int) -> None:
         self.source, self.augment, self.batch_size, self.channels = source, augment, batch_size, channels
 
@@ -200,13 +219,13 @@ def _stack(views: Sequence[tuple[Tensor, ...]], indices: list[int], unreadable: 
 def _stack_view(images: Sequence[Tensor]) -> Tensor:
     if any(image.is_floating_point() for image in images):
         images = [image if image.is_floating_point() else image.float() / 255 for image in images]
-    if all(image.stride(0) == 1 for image in images):  # channels-last, as resized: the device is better at reordering
+    if all(image.stride(0) == 1 for image in images):  # channels-last after resizing: the device reorders faster
         return torch.stack([image.permute(1, 2, 0) for image in images]).permute(0, 3, 1, 2)
     return torch.stack(tuple(images))
 
 
 def _without_empty(batches: Iterator[Batch], source: Source) -> Iterator[Batch]:
-    """Add the unreadable names of an empty batch to a neighbour's."""
+    """Drop empty batches; the names of their unreadable images go to a neighbouring batch."""
     held: Batch | None = None
     names: list[str] = []
     for batch in batches:

@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,28 +35,28 @@ from patchloom.files import cache_root, write_whole
 # "whole": as they are; a number: the pixels to which a longer shorter side is reduced
 Cache = Literal["whole"] | int
 
-_FORMAT = "images 1"  # for changes of the code that decodes, reduces or lays out images
-_MOST_BYTES, _MOST_IMAGES = 2**29, 4096  # of a part: what an interruption can lose in each process
-_SAMPLE = 64  # images by which the needed room is estimated
-_FORGOTTEN = 3600  # seconds after which a half-written part must be a dead process's
+_FORMAT = "images 1"  # to be raised with changes of the code that decodes, resizes or stores images
+_MAX_BYTES, _MAX_IMAGES = 2**29, 4096  # of a part, which is what an interruption costs each process
+_SAMPLE = 64  # images from which the needed disc space is estimated
+_FORGOTTEN = 3600  # seconds after which a half-written part must be left over from a dead process
 _PAUSE = 10  # seconds between two lines of progress
 
 
 def cache_images(source: Source, cache: Cache, workers: int = 0, say: Callable[[str], None] = print) -> Source:
-    """The same images, the 8-bit ones decoded once and then read from a map of memory.
+    """The same images; those of 8 bits are decoded once, stored, and from then on read from memory-mapped files.
 
-    Parts that are there already serve; what is missing or damaged is made first. That may be interrupted at any time,
-    and several processes may do it at once.
+    Parts that exist already are used; missing or damaged ones are written first, which may be interrupted at any time,
+    and done by several processes at once.
 
     Args:
         source: images in files.
-        cache: whole, as they are; or the pixels of the shorter side to which longer ones are reduced.
+        cache: "whole" stores them at full size; a number reduces a longer shorter side to so many pixels.
         workers: processes that decode; 0 decodes in this one.
-        say: takes lines about the room that is needed, and about progress.
+        say: is given lines about the needed disc space, and about progress.
 
     Raises:
-        PatchloomError: caching the images is of no use or not safe, the disc has too little room, or it cannot be
-            written.
+        PatchloomError: the images are in memory already, changes of them could not be noticed, the disc has too little
+            space, or it cannot be written.
     """
     if in_memory(source):
         raise PatchloomError(f"the images of {source.name} are in memory already: leave out --cache")
@@ -78,9 +78,14 @@ def cache_images(source: Source, cache: Cache, workers: int = 0, say: Callable[[
 class CachedImages(Source):
     """The images of another source, read from the files of `cache_images`.
 
-    each: images in a file; the last one may hold fewer.
+    Args:
+        source: the images; those that are not stored are read from it.
+        cache: the setting with which they were stored.
+        each: images per file; the last one may hold fewer.
+        paths: the files, in order.
 
-    Raises: PatchloomError for a file that is damaged or gone.
+    Raises:
+        PatchloomError: a file is damaged or gone.
     """
 
     def __init__(self, source: Source, cache: Cache, each: int, paths: list[Path]) -> None:
@@ -90,14 +95,14 @@ class CachedImages(Source):
         if any(index is None for index in indices):
             raise PatchloomError(f"{paths[0].parent} was changed while it was opened: run the same command again")
         self._index = np.concatenate(indices)
-        # Private maps: nothing that is done to an image can reach the file. Workers share their memory all the same.
+        # Private maps: writing into an image does not change the file. Worker processes still share the memory.
         self._maps = [
             torch.from_file(os.fspath(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
             for path in paths
         ]
 
-    def __reduce__(self) -> tuple:
-        return CachedImages, (self.source, self.cache, self.each, self.paths)  # maps are opened anew in another process
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CachedImages, (self.source, self.cache, self.each, self.paths)  # another process opens maps of its own
 
     def __len__(self) -> int:
         return len(self._index)
@@ -122,19 +127,19 @@ class CachedImages(Source):
         return stamp if stamp is None or self.cache == "whole" else digest([stamp, str(self.cache)])
 
 
-class _Parts(Dataset):
-    """Number of a part -> how many images it holds, once it is whole; or the error that prevented it."""
+class _Parts(Dataset[int | PatchloomError]):
+    """Number of a part -> its number of images, once it is written; or the error that prevented that."""
 
     def __init__(self, source: Source, cache: Cache, folder: Path, mean: float) -> None:
         self.source, self.cache, self.folder, self.mean = source, cache, folder, mean
-        self.each = max(1, min(_MOST_IMAGES, int(_MOST_BYTES // max(mean, 1))))
+        self.each = max(1, min(_MAX_IMAGES, int(_MAX_BYTES // max(mean, 1))))
 
     def __len__(self) -> int:
         return -(-len(self.source) // self.each)
 
     def __getitem__(self, number: int) -> int | PatchloomError:
         try:
-            if self.index(number) is None:  # else another process was faster
+            if self.index(number) is None:  # otherwise another process was faster
                 self._write(number)
         except OSError as problem:
             return _unwritable(self.folder, problem)
@@ -176,7 +181,7 @@ class _Parts(Dataset):
 
 
 def _to_cache(image: Tensor, cache: Cache) -> Tensor | None:
-    """uint8 [c h w], or None for a deep image."""
+    """What is stored of an image [c h w]: uint8 [c h w], reduced if need be; None for more than 8 bits."""
     if image.is_floating_point():
         return None
     h, w = image.shape[-2:]
@@ -186,7 +191,7 @@ def _to_cache(image: Tensor, cache: Cache) -> Tensor | None:
 
 
 def _index(path: Path, images: int) -> np.ndarray | None:
-    """The index of a part of `images` images, int64 [images 4]; None if the part is missing or damaged."""
+    """The index of a part with ``images`` images, int64 [images 4]; None if the part is missing or damaged."""
     try:
         room = path.stat().st_size - images * 32
         index = np.fromfile(path, np.int64, offset=max(room, 0)).reshape(images, 4)
@@ -199,14 +204,15 @@ def _index(path: Path, images: int) -> np.ndarray | None:
 
 
 def _mean_bytes(source: Source, cache: Cache, folder: Path) -> float:
-    """Bytes that an image takes, by a sample: the first process's, so that all cut the same parts.
+    """Mean bytes per stored image, from a sample. The first process's value is stored for all, who then agree on parts.
 
-    Raises: PatchloomError if nothing in the sample can be cached or read.
+    Raises:
+        PatchloomError: nothing in the sample can be read or cached.
     """
     about = folder / "about.json"
     try:
         return float(json.loads(about.read_text("utf-8"))["mean"])
-    except (OSError, ValueError, LookupError, TypeError):  # none there, or damaged
+    except (OSError, ValueError, LookupError, TypeError):  # missing or damaged
         pass
     unreadable: list[str] = []
     found = [_to_cache(image, cache) for _, image in sampled(source, _SAMPLE, 0, unreadable)]
@@ -220,7 +226,7 @@ def _mean_bytes(source: Source, cache: Cache, folder: Path) -> float:
 
 
 def _make(parts: _Parts, missing: list[int], workers: int, say: Callable[[str], None]) -> None:
-    """Make parts, after a look at the room on the disc."""
+    """Write the missing parts, if the disc has the space for them."""
     for path in parts.folder.glob(".*"):
         with contextlib.suppress(OSError):  # removed by another process
             if time.time() - path.stat().st_mtime > _FORGOTTEN:
@@ -233,7 +239,7 @@ def _make(parts: _Parts, missing: list[int], workers: int, say: Callable[[str], 
             "larger disc by XDG_CACHE_HOME, or give a smaller --cache"
         )
     say(f"Decoding {images:,} images, to be cached in {folder} (about {_size(need)}; {_size(free)} are free)")
-    # Processes that work at the same folder begin at different parts, and so share the work.
+    # Processes that fill the same folder begin at different parts, and so share the work.
     turn = uuid.uuid4().int % len(missing)
     done, reported = 0, time.monotonic()
     for count in in_workers(parts, missing[turn:] + missing[:turn], workers):

@@ -1,4 +1,4 @@
-"""Colours changed at random: drawn for one image at a time, changed for a whole batch at once, on any device."""
+"""Colour jitter: drawn per image on the CPU, applied to a whole batch at once on any device."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ import torch
 from torch import Tensor
 
 _CHANCE, _GREY = 0.8, 0.2
-_MOST = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
+_MAX_CHANGE = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
 _LUMA = (0.2989, 0.587, 0.114)  # torchvision's
 # a draw: whether to jitter, whether to take the colours away, the four factors, and their order
-DRAW = 2 + 2 * len(_MOST)
+DRAW = 2 + 2 * len(_MAX_CHANGE)
 
 
 def draw_colors(rng: np.random.Generator) -> Tensor:
-    """What happens to the colours of one image: float32 [`DRAW`], for `plan_colors`.
+    """Draw the colour jitter of one image: float32 [`DRAW`], for `plan_colors`.
 
     Brightness, contrast and saturation change by up to 0.4, 0.4 and 0.2, and hue by up to 0.1 of the circle, in random
     order, with probability 0.8; the image becomes grey with 0.2 (ExtreMA, as MoCo v3).
     """
     jitter, grey = rng.random() < _CHANCE, rng.random() < _GREY
-    factors = [rng.uniform(-most, most) + (name != "hue") for name, most in _MOST.items()]
-    return torch.tensor([jitter, grey, *factors, *rng.permutation(len(_MOST))], dtype=torch.float32)
+    factors = [rng.uniform(-most, most) + (name != "hue") for name, most in _MAX_CHANGE.items()]
+    return torch.tensor([jitter, grey, *factors, *rng.permutation(len(_MAX_CHANGE))], dtype=torch.float32)
 
 
 class ColorPlan(NamedTuple):
-    """What shall happen to the colours of a batch, one change of some of its images after the other.
+    """The colour changes of a batch, in order, each with the images to which it applies.
 
-    It is made where the draws are, on the CPU, so that whoever changes the images need not look into any tensor.
+    It is made on the CPU, where the draws are, so that applying it on a GPU never waits for a value of a tensor.
 
-    rows: int64 [r], the images of every change in turn. factors: float32 [r], how much. changes: what is done, and to
-    how many images.
+    Attributes:
+        rows: int64 [r], images (indices in the batch), those of the first change first.
+        factors: float32 [r], strength of the change for each of them.
+        changes: name of each change, and its number of rows.
     """
 
     rows: Tensor
@@ -40,12 +42,12 @@ class ColorPlan(NamedTuple):
     changes: tuple[tuple[str, int], ...]
 
     def to(self, device: torch.device | str) -> ColorPlan:
-        """The same on a device; nobody waits for it."""
+        """The same on a device, copied asynchronously."""
         rows, factors = (one.to(device, non_blocking=True) for one in (self.rows, self.factors))
         return ColorPlan(rows, factors, self.changes)
 
     def first(self, images: int) -> ColorPlan:
-        """What happens to the first so many images."""
+        """The plan for the first ``images`` images of the batch."""
         counts, chosen = [count for _, count in self.changes], self.rows < images
         left = (int(part.sum()) for part in chosen.split(counts))
         changes = tuple((name, count) for (name, _), count in zip(self.changes, left, strict=True))
@@ -53,12 +55,12 @@ class ColorPlan(NamedTuple):
 
 
 def plan_colors(draws: Tensor, channels: int) -> ColorPlan:
-    """What draws [b `DRAW`] want to be done to images of so many channels.
+    """The plan for draws [b `DRAW`] and images with ``channels`` channels.
 
-    Images of other than 3 channels have brightness and contrast changed, channel by channel, and nothing else.
+    Images without 3 channels get brightness and contrast changes only, per channel.
     """
-    jitter, grey, factors, order = draws.split([1, 1, len(_MOST), len(_MOST)], dim=1)
-    names = [*_MOST][: len(_MOST) if channels == 3 else 2]
+    jitter, grey, factors, order = draws.split([1, 1, len(_MAX_CHANGE), len(_MAX_CHANGE)], dim=1)
+    names = [*_MAX_CHANGE][: len(_MAX_CHANGE) if channels == 3 else 2]
     parts = []
     for turn in order.T:
         for number, name in enumerate(names):
@@ -78,7 +80,7 @@ def plan_colors(draws: Tensor, channels: int) -> ColorPlan:
 
 
 def recolor(images: Tensor, plan: ColorPlan) -> Tensor:
-    """Images [b c h w], uint8 or float in [0, 1], as a plan on their device has it: float32 in [0, 1]."""
+    """Apply a plan to images [b c h w] on the same device, uint8 or float in [0, 1]; gives float32 in [0, 1]."""
     x = images.float() / 255 if images.dtype == torch.uint8 else images.float().clone()
     counts = [count for _, count in plan.changes]
     for (name, _), rows, factors in zip(plan.changes, plan.rows.split(counts), plan.factors.split(counts), strict=True):
@@ -87,7 +89,7 @@ def recolor(images: Tensor, plan: ColorPlan) -> Tensor:
 
 
 def recolored(view: Tensor, draw: Tensor) -> Tensor:
-    """One view [c h w] as a draw [`DRAW`] has it, of the same dtype."""
+    """Apply a draw [`DRAW`] to one view [c h w]; the dtype stays."""
     changed = recolor(view[None], plan_colors(draw[None], len(view)))[0]
     return changed if view.is_floating_point() else (changed * 255).round().to(view.dtype)
 
@@ -115,7 +117,7 @@ def _saturation(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def _hue(x: Tensor, turn: Tensor) -> Tensor:
-    """Turn the hue of x [b 3 h w] by shares of the circle, by way of hue, chroma and value."""
+    """Shift the hue of x [b 3 h w] by ``turn`` [b 1 1 1] full circles, through hue, chroma and value."""
     r, g, b = x.unbind(1)
     value = torch.maximum(torch.maximum(r, g), b)
     chroma = value - torch.minimum(torch.minimum(r, g), b)

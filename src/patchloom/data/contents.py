@@ -1,8 +1,9 @@
-"""Which images are exact copies of one another, whatever they are called and whenever they were seen.
+"""Finding exact copies among images by a hash of their content, whatever their file names.
 
-An image's content is 16 bytes: a letter that says what was digested, and 15 bytes of its SHA-256. Reading the bytes of
-files takes far less than decoding them; the same picture in another encoding is another content. What was read from
-the disc is cached in ``cache_root()/contents``, under the state of the files, and may be deleted at any time.
+An image's content is 16 bytes: a letter for what was hashed (`FILES`, `PIXELS`, `DRAWN`), and 15 bytes of its SHA-256.
+The bytes of files are hashed, which takes far less time than decoding them; so the same picture in another encoding is
+another content. Hashes of files are cached in ``cache_root()/contents`` under a digest of the state of the files, and
+may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _PAUSE = 10  # seconds between two lines of progress
 
 
 def contents_of(kind: bytes, parts: Iterable[Iterable[bytes | memoryview | np.ndarray]]) -> np.ndarray:
-    """Contents [n] of ``kind``, from the pieces of each image's bytes."""
+    """Hash images: contents [n] of ``kind`` from each image's bytes, which come in pieces."""
     digests = bytearray()
     for pieces in parts:
         total = hashlib.sha256()
@@ -47,18 +48,19 @@ def contents_on_disc(
     chosen: np.ndarray | None = None,
     say: Callable[[str], None] = print,
 ) -> np.ndarray:
-    """The contents of a source's images [n], or of the ``chosen`` ones, as `Source.contents` has them.
+    """The contents of a source's images [n], or of the ``chosen`` ones, for `Source.contents`.
 
-    All of them are read once, as long as no file changes; of some, if not all are known already, only these are read.
+    All files are read once and their hashes cached until a file changes; with ``chosen``, only those are read, unless
+    all are cached already.
 
     Args:
         source: images in files.
-        pieces_of: the bytes of the file of image i, in pieces; what it cannot read (OSError, Unreadable) is a content
-            of its own.
+        pieces_of: the bytes of the file of image i, in pieces. A file that cannot be read (OSError, Unreadable) has a
+            content of its own.
         chosen: indices of images.
-        say: takes lines of progress, if it takes long.
+        say: is given lines of progress every 10 seconds.
     """
-    known: np.ndarray | None = vars(source).get("_contents")
+    known = source._contents
     if known is None:
         stamp = _stamp(source)
         place = None if stamp is None else cache_root() / "contents" / digest([_FORMAT, stamp])
@@ -70,18 +72,22 @@ def contents_on_disc(
         known = _digested(source, pieces_of, indices, say, part)
         if chosen is not None:
             return known
-        if place is not None and _stamp(source) == stamp:  # else files changed while they were read
-            with suppress(PatchloomError):  # a full or read-only disc costs another pass, and nothing else
+        if place is not None and _stamp(source) == stamp:  # otherwise files changed during the pass
+            with suppress(PatchloomError):  # a full or read-only disc only costs another pass
                 write_whole(place, sealed(known.tobytes()))
         if part is not None:
-            with suppress(OSError):  # none was needed, or it is not ours to remove
+            with suppress(OSError):  # there is none, or it may not be removed
                 part.unlink()
     source._contents = known
     return known if chosen is None else known[chosen]
 
 
 def pieces_of_file(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """The bytes of a file, little at a time: a scan of a whole slide may be larger than the memory. Raises: OSError."""
+    """The bytes of a file in pieces of 1 MiB, since a whole-slide image may be larger than the memory.
+
+    Raises:
+        OSError: no such regular file, or it cannot be read.
+    """
     if not os.path.isfile(path):  # to open a pipe would wait for whoever writes into it
         raise FileNotFoundError(path)
     with open(path, "rb", buffering=0) as file:
@@ -90,16 +96,16 @@ def pieces_of_file(path: str | os.PathLike[str]) -> Iterator[bytes]:
 
 
 def comparable(some: np.ndarray, others: np.ndarray) -> bool:
-    """Whether images of ``some`` contents would be known again among ``others``.
+    """Whether copies of images with ``some`` contents [n] would be found among ``others`` [m].
 
-    A file has another content than the same pixels in memory. Nobody else has the drawn images.
+    Hashes of files cannot be compared with hashes of pixels. Drawn images have no copies elsewhere.
     """
     kinds, others_kinds = ({*contents.view(np.uint8)[:: CONTENT.itemsize].tolist()} for contents in (some, others))
     return all(a == b or DRAWN[0] in (a, b) for a in kinds for b in others_kinds)
 
 
 def copies_among(source: Source, contents: np.ndarray) -> int | None:
-    """How many images of ``source`` have one of ``contents``; None if that cannot be found out."""
+    """How many images of ``source`` have one of ``contents`` [n]; None if the two cannot be compared."""
     own = source.contents()
     return None if own is None or not comparable(own, contents) else int(np.isin(own, contents).sum())
 
@@ -122,7 +128,7 @@ def _digested(
     say: Callable[[str], None],
     part: Path | None,
 ) -> np.ndarray:
-    """The contents of the images ``indices``; what is there of them is saved to ``part`` from time to time."""
+    """The contents of the images ``indices``; an unfinished pass is saved to ``part`` and continued from there."""
 
     def digested(block: np.ndarray) -> np.ndarray:
         return np.concatenate([_content(source, pieces_of, i) for i in block.tolist()])
@@ -147,7 +153,7 @@ def _digested(
 def _content(source: Source, pieces_of: Callable[[int], Iterable[bytes]], i: int) -> np.ndarray:
     try:
         return contents_of(FILES, [pieces_of(i)])
-    except (OSError, ValueError, Unreadable):  # ValueError: a name that no file can have
+    except (OSError, ValueError, Unreadable):  # ValueError: a path with a zero byte
         name = f"{i} {source.describe(i)} cannot be read"
         return contents_of(FILES, [[name.encode("utf-8", "surrogateescape")]])
 

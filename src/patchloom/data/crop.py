@@ -1,4 +1,4 @@
-"""How one image becomes what a task sees. Calls return a tuple, since some tasks want several views."""
+"""Crops of one image. A call returns a tuple of views, because some tasks want several."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from torch.nn.functional import interpolate
 from patchloom.data.colors import draw_colors, recolored
 from patchloom.hints import check
 
+# what two views of an image have: neither a random crop or colours, the same ones, or each its own
 Sharing = Literal["none", "shared", "own"]
 
 
 class RandomCrop:
-    """A random part of the image, resized to `size` (h, w), mirrored half of the time.
+    """A random crop of the image, resized to ``size`` and mirrored with probability 0.5 (Inception's crop).
 
-    scale: range of the part's share of the image's area. ratio: range of its width over its height, as a multiple of
-    that of `size`. flip: may mirror.
+    Args:
+        size: (h, w) of the view in pixels.
+        scale: range of the crop's area, as a share of the image's.
+        ratio: range of the crop's width over its height, as a multiple of that of ``size``.
+        flip: whether to mirror at all.
     """
 
     def __init__(
@@ -35,15 +39,16 @@ class RandomCrop:
         self.size, self.scale, self.flip = size, scale, flip
         self.ratio = (ratio[0] * aspect, ratio[1] * aspect)
 
-    def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor]:
-        """[c h w] -> one view [c *size], of the same dtype."""
-        view = resize_part(image, *self._part(*image.shape[-2:], rng), self.size)
+    def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
+        """One view of an image [c h w], of the same dtype and resized to ``size``."""
+        height, width = image.shape[-2:]
+        view = resize_part(image, *self._part(height, width, rng), self.size)
         if self.flip and rng.random() < 0.5:
             view = view.flip(-1)
         return (view,)
 
     def _part(self, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
-        """(top, left, h, w), as torchvision's RandomResizedCrop draws it."""
+        """(top, left, h, w) in pixels, drawn as by torchvision's RandomResizedCrop."""
         for _ in range(10):
             area = height * width * rng.uniform(*self.scale)
             ratio = math.exp(rng.uniform(math.log(self.ratio[0]), math.log(self.ratio[1])))
@@ -57,10 +62,14 @@ class RandomCrop:
 class TwoViews(RandomCrop):
     """Two views of an image, for a student and a teacher.
 
-    size, scale, ratio, flip: as for RandomCrop. crop: both see the centre (none), one random crop, or each its own.
-    color: colours are left alone (none), changed alike (shared), or for each on its own, as `draw_colors` says.
+    Args:
+        size: (h, w) of each view in pixels.
+        crop: the centre for both (none), one random crop for both (shared), or one for each (own).
+        color: no colour jitter (none), the same for both (shared), or one for each (own); see `draw_colors`.
+        crop_options: scale, ratio and flip of `RandomCrop`.
 
-    Raises: PatchloomError for a word that is none of these.
+    Raises:
+        PatchloomError: another value of ``crop`` or ``color``.
     """
 
     def __init__(
@@ -71,52 +80,53 @@ class TwoViews(RandomCrop):
         check("task.color", color, Sharing)
         self.crop, self.color, self.centre = crop, color, CentreCrop(size)
 
-    def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """[c h w] -> two views [c *size], of the same dtype."""
+    def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
+        """Two views of an image [c h w], of the same dtype and resized to ``size``."""
         views, draws = self.split(image, rng)
         if draws is None:
             return views
         return recolored(views[0], draws[0]), recolored(views[1], draws[1])
 
     def split(self, image: Tensor, rng: np.random.Generator) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-        """As a call, but for the colours: two views, and what `recolor` shall make of them [2 `DRAW`], or None.
+        """Two views before their colours are changed, and the draws [2 `DRAW`] for that, or None without colour jitter.
 
-        A whole batch's colours are changed at once, where the batch goes.
+        `recolor` changes the colours of a whole batch at once, on the device to which it is sent.
         """
         if self.crop == "own":
             views = [*super().__call__(image, rng), *super().__call__(image, rng)]
         else:
             views = [*(self.centre(image) if self.crop == "none" else super().__call__(image, rng))] * 2
-        if self.color == "own":
-            draws = torch.stack([draw_colors(rng), draw_colors(rng)])
-        else:
-            draws = None if self.color == "none" else draw_colors(rng).expand(2, -1)
-        return (views[0], views[1]), draws
+        if self.color == "none":
+            return (views[0], views[1]), None
+        if self.color == "shared":
+            return (views[0], views[1]), draw_colors(rng).expand(2, -1)
+        return (views[0], views[1]), torch.stack([draw_colors(rng), draw_colors(rng)])
 
 
 class CentreCrop:
-    """The largest centred part of the aspect of `size` (h, w), resized to it; the same every time."""
+    """The largest centre crop with the aspect ratio of ``size`` (h, w), resized to it. Nothing is random."""
 
     def __init__(self, size: tuple[int, int]) -> None:
         self.size = size
 
     def __call__(self, image: Tensor, rng: np.random.Generator | None = None) -> tuple[Tensor]:
-        """[c h w] -> one view [c *size], of the same dtype; `rng` is not used."""
+        """One view of an image [c h w], of the same dtype and resized to ``size``; ``rng`` is not used."""
         # Cutting before resizing shows the same picture and never builds a huge strip out of a long, thin image.
-        return (resize_part(image, *_centre(*image.shape[-2:], self.size[1] / self.size[0]), self.size),)
+        height, width = image.shape[-2:]
+        return (resize_part(image, *_centre(height, width, self.size[1] / self.size[0]), self.size),)
 
 
 def _centre(height: int, width: int, ratio: float) -> tuple[int, int, int, int]:
-    """(top, left, h, w) of the largest centred part whose width is `ratio` times its height."""
+    """(top, left, h, w) in pixels of the largest centre crop whose width is ``ratio`` times its height."""
     h, w = min(height, max(1, round(width / ratio))), min(width, max(1, round(height * ratio)))
     return (height - h) // 2, (width - w) // 2, h, w
 
 
 def resize_part(image: Tensor, top: int, left: int, h: int, w: int, size: tuple[int, int]) -> Tensor:
-    """A part of an image [c h w] by antialiased bicubic resampling [c *size], of the same dtype."""
+    """Resize a part of an image [c h w] to ``size`` by antialiased bicubic interpolation; the dtype stays."""
     if image.dtype == torch.uint8 and len(image) == 3:
-        # The same as below in one call, and with a first stride that shows memory to be channels-last, as decoders
-        # leave it: torch then needs no other. Only its way for colour gains by that.
+        # The same as below in one call, with a batch stride that marks the memory as channels-last, as decoders leave
+        # it, so that torch makes no copy. Only its code for 3 channels gains by that.
         strides = image.stride()
         start = image.storage_offset() + top * strides[1] + left * strides[2]
         part = image.as_strided((1, 3, h, w), (max(3 * strides[0], image.shape[1] * strides[1]), *strides), start)

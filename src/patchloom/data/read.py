@@ -1,4 +1,4 @@
-"""One image in, a file or its bytes; one tensor out."""
+"""Decoding: one image file, or its bytes, into one tensor."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from torch import Tensor
 
 from patchloom.errors import PatchloomError
 
-logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # it tells of each broken file what we tell by name
+logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # it logs broken files, which are reported by name here
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".npy"})
 
 _ORIENTATION = 274  # the tag, in EXIF as in TIFF
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
-# how the bytes begin of what PIL does not read, or not as it is read here
+# the first bytes of formats that are read without PIL, or with more than PIL alone
 _BEGINNINGS = {
     b"\xff\xd8\xff": ".jpg",
     b"\x89PNG": ".png",
@@ -40,29 +40,37 @@ _BEGINNINGS = {
 
 
 class Unreadable(PatchloomError):
-    """An image that cannot be used; the message begins with its path."""
+    """An image that cannot be decoded; the message begins with its path."""
 
 
 def read_image(path: str | Path) -> Tensor:
-    """Read one image, upright and without transparency (laid over white); a grey image keeps its single channel.
+    """Decode an image file: JPEG, PNG, WebP, BMP, TIFF, the first frame of a GIF, or a ``.npy`` array [h w (c)].
 
-    JPEG, PNG, WebP, BMP, TIFF, the first frame of a GIF, and `.npy` arrays [h w] or [h w c]. Where a TIFF has several
-    pages, those that its metadata calls channels are channels, otherwise the first is the image.
+    The EXIF orientation is applied, and transparency is composited over white. A grey image has 1 channel. Pages of a
+    TIFF are channels where its metadata says so; otherwise the first page is the image.
 
-    Returns: [c h w], uint8 for 8-bit files, float32 in [0, 1] for deeper ones (16 bits are divided by 65535).
-    Raises: Unreadable if the file is missing, broken, of an unknown kind, or too large to be an honest image.
+    Returns:
+        [c h w], uint8 for 8-bit files, float32 in [0, 1] for deeper ones (16 bits are divided by 65535).
+
+    Raises:
+        Unreadable: the file is missing, broken, of an unknown format, or so large that it may be a decompression bomb.
     """
     path = Path(path)
     return _read(path, path.suffix.lower(), str(path))
 
 
 def decode_image(content: bytes, name: str) -> Tensor:
-    """The image in the bytes of a file; what kind it is, they tell themselves.
+    """Decode the bytes of an image file, whose format is recognised by its first bytes.
 
-    name: what to call it in messages.
+    Args:
+        content: of the file.
+        name: with which messages begin.
 
-    Returns: as `read_image`.
-    Raises: Unreadable as `read_image`; its message begins with `name`.
+    Returns:
+        As `read_image`.
+
+    Raises:
+        Unreadable: as `read_image`.
     """
     suffix = next((suffix for begin, suffix in _BEGINNINGS.items() if content.startswith(begin)), "")
     return _read(BytesIO(content), suffix, name)
@@ -79,14 +87,14 @@ def _read(source: Path | BytesIO, suffix: str, name: str) -> Tensor:
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """No words from decoders, which warn without a name of files that are then read, or told by name, all the same."""
+    """Suppress the warnings of decoders, which name no file; broken files are reported by name elsewhere."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def _decoded(source: Path | BytesIO, suffix: str) -> Tensor:
-    if isinstance(source, Path) and not stat.S_ISREG(os.stat(source).st_mode):  # a pipe would be waited for, for ever
+    if isinstance(source, Path) and not stat.S_ISREG(os.stat(source).st_mode):  # reading a pipe could block for ever
         raise ValueError("it is no file")
     if suffix == ".npy":
         array = np.load(source, mmap_mode="r" if isinstance(source, Path) else None, allow_pickle=False)
@@ -105,7 +113,7 @@ def _decoded(source: Path | BytesIO, suffix: str) -> Tensor:
 
 
 def _opened(source: Path | BytesIO) -> AbstractContextManager[BinaryIO]:
-    """The bytes from their beginning; those in memory stay open, to be read again."""
+    """The bytes from their beginning. A buffer in memory is not closed, so that it can be read again."""
     if isinstance(source, Path):
         return source.open("rb")
     source.seek(0)
@@ -113,7 +121,7 @@ def _opened(source: Path | BytesIO) -> AbstractContextManager[BinaryIO]:
 
 
 def from_pil(image: Image.Image) -> Tensor:
-    """An 8-bit PIL image as uint8 [c h w] with c 1 or 3: upright, transparency laid over white."""
+    """An 8-bit PIL image as uint8 [c h w] with c 1 or 3, its orientation applied and composited over white."""
     ImageOps.exif_transpose(image, in_place=True)
     if image.has_transparency_data:
         grey = image.mode in ("L", "LA")
@@ -129,9 +137,10 @@ def from_pil(image: Image.Image) -> Tensor:
 
 
 def to_channels(image: Tensor, channels: int) -> Tensor:
-    """Give an image [c h w] the wanted number of channels: 1 to 3 repeats, 3 to 1 takes the luma (ITU-R BT.601).
+    """Convert an image [c h w] to ``channels`` channels: grey is repeated, colour becomes its luma (ITU-R BT.601).
 
-    Raises: PatchloomError for any other change.
+    Raises:
+        PatchloomError: neither grey to colour nor colour to grey.
     """
     have = image.shape[0]
     if have == channels:
@@ -159,7 +168,7 @@ def _refuse_bomb(height: int, width: int) -> None:
 
 
 def _from_array(array: np.ndarray) -> Tensor:
-    """[h w] or [h w c] of uint8, uint16 or floats in [0, 1]."""
+    """An array [h w] or [h w c] of uint8, uint16 or floats in [0, 1] as a tensor [c h w]."""
     if array.size == 0:
         raise ValueError("it holds no pixels")
     _refuse_bomb(*array.shape[:2])
@@ -176,7 +185,7 @@ def _from_array(array: np.ndarray) -> Tensor:
 
 
 def _over_white(array: np.ndarray, premultiplied: bool) -> np.ndarray:
-    """[h w c+1] in [0, 1], alpha last -> [h w c]."""
+    """Composite [h w c+1] in [0, 1], alpha last, over white: [h w c]."""
     colour, alpha = array[..., :-1], array[..., -1:]
     return np.clip((colour if premultiplied else colour * alpha) + (1 - alpha), 0, 1)
 
@@ -194,12 +203,15 @@ def _upright(array: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def _read_jpeg(source: Path | BytesIO) -> Tensor | None:
-    """An ordinary grey or colour JPEG, with PIL's pixels in 0.6 of its time; None: PIL shall decide."""
+    """A baseline grey or RGB JPEG, with the same pixels as PIL in 0.6 of its time; None: leave it to PIL."""
     try:
-        with _opened(source) as file, Image.open(file) as image:  # reads the head alone, and refuses bombs
+        with (
+            _opened(source) as file,
+            Image.open(file) as image,
+        ):  # reads the header, and refuses decompression bombs
             if image.format not in ("JPEG", "MPO") or image.mode not in ("L", "RGB"):
                 return None
-            if "progressive" in image.info:  # gains little, and where scans are missing PIL alone notices
+            if "progressive" in image.info:  # little to gain, and only PIL notices missing scans
                 return None
             orientation, (width, height) = image.getexif().get(_ORIENTATION, 1), image.size
             file.seek(0)
@@ -207,7 +219,7 @@ def _read_jpeg(source: Path | BytesIO) -> Tensor | None:
         if not content.endswith(b"\xff\xd9"):  # no end: this decoder would fill what is missing with grey
             return None
         array = imagecodecs.jpeg8_decode(content)
-    except Exception:  # PIL's sentence about it is the one that is shown
+    except Exception:  # PIL will fail too, and its message is the one to show
         return None
     if array.dtype != np.uint8 or array.shape[:2] != (height, width) or array.shape[2:] not in ((), (3,)):
         return None
@@ -221,7 +233,7 @@ def _is_16_bit_png(source: Path | BytesIO) -> bool:
 
 
 def _read_deep_png(source: Path | BytesIO) -> Tensor:
-    # PIL would drop the low byte of 16-bit colour without a word.
+    # PIL would silently drop the low byte of 16-bit colour.
     with _opened(source) as file, Image.open(file) as image:  # reads the head alone, and refuses bombs
         orientation = image.getexif().get(_ORIENTATION, 1)
         file.seek(0)
@@ -251,8 +263,8 @@ def _read_tiff(source: Path | BytesIO) -> Tensor:
             raise ValueError(f"axes {series.axes} are not an image; save it as [h w] or [h w c]")
         if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE and array.dtype.kind == "u":
             array = np.iinfo(array.dtype).max - array
-        image = _from_array(_upright(array, int(page.tags.valueof(_ORIENTATION, 1))))
-        if alpha and not channel_pages and image.is_floating_point():
-            over = _over_white(image.permute(1, 2, 0).numpy(), premultiplied=int(page.extrasamples[-1]) == 1)
-            image = _channels_first(over)
-        return image
+        decoded = _from_array(_upright(array, int(page.tags.valueof(_ORIENTATION, 1))))
+        if alpha and not channel_pages and decoded.is_floating_point():
+            over = _over_white(decoded.permute(1, 2, 0).numpy(), premultiplied=int(page.extrasamples[-1]) == 1)
+            return _channels_first(over)
+        return decoded

@@ -13,26 +13,36 @@ MAX_HELD_OUT = 2000
 def hold_out(
     source: Source, share: float = 0.05, max_images: int = MAX_HELD_OUT, seed: int = 0, *, exact: bool = True
 ) -> tuple[Source, Source]:
-    """Split into (training, held out); the second takes `share` of the images, at least 1 and at most `max_images`.
+    """Split a source into (training, held-out) images, stratified by label where there are labels.
 
-    Stratified where there are labels. Both keep the source's order. Exact copies of held-out images are in neither
-    part; exact=False does not look for them, and reads no files.
+    Exact copies of held-out images are in neither part. Both parts are in the source's order.
 
-    Raises: PatchloomError for fewer than 2 images.
+    Args:
+        source: images.
+        share: of the images that is held out, at least 1 image.
+        max_images: upper limit of the held-out images.
+        seed: of the draw.
+        exact: look for exact copies; False reads no files.
+
+    Raises:
+        PatchloomError: fewer than 2 images.
     """
     return apart(source, *choose(source, min(round(share * len(source)), max_images), seed, exact=exact))
 
 
 def split_for_test(source: Source, share: float = 0.2, seed: int = 0) -> tuple[Source, Source]:
-    """Split labelled data that brings no test images into (training, test), stratified.
+    """Split data without test images of its own into (training, test), stratified by label.
 
-    Exact copies of test images are in neither part. Raises: PatchloomError for fewer than 2 images.
+    Exact copies of test images are in neither part.
+
+    Raises:
+        PatchloomError: fewer than 2 images.
     """
     return apart(source, *choose(source, round(share * len(source)), seed))
 
 
 def apart(source: Source, second: np.ndarray, copies: np.ndarray) -> tuple[Source, Source]:
-    """(all other images, those of the indices `second`); `copies` are indices that are in neither part."""
+    """(all other images, the images ``second``); the images ``copies`` are in neither. Both are indices, int64 [n]."""
     rest = np.setdiff1d(np.arange(len(source)), np.concatenate([second, copies]))
     return source.subset(rest), source.subset(second)
 
@@ -40,12 +50,20 @@ def apart(source: Source, second: np.ndarray, copies: np.ndarray) -> tuple[Sourc
 def choose(
     source: Source, count: int, seed: int, known: np.ndarray | None = None, *, exact: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw `count` images, at least 1 and never all, stratified where there are labels.
+    """Draw ``count`` images, at least 1 and never all, stratified by label where there are labels.
 
-    known: contents that are not drawn, as long as there are others; then perhaps fewer than `count` are.
-    exact: look for copies, where the source can compare contents.
+    Args:
+        source: images.
+        count: how many to draw.
+        seed: of the draw.
+        known: contents [m] to avoid while there are others; fewer than ``count`` may be drawn then.
+        exact: look for exact copies, where the source knows its contents.
 
-    Returns: their indices and those of their exact copies, both sorted. Raises: PatchloomError for fewer than 2 images.
+    Returns:
+        Sorted indices of the drawn images, and of their exact copies.
+
+    Raises:
+        PatchloomError: fewer than 2 images, or copies of one image only.
     """
     n = len(source)
     if n < 2:
@@ -71,9 +89,9 @@ def choose(
 
 
 def pick(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """Sorted indices of `count` images drawn at random, from each label in proportion.
+    """Draw ``count`` of the images with ``labels`` [n], stratified: sorted indices, int64 [count].
 
-    The last image of a label is drawn only when nothing else is left: a rare class stays in the training images.
+    The last image of a label is drawn only when nothing else is left, so that a rare class stays in the training set.
     """
     rng = np.random.default_rng(seed)
     turn = np.empty(len(labels))

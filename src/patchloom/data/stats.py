@@ -1,4 +1,4 @@
-"""What a set of images is like: channels, mean, spread and size."""
+"""Statistics of a source: number of channels, mean and standard deviation per channel, and median size."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ from patchloom.data.read import Unreadable, to_channels
 from patchloom.data.sources.base import Source
 from patchloom.errors import PatchloomError
 
-_PIXELS = 2**16  # counted at once: their floats fit the processor's cache, and large images take a tenth of the time
-_LEAST_STD = 1e-3  # images of one flat colour would otherwise be divided by 0
+_PIXELS = 2**16  # summed at a time: their floats fit the processor's cache, and large images take a tenth of the time
+_LEAST_STD = 1e-3  # otherwise images of one flat colour would be divided by 0
 
 
 class Stats(NamedTuple):
-    """mean, std: per channel, over pixels, in [0, 1] units. height, width: medians, in pixels. sampled: images read."""
+    """Statistics of some images.
+
+    Attributes:
+        mean, std: per channel, over all pixels, in [0, 1] units.
+        height, width: medians in pixels.
+        sampled: number of images read.
+        unreadable: names of images that could not be read.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -29,13 +36,13 @@ class Stats(NamedTuple):
 
 
 class Moments:
-    """Mean and spread of each channel over pixels that come in parts."""
+    """Running sums for mean and standard deviation of each channel."""
 
     def __init__(self, channels: int) -> None:
         self.total, self.squares, self.pixels = np.zeros(channels), np.zeros(channels), 0
 
     def add(self, image: Tensor) -> None:
-        """Count the pixels of one image [c h w], uint8 or float in [0, 1]."""
+        """Add the pixels of one image [c h w], uint8 or float in [0, 1]."""
         for part in image.flatten(1).split(_PIXELS, dim=1):
             values = part.float() / 255 if part.dtype == torch.uint8 else part
             self.total += values.sum(1, dtype=torch.float64).numpy()
@@ -43,22 +50,23 @@ class Moments:
             self.pixels += part.shape[1]
 
     def join(self, other: Moments) -> None:
-        """Count what another one counted, of as many channels or of one: grey pixels are alike in every channel."""
+        """Add another one's sums, which has as many channels, or one: grey then counts in every channel."""
         self.total += other.total
         self.squares += other.squares
         self.pixels += other.pixels
 
     def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Per channel, over all pixels, in [0, 1] units; a std has a floor of 0.001."""
+        """Per channel, over all pixels, in [0, 1] units; the standard deviation is at least 0.001."""
         mean = self.total / self.pixels
         std = np.sqrt(np.maximum(self.squares / self.pixels - mean**2, _LEAST_STD**2))
         return tuple(mean.tolist()), tuple(std.tolist())
 
 
 def channels_of(source: Source, sample: int = 32, seed: int = 0) -> int:
-    """How many channels the images have: 1 if all of a sample are grey, 3 if only some are.
+    """Number of channels of the images, from a random sample: 1 if all are grey, 3 if only some are.
 
-    Raises: PatchloomError if the sample mixes other numbers of channels, or if nothing can be read.
+    Raises:
+        PatchloomError: the sample mixes other numbers of channels, or nothing can be read.
     """
     found: dict[int, str] = {}
     for i, image in sampled(source, sample, seed, []):
@@ -67,9 +75,14 @@ def channels_of(source: Source, sample: int = 32, seed: int = 0) -> int:
 
 
 def channels_for_all(found: Mapping[int, str], name: str) -> int:
-    """How many channels to give all images of the data `name`: `found` has an image for each number that occurs.
+    """Number of channels to which all images are converted.
 
-    Raises: PatchloomError if these cannot be turned into each other.
+    Args:
+        found: an example image for each number of channels that occurs.
+        name: of the data, for messages.
+
+    Raises:
+        PatchloomError: these numbers of channels cannot be converted into each other.
     """
     if len(found) > 1 and set(found) != {1, 3}:
         few, many = min(found), max(found)
@@ -80,9 +93,10 @@ def channels_for_all(found: Mapping[int, str], name: str) -> int:
 
 
 def statistics_of(source: Source, channels: int, sample: int = 1000, seed: int = 0) -> Stats:
-    """Measure a random sample of the images, turned to `channels` channels.
+    """Statistics of a random sample of the images, converted to ``channels`` channels.
 
-    Raises: PatchloomError if nothing can be read, or if an image cannot be turned to `channels`.
+    Raises:
+        PatchloomError: nothing can be read, or an image cannot be converted.
     """
     moments = Moments(channels)
     unreadable: list[str] = []
@@ -95,10 +109,11 @@ def statistics_of(source: Source, channels: int, sample: int = 1000, seed: int =
 
 
 def normalize(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> Tensor:
-    """[b c h w], uint8 or float in [0, 1] -> float32 (x - mean) / std per channel, on the device of `images`.
+    """Normalise images: (x - mean) / std per channel, float32 [b c h w], contiguous, on the images' device.
 
-    Whatever the order of the memory of `images`, that of the result is the usual one. `mean` and `std` are a number a
-    channel; those that a task has on its device, [c 1 1], need no copy.
+    Args:
+        images: [b c h w], uint8 or float in [0, 1].
+        mean, std: a number per channel, in [0, 1] units; as tensors [c 1 1] on the images' device they are not copied.
     """
     images = images.contiguous()
     mean, std = (
@@ -112,12 +127,12 @@ def normalize(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[floa
 
 
 def drawn(n: int, sample: int, seed: int) -> list[int]:
-    """The indices of a random sample of n images, or of all if there are no more, in order."""
+    """Sorted indices of a random sample of ``n`` images, or of all of them if there are no more than ``sample``."""
     return sorted(np.random.default_rng(seed).permutation(n)[:sample].tolist())
 
 
 def sampled(source: Source, sample: int, seed: int, unreadable: list[str]) -> Iterator[tuple[int, Tensor]]:
-    """Yield (index, image) of a random sample, in order; names of those that fail are added to `unreadable`."""
+    """Yield (index, image) of a random sample, in order; names of unreadable ones are added to ``unreadable``."""
     first, come = None, 0
     for i in drawn(len(source), sample, seed):
         try:

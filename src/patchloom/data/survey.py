@@ -1,6 +1,6 @@
-"""Every image read once: its size and kind, and a digest of its pixels. What a set is really like, and what is wrong.
+"""Read every image of a source once: size, format, statistics, broken files and copies with equal pixels.
 
-Of an image some forty bytes are kept, so that a million need no more memory than one does.
+About forty bytes are stored per image, so that a source of a million images needs little memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError
 from patchloom.machine import cores
 
-_EACH = 64  # images that a process reads in a row, at most
+_EACH = 64  # images in a part, at most
 _ROW = np.dtype(
     [
         ("index", np.int64),
@@ -46,14 +46,14 @@ _ROW = np.dtype(
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """What reading the images of a source has shown.
+    """What was found by reading the images of a source.
 
     Attributes:
         source: the images.
         rows: one for each image that could be read, in the order of the source: its index, height, width and channels,
             whether it is deep (more than 8 bits) and flat (of one colour), and the digest of its pixels.
         moments: of the pixels, by number of channels.
-        kinds: how many readable files there are of each format and mode of PIL's, or suffix where PIL knows neither.
+        kinds: number of readable files by PIL's format and mode, such as "PNG RGB"; by suffix where PIL knows neither.
         broken: index and reason of the images that could not be read.
     """
 
@@ -65,7 +65,7 @@ class Survey:
 
     @property
     def tried(self) -> int:
-        """Images that were to be read: all of them, or a sample."""
+        """Number of images tried: all of them, or a sample."""
         return len(self.rows) + len(self.broken)
 
     @cached_property
@@ -79,21 +79,21 @@ class Survey:
         return tuple(sorted(tuple(group.tolist()) for group in groups))
 
     def name(self, i: int) -> str:
-        """Of image i, in letters that any terminal shows."""
+        """Name of image i, with bytes that are no UTF-8 escaped for the terminal."""
         return self.source.describe(i).encode("utf-8", "backslashreplace").decode()
 
     @property
     def repeated(self) -> int:
-        """Images that could go, and every picture would still be there once."""
+        """Number of images that are copies of an earlier one."""
         return sum(map(len, self.copies)) - len(self.copies)
 
     @property
     def flat(self) -> list[int]:
-        """Images of one flat colour, by index."""
+        """Indices of the images in which all pixels are equal."""
         return self.rows["index"][self.rows["flat"]].tolist()
 
     def shared_with(self, other: Survey) -> list[tuple[int, int]]:
-        """Which images have the pixels of one of another's: pairs of an index here, and the first such one there."""
+        """Images with the same pixels in another survey: pairs of an index here, and the first such index there."""
         there, first = np.unique(other.rows["digest"], return_index=True)
         mine = self.rows[np.isin(self.rows["digest"], there)]
         place = first[np.searchsorted(there, mine["digest"])] if len(mine) else []
@@ -104,7 +104,7 @@ class Survey:
         return int(((self.rows["height"] < height) | (self.rows["width"] < width)).sum())
 
     def examples(self) -> dict[int, str]:
-        """The name of the first image of each number of channels, and how many others there are."""
+        """For each number of channels the name of the first image, and how many others there are."""
         found = {}
         for channels in sorted(self.moments):
             those = self.rows["index"][self.rows["channels"] == channels]
@@ -123,11 +123,11 @@ class Survey:
 
 
 def survey(source: Source, max_images: int | None = None, workers: int | None = None) -> Survey:
-    """Read the images of a source, each of them wholly, and remember what they are like.
+    """Read and decode the images of a source, and record what they are like.
 
     Args:
         source: images.
-        max_images: only so many, drawn at random, always the same ones; all if absent.
+        max_images: read at most so many, drawn at random with a fixed seed; all if absent.
         workers: processes that read; as many as there are cores if absent.
 
     Raises:
@@ -170,7 +170,7 @@ def survey(source: Source, max_images: int | None = None, workers: int | None = 
 
 @dataclass(frozen=True)
 class _Part:
-    """What some images in a row are like; plain dicts, and no tuple that a DataLoader would look into."""
+    """What some consecutive images are like. No NamedTuple, into which a DataLoader would look to pin tensors."""
 
     rows: np.ndarray
     moments: dict[int, Moments]
@@ -178,8 +178,8 @@ class _Part:
     broken: list[tuple[int, str]]
 
 
-class _Parts(Dataset):
-    """Number of a part -> what its images are like."""
+class _Parts(Dataset[_Part]):
+    """Number of a part -> `_Part`."""
 
     def __init__(self, source: Source, indices: Sequence[int], each: int) -> None:
         self.source, self.indices, self.each = source, indices, each
@@ -188,7 +188,10 @@ class _Parts(Dataset):
         return -(-len(self.indices) // self.each)
 
     def __getitem__(self, number: int) -> _Part:
-        rows, moments, kinds, broken = [], {}, Counter(), []
+        rows: list[tuple[int | bool | bytes, ...]] = []
+        moments: dict[int, Moments] = {}
+        kinds: Counter[str] = Counter()
+        broken: list[tuple[int, str]] = []
         for i in self.indices[number * self.each : (number + 1) * self.each]:
             try:
                 image = self.source.read(i)
@@ -202,7 +205,7 @@ class _Parts(Dataset):
         return _Part(np.array(rows, _ROW), moments, dict(kinds), broken)
 
 
-def _row(i: int, image: Tensor) -> tuple:
+def _row(i: int, image: Tensor) -> tuple[int | bool | bytes, ...]:
     pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
     digest = hashlib.blake2b(f"{pixels.shape} {pixels.dtype}".encode(), digest_size=16)
     digest.update(pixels)
@@ -212,9 +215,9 @@ def _row(i: int, image: Tensor) -> tuple:
 
 
 def _kind(path: Path) -> str:
-    """Format and mode by the file's head, such as 'PNG RGB', or the suffix."""
+    """Format and mode from the file's header, such as "PNG RGB", or the suffix."""
     try:
         with silent(), Image.open(path) as image:
             return f"{image.format} {image.mode}"
-    except Exception:  # which of many exceptions says only that it is no file of PIL's
+    except Exception:  # any exception means that PIL does not read this file
         return path.suffix[1:].upper()

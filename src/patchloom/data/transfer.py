@@ -1,4 +1,4 @@
-"""Batches and their way to the device that works on them."""
+"""Batches and their transfer to the device, which overlaps with its work on earlier ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from patchloom.data.colors import ColorPlan, recolor
 
 
 class Batch(NamedTuple):
-    """Images as the processes that read make them, or as a device gets them.
+    """A batch of images.
 
-    views: each uint8 [b c h w], or float32 in [0, 1] if any image of the batch is deep. indices: int64 [b], where in
-    the source the images are; always on the CPU. unreadable: what could not be read on the way, by name. colors: for
-    each view what `recolor` has still to do, or None.
+    Attributes:
+        views: each uint8 [b c h w], or float32 in [0, 1] if any image of the batch has more than 8 bits.
+        indices: int64 [b], of the images in the source; always on the CPU.
+        unreadable: names of images that could not be read on the way.
+        colors: for each view the colour changes that `recolor` has still to apply, or None.
     """
 
     views: tuple[Tensor, ...]
@@ -25,9 +27,9 @@ class Batch(NamedTuple):
     colors: tuple[ColorPlan, ...] | None = None
 
     def on(self, device: torch.device | str) -> Batch:
-        """The same with its views on a device, and their colours changed if they shall be: float32 in [0, 1] then.
+        """The same with its views on a device; where colours are changed, the views become float32 in [0, 1].
 
-        The copies are of bytes, and nobody waits for them.
+        Pixels are copied before the conversion, asynchronously.
         """
         views = tuple(view.to(device, non_blocking=True) for view in self.views)
         if self.colors is not None:
@@ -45,30 +47,30 @@ class Batch(NamedTuple):
 
 
 class Arriving(Iterator[Batch]):
-    """Batches on a device. To a GPU they travel on a stream of their own, while it works at what came before.
+    """Batches on a device. Copies to a GPU run on a CUDA stream of their own, while it computes on earlier batches.
 
     Args:
-        batches: as the processes that read make them; in pinned memory if they go to a GPU.
+        batches: on the CPU; in pinned memory if they go to a GPU.
         device: where they go.
     """
 
-    def __init__(self, batches: Iterator[Batch], device: torch.device | str):
+    def __init__(self, batches: Iterator[Batch], device: torch.device | str) -> None:
         self.batches, self.device = batches, torch.device(device)
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.coming: Batch | None = None
 
     def send(self) -> None:
-        """Send the next batch on its way, unless one is: to be called when the device has work to do.
+        """Start copying the next batch, unless one is being copied. Call it when the device has work queued.
 
         Raises:
-            PatchloomError: what reading it raises.
+            PatchloomError: the batch cannot be read.
         """
         if self.coming is None and (batch := next(self.batches, None)) is not None:
-            with torch.cuda.stream(self.stream):  # of no stream it is nothing
+            with torch.cuda.stream(self.stream):  # without a stream this does nothing
                 self.coming = batch.on(self.device)
 
     def close(self) -> None:
-        """Let go of the batches, and so of the processes that read."""
+        """Drop the batches, which ends the processes that read."""
         self.batches, self.coming = iter(()), None
 
     def __next__(self) -> Batch:
@@ -80,5 +82,5 @@ class Arriving(Iterator[Batch]):
             working = torch.cuda.current_stream(self.device)
             working.wait_stream(self.stream)  # the stream waits, not the program
             for view in batch.views:
-                view.record_stream(working)  # else its memory could be given away while it is read
+                view.record_stream(working)  # otherwise its memory could be reused while it is read
         return batch

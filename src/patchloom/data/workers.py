@@ -1,4 +1,4 @@
-"""Processes that read images, and what becomes of them when they or the program end."""
+"""Worker processes and threads that read images, and how they are ended."""
 
 from __future__ import annotations
 
@@ -25,17 +25,23 @@ _LOST = (
 
 _THREADS = 8
 
-_T, _R = TypeVar("_T"), TypeVar("_R")
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 _under_way: WeakSet[Generator[Any, None, None]] = WeakSet()
 
 
-def in_workers(made: Dataset, numbers: Sequence[int], workers: int, pinned: bool = False) -> Iterator[Any]:
-    """``made[number]`` of each number in turn, prepared by `workers` processes; 0: in this one.
+def in_workers(made: Dataset[Any], numbers: Sequence[int], workers: int, pinned: bool = False) -> Iterator[Any]:
+    """Yield ``made[number]`` for each number, in order, prepared by worker processes.
 
-    pinned: tensors come in memory that a GPU copies from by itself.
+    Args:
+        made: the items.
+        numbers: which ones.
+        workers: number of processes; 0 prepares the items in this one.
+        pinned: put tensors into page-locked memory, from which copies to a GPU are asynchronous.
 
-    Raises: PatchloomError where one is returned.
+    Raises:
+        PatchloomError: an item is one, which is then raised; or a worker died.
     """
     prepared = _in_workers(made, numbers, workers, pinned)
     _under_way.add(prepared)
@@ -44,13 +50,13 @@ def in_workers(made: Dataset, numbers: Sequence[int], workers: int, pinned: bool
 
 @atexit.register
 def _end_workers() -> None:
-    """As torch does it; at the program's end multiprocessing would kill them first, which torch takes for a fault."""
+    """End them as torch does; otherwise multiprocessing would kill them at exit, which torch reports as a failure."""
     for prepared in list(_under_way):
         prepared.close()
 
 
-def _in_workers(made: Dataset, numbers: Sequence[int], workers: int, pinned: bool) -> Generator[Any, None, None]:
-    # One pass of the loader is the whole run: workers live as long as it does, and no epoch begins with a pause.
+def _in_workers(made: Dataset[Any], numbers: Sequence[int], workers: int, pinned: bool) -> Generator[Any, None, None]:
+    # One pass of the loader is the whole run, so that workers are started once and not anew in every epoch.
     loader: DataLoader[Any] = DataLoader(
         made,
         batch_size=None,
@@ -81,9 +87,9 @@ def _begun(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 def lost_worker(problem: BaseException) -> PatchloomError | None:
-    """The sentence about a process that read images and died, if ``problem`` is torch's word for that.
+    """The error to show for a worker process that died, if that is what ``problem``, raised by torch, says.
 
-    torch raises it wherever the program happens to be.
+    torch raises it from a signal handler, wherever the program happens to be.
     """
     if not isinstance(problem, RuntimeError) or not _LOST_WORKER.search(str(problem)):
         return None
@@ -96,11 +102,11 @@ def _unchanged(one: Any) -> Any:
 
 def _begin_worker(worker: int) -> None:
     leave_signals()
-    torch.set_num_threads(1)  # workers are the parallelism; more threads in each only get in one another's way
+    torch.set_num_threads(1)  # the processes are the parallelism; more threads would compete for the same cores
 
 
 def in_threads(function: Callable[[_T], _R], items: Iterable[_T]) -> Iterator[_R]:
-    """Results in the order of the items, several prepared at once; after an exception nothing more is begun."""
+    """Apply a function to items in 8 threads; results come in order. After an exception no further item is started."""
     pool = ThreadPoolExecutor(_THREADS)
     try:
         yield from pool.map(function, items)

@@ -1,4 +1,4 @@
-"""Honest measurements of an encoder: every one beside its controls, and with what was done."""
+"""Evaluation protocols: every number beside its controls, with a sentence on what was done."""
 
 from patchloom.evaluate.features import Features, Pooling, classes_of, extract, has_labels, labelled, pixel_features
 from patchloom.evaluate.frozen import compare

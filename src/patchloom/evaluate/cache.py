@@ -1,8 +1,8 @@
-"""Features that are cached on the disc, so that ten probes of an encoder cost one pass over the images.
+"""A cache of features on disc, so that ten probes of an encoder cost one pass over the images.
 
-A file's name is a digest of everything that its features follow from: the weights, how the images are cut and
-normalised, the precision, the images, and the versions of the programs. So a file is never out of date, only unused.
-Labels are not in it: they are always the data's own. The folder is ``$XDG_CACHE_HOME/patchloom/features``, or
+A file's name is a digest of everything on which its features depend: the weights, the crop and normalisation of the
+images, the precision, the images, and the versions of the libraries. So a file is never out of date, only unused.
+Labels are not cached but taken from the data. The folder is ``$XDG_CACHE_HOME/patchloom/features``, or
 ``~/.cache/patchloom/features``, and may be deleted at any time.
 """
 
@@ -26,17 +26,17 @@ from torch import Tensor
 
 from patchloom.data import Source
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.features import Features, Precision, labelled, runs_in_bfloat16
+from patchloom.evaluate.features import Features, Precision, labelled, labels_of, runs_in_bfloat16
 from patchloom.files import cache_root, write_whole
 from patchloom.nets.encode import attention_heads
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.weights import EncoderCard
 from patchloom.version import __version__
 
-MOST_BYTES = 5 * 10**9  # of all files together; those that were not used for longest go first
-# The first is for changes of the code that makes features; torch's own version says nothing of the others.
+MAX_BYTES = 5 * 10**9  # of all files together; the least recently used are removed first
+# the first is to be raised with changes of the code that computes features
 _PROGRAMS = ("features 1", __version__, *(version(name) for name in ("torch", "torchvision", "timm", "pillow")))
-_ABOUT = "patchloom-features"  # in the metadata: the names in their order, and a digest of the values
+_ABOUT = "patchloom-features"  # key of the metadata: the names in order, and a digest of the values
 
 
 def cache_folder() -> Path:
@@ -51,12 +51,12 @@ def about_encoder(
     head: InstanceHead | None = None,
     precision: Precision = "auto",
 ) -> tuple[str, ...]:
-    """All of an encoder, and of how it runs, that its features follow from; arguments of `features.extract`."""
+    """Everything about an encoder, and how it runs, on which its features depend; arguments of `features.extract`."""
     device = torch.device(device)
     return (
         digest_of(vit.state_dict()),
         "" if head is None else json.dumps(head.sizes, sort_keys=True) + digest_of(head.state_dict()),
-        # neither the heads nor a timm model's other options show in its weights
+        # neither the number of heads nor other options of a timm model are seen in its weights
         json.dumps(card.name if card.spec is None else asdict(card.spec), sort_keys=True),
         f"{vit} {attention_heads(vit)} heads, {tuple(vit.patch_embed.img_size)} pixels",
         json.dumps([card.mean, card.std]),
@@ -65,7 +65,7 @@ def about_encoder(
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """Of names, types, shapes and values, in their order."""
+    """SHA-256 of names, dtypes, shapes and values, in order."""
     total = hashlib.sha256()
     for name, value in tensors.items():
         total.update(f"{name} {value.dtype} {tuple(value.shape)}\0".encode())
@@ -76,18 +76,18 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
 def remembered(
     about: Sequence[str], source: Source, make: Callable[[Source], Features], *, keep: bool = True
 ) -> Features:
-    """``make(source)``, or what that gave before for the same images.
+    """``make(source)``, or its cached result for the same images.
 
-    A file that is damaged is made again. Where nothing can be written, nothing is cached.
+    Damaged files are ignored and replaced. Where nothing can be written, nothing is cached.
 
     Args:
-        about: all besides the images that the features follow from.
+        about: everything but the images on which the features depend.
         source: images; those without a label are left out.
-        make: a pass over the images.
-        keep: False neither reads nor writes.
+        make: computes features in a pass over the images.
+        keep: False neither reads nor writes the cache.
 
     Raises:
-        PatchloomError: no labels, or what ``make`` raises.
+        PatchloomError: no labels, or an error of ``make``.
     """
     source = labelled(source)
     stamp = source.stamp() if keep else None
@@ -99,7 +99,7 @@ def remembered(
     if found is not None:
         return found
     found = make(source)
-    if source.stamp() == stamp:  # else the images changed while they were read
+    if source.stamp() == stamp:  # otherwise the images changed while they were read
         _write(path, found)
     return found
 
@@ -111,31 +111,28 @@ def _read(path: Path, source: Source) -> Features | None:
             tensors = {name: file.get_tensor(name) for name in about["names"]}
         if digest_of(tensors) != about["digest"]:
             return None
-    except (OSError, SafetensorError, ValueError, LookupError, TypeError):  # none there, or whatever damage does to it
+    except (OSError, SafetensorError, ValueError, LookupError, TypeError):  # missing or damaged
         return None
-    with contextlib.suppress(OSError):  # removed just now, or somebody else's
+    with contextlib.suppress(OSError):  # just removed, or of another user
         os.utime(path)
     places = tensors.pop("indices")
-    labels = torch.from_numpy(source.labels[places.numpy()])
+    labels = labels_of(source, places)
     missing = np.setdiff1d(np.arange(len(source)), places.numpy())
     return Features(tensors, labels, places, [source.describe(int(i)) for i in missing], cached=True)
 
 
 def _write(path: Path, features: Features) -> None:
     tensors = {**features.tokens, "indices": features.indices}
-    if sum(values.nbytes for values in tensors.values()) > MOST_BYTES:
+    if sum(values.nbytes for values in tensors.values()) > MAX_BYTES:
         return
     about = {_ABOUT: json.dumps({"names": list(tensors), "digest": digest_of(tensors)})}
-    with contextlib.suppress(PatchloomError):  # a full or read-only disc costs another pass, and nothing else
+    with contextlib.suppress(PatchloomError):  # a full or read-only disc only costs another pass
         write_whole(path, save({name: values.contiguous() for name, values in tensors.items()}, metadata=about))
     _make_room(path.parent)
 
 
 def _make_room(folder: Path) -> None:
-    """Remove the files that were not used for longest, until all together are within `MOST_BYTES`.
-
-    Half-written files of processes that died are among them.
-    """
+    """Remove the least recently used files, half-written ones of dead processes too, down to `MAX_BYTES` in all."""
     files = []
     with contextlib.suppress(OSError), os.scandir(folder) as found:
         for file in found:
@@ -143,7 +140,7 @@ def _make_room(folder: Path) -> None:
                 files.append((file.stat().st_mtime_ns, file.stat().st_size, file.path))
     total = sum(size for _, size, _ in files)
     for _, size, path in sorted(files):
-        if total <= MOST_BYTES:
+        if total <= MAX_BYTES:
             return
         with contextlib.suppress(OSError):
             os.unlink(path)

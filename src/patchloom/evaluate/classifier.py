@@ -1,4 +1,4 @@
-"""An encoder with a linear head: built for a recipe, trained by `fit`, saved whole and loaded again."""
+"""An encoder with a classification head: built, trained by `fit`, saved and loaded."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from patchloom.data import Source
 from patchloom.errors import PatchloomError
+from patchloom.evaluate.features import labels_of
 from patchloom.nets.build import initialize
 from patchloom.nets.encode import attention_heads, encode, final_norm, patch_positions
 from patchloom.nets.heads import InstanceHead, represent
@@ -39,13 +40,13 @@ class Classifier(nn.Module):
     """Logits from images. Letters: b batch, d width, c classes.
 
     Args:
-        encoder: it is taken in, not copied.
-        classes: how many.
-        pooling: what the head sees: class token, mean of the patch tokens, or ``instance``'s representation.
-        instance: gives the instance representation.
-        body: fresh blocks on the encoder's tokens, which is frozen then; a norm of their own follows the pooling.
-        stem: what stands between the pooling and the linear layer, as ExtreMA's first projection layer.
-        width: what that gives; the encoder's, if absent.
+        encoder: is not copied.
+        classes: number of classes.
+        pooling: input of the head: class token, mean of the patch tokens, or the output of ``instance``.
+        instance: an instance head, needed by that pooling.
+        body: fresh blocks on the encoder's tokens; the encoder is then frozen, and a LayerNorm follows the pooling.
+        stem: layers between the pooling and the linear layer, such as ExtreMA's first projection layer.
+        width: output width of the stem; the encoder's, if absent.
     """
 
     def __init__(
@@ -58,33 +59,33 @@ class Classifier(nn.Module):
         body: nn.Module | None = None,
         stem: nn.Module | None = None,
         width: int | None = None,
-    ):
+    ) -> None:
         super().__init__()
         self.encoder, self.pooling, self.instance, self.body, self.stem = encoder, pooling, instance, body, stem
         self.norm = None if body is None else nn.LayerNorm(encoder.embed_dim, eps=1e-6)
         self.head = nn.Linear(width or encoder.embed_dim, classes)
-        nn.init.trunc_normal_(self.head.weight, std=2e-5)  # as MAE's: at first no class is preferred
+        nn.init.trunc_normal_(self.head.weight, std=2e-5)  # as in MAE: all classes are equally likely at first
         nn.init.zeros_(self.head.bias)
         if body is not None:
             self.encoder.requires_grad_(False)
 
     @property
     def classes(self) -> int:
-        """How many."""
+        """Number of classes."""
         return self.head.out_features
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of the images."""
+        """Height and width of the images in pixels."""
         return tuple(self.encoder.patch_embed.img_size)
 
     @property
     def channels(self) -> int:
-        """Of the images."""
+        """Channels of the images."""
         return self.encoder.patch_embed.proj.in_channels
 
     def train(self, mode: bool = True) -> Classifier:
-        """As ever, but a frozen encoder stays in eval mode."""
+        """Set the mode; a frozen encoder stays in eval mode."""
         super().train(mode)
         if self.body is not None:
             self.encoder.eval()
@@ -96,7 +97,7 @@ class Classifier(nn.Module):
         return self.head(pooled if self.stem is None else self.stem(pooled))
 
     def pooled(self, images: Tensor) -> Tensor:
-        """What the head sees [b d]. The norm comes after the mean, as in MAE's program: with it, training is faster."""
+        """Input of the stem or head [b d]. The norm comes after the mean, as in MAE's code, which trains faster."""
         vit, frozen = self.encoder, self.body is not None
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
             tokens = encode(vit, all_patches(images, vit.patch_embed.num_patches), norm=frozen)
@@ -107,22 +108,23 @@ class Classifier(nn.Module):
         return self.norm(pooled) if frozen else vit.fc_norm(final_norm(vit, pooled))
 
     def groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
-        """Trainable parameters for an optimiser, each group with its ``lr_scale``: ``layer_decay`` ** steps to the top.
+        """Parameter groups for an optimiser, with layer-wise learning rate decay (``lr_scale``).
 
-        As in MAE's program (util/lr_decay.py): patch embedding, tokens and positions are the lowest layer, each block
-        is one, and all else is the top one, whose scale is 1: whatever is on the encoder, and the encoder's last norm.
+        As in facebookresearch/mae (util/lr_decay.py): patch embedding, tokens and positions are the lowest layer, each
+        block is a layer, and everything else, the encoder's last norm included, is the top one, whose scale is 1. A
+        layer's scale is ``layer_decay`` to the power of its distance from the top.
         """
         free = {f"encoder.{name}" for name in self.encoder.no_weight_decay()} | {*_vectors(self)}
         return param_groups_layer_decay(self, weight_decay, free, layer_decay=layer_decay)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, str]:
-        """Which layer a parameter is of, by its name, for timm; what matches nothing is the top one."""
+        """Patterns of parameter names by layer, for timm; names that match none are in the top layer."""
         stem = r"^encoder\.(?:cls_token|reg_token|pos_embed|patch_embed|norm_pre)"
         return {"stem": stem, "blocks": r"^encoder\.blocks\.(\d+)"}
 
 
 def _vectors(net: nn.Module) -> list[str]:
-    """Names of tokens, and of tables of relative positions, which take no weight decay."""
+    """Names of parameters without weight decay: vectors such as tokens, and tables of relative position biases."""
     return [
         name
         for name, weight in net.named_parameters()
@@ -131,7 +133,7 @@ def _vectors(net: nn.Module) -> list[str]:
 
 
 def fresh_blocks(vit: VisionTransformer, count: int) -> nn.Sequential:
-    """``count`` transformer blocks of the encoder's sizes."""
+    """``count`` freshly initialised transformer blocks with the encoder's width and heads."""
     norm = partial(nn.LayerNorm, eps=1e-6)
     made = (Block(vit.embed_dim, attention_heads(vit), qkv_bias=True, norm_layer=norm) for _ in range(count))
     body = nn.Sequential(*made)
@@ -140,24 +142,24 @@ def fresh_blocks(vit: VisionTransformer, count: int) -> nn.Sequential:
 
 
 def variant_of(positions: PositionChoice, vit: VisionTransformer) -> Variant:
-    """What ``auto`` becomes: what the encoder has, and fixed sine-cosine positions where it has none (MP3)."""
+    """Resolve ``auto``: keep the encoder's positions; fixed sine-cosine ones where it has none (MP3)."""
     if positions == "auto":
         return "fixed" if patch_positions(vit) is None else "keep"
     return positions
 
 
 def class_names(source: Source) -> tuple[str, ...]:
-    """Names of the classes that labels 0 ... c-1 stand for."""
-    return source.classes or tuple(map(str, range(int(source.labels.max()) + 1)))
+    """Names of the classes of labels 0 ... c-1."""
+    return source.classes or tuple(map(str, range(int(labels_of(source).max()) + 1)))
 
 
 @dataclass(frozen=True)
 class ClassifierCard:
-    """What belongs to a fine-tuned classifier's weights.
+    """Metadata of a fine-tuned classifier's weights.
 
     Attributes:
-        encoder: the card of the encoder that it came from.
-        positions, pooling: how it was changed.
+        encoder: card of the encoder from which it was fine-tuned.
+        positions, pooling: as in fine-tuning.
         classes: their names, in the order of the logits.
         data: the name of the training data.
         test: fingerprint of the test images, the only ones that the classifier may be measured on.
@@ -176,7 +178,7 @@ class ClassifierCard:
 
 
 def save_classifier(model: Classifier, card: ClassifierCard, path: Path) -> None:
-    """Write weights and card; the file appears whole or not at all."""
+    """Write weights and card, atomically."""
     save_net(model, FORMAT, asdict(card), path)
 
 

@@ -1,4 +1,4 @@
-"""Frozen features: one pass over the data gives every pooling. Letters: n images, d width, c channels, h w size."""
+"""Frozen features, every pooling in one pass over the data. Letters: n images, d width, c channels, h w size."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Features:
     """Features of labelled images, on the CPU.
 
     Attributes:
-        tokens: [n d] float32 by name: "class" (if the encoder has that token), "mean" and "instance" (if a head is
-            beside it), or "pixels", or the layers of `layer_names`.
+        tokens: [n d] float32 by name: "class" (if the encoder has that token), "mean" and "instance" (if there is an
+            instance head), or "pixels", or the layers of `layer_names`.
         labels: [n] int64.
-        indices: [n] int64, where in the source the images are.
-        unreadable: names of the images that could not be read.
-        cached: they are of an earlier pass (see `cache`).
+        indices: [n] int64, of the images in the source.
+        unreadable: names of images that could not be read.
+        cached: whether they come from the cache of an earlier pass.
     """
 
     tokens: dict[str, Tensor]
@@ -44,11 +44,11 @@ class Features:
     cached: bool = False
 
     def poolings(self) -> tuple[str, ...]:
-        """What `pooled` can give."""
+        """Values that `pooled` takes."""
         return poolings_of(self.tokens)
 
     def pooled(self, pooling: str) -> Tensor:
-        """[n d], or [n 2d] for "both": class token and mean, one after the other as they are.
+        """[n d], or [n 2d] for "both", which concatenates class token and mean.
 
         Raises:
             PatchloomError: the encoder has no class token, or no instance head.
@@ -60,23 +60,23 @@ class Features:
 
 
 def tokens_of(vit: VisionTransformer, head: InstanceHead | None) -> tuple[str, ...]:
-    """Names of the tokens that `extract` gives."""
+    """Names of the tokens that `extract` returns."""
     return ("class",) * vit.has_class_token + ("mean",) + ("instance",) * (head is not None)
 
 
 def poolings_of(tokens: Collection[str]) -> tuple[str, ...]:
-    """What tokens of these names can be pooled to."""
+    """Poolings of tokens of these names."""
     return (*tokens, "both") if {"class", "mean"} <= set(tokens) else tuple(tokens)
 
 
 def check_pooling(pooling: str, tokens: Collection[str]) -> None:
-    """Refuse a pooling that tokens of these names cannot give.
+    """Refuse a pooling that needs a token which is not among these.
 
     Raises:
         PatchloomError: a class token or an instance head is missing.
     """
     if pooling not in poolings_of(tokens):
-        lacks = "instance_head.safetensors beside it" if pooling == "instance" else "class token"
+        lacks = "module beside it" if pooling == "instance" else "class token"
         raise PatchloomError(f"this encoder has no {lacks} to give {pooling} features: use --pooling mean")
 
 
@@ -86,15 +86,21 @@ def has_labels(source: Source | None) -> bool:
 
 
 def classes_of(source: Source) -> int:
-    """How many classes the labelled images of a source are of."""
+    """Number of classes that occur among the labelled images of a source."""
     return len(np.unique(source.labels[source.labels >= 0])) if has_labels(source) else 0
+
+
+def labels_of(source: Source, indices: Tensor | None = None) -> Tensor:
+    """Labels [n] int64 of a labelled source; with ``indices`` [m], those of these images [m]."""
+    assert source.labels is not None, f"{source.name} has no labels"
+    return torch.from_numpy(source.labels if indices is None else source.labels[indices.numpy()])
 
 
 def labelled(source: Source) -> Source:
     """The images of a source that have a label.
 
     Raises:
-        PatchloomError: none has.
+        PatchloomError: there are none.
     """
     if not has_labels(source):
         raise PatchloomError(f"{source.name} has no labels: put each class's images in a sub-folder of its own")
@@ -111,26 +117,28 @@ def extract(
     workers: int = 0,
     precision: Precision = "auto",
     head: InstanceHead | None = None,
+    layers: bool = False,
 ) -> Features:
-    """Class token, mean of the patch tokens and instance representation, after the encoder's last norm.
+    """Features of every labelled image, in one pass.
 
-    All are of one pass over every labelled image.
+    These are the class token, the mean of the patch tokens and the instance representation, after the encoder's last
+    norm; with ``layers`` instead the mean of the patch tokens in every layer of `layer_names`.
 
     Args:
-        vit: the encoder; it is moved to ``device`` and comes back in the mode in which it came.
+        vit: the encoder; it is moved to ``device``, and keeps its mode (train or eval).
         card: its mean and std normalise the images.
         source: images; those without a label are left out.
         device: where the encoder runs.
-        batch_size: images at once.
+        batch_size: images per batch.
         workers: processes that read images.
         precision: float32, or bfloat16 autocast; auto is bfloat16 where a CUDA device has it.
-        head: gives the instance representation; it is moved to ``device`` too, and is the same in both modes.
+        head: gives the instance representation; it is moved to ``device``. Its mode does not matter.
+        layers: features of every layer.
 
     Raises:
-        PatchloomError: no labels, no readable image, channels that the encoder does not take, or features that are not
-            finite.
+        PatchloomError: no labels, no readable image, channels that the encoder does not take, or non-finite features.
     """
-    names, patches = tokens_of(vit, head), vit.patch_embed.num_patches
+    device, patches = torch.device(device), vit.patch_embed.num_patches
 
     def pools(images: Tensor) -> dict[str, Tensor]:
         unnormed = encode(vit, all_patches(images, patches), norm=False)
@@ -139,32 +147,16 @@ def extract(
         found = {name: vit.fc_norm(pooled) for name, pooled in found.items()}
         if head is not None:
             found["instance"] = represent(vit, head, unnormed)
-        return {name: found[name] for name in names}
+        return {name: found[name] for name in tokens_of(vit, head)}
+
+    def layer_means(images: Tensor) -> dict[str, Tensor]:
+        each = attend_each(vit, embed(vit, all_patches(images, patches)))
+        means = (tokens[:, vit.num_prefix_tokens :].float().mean(1) for tokens in each)
+        return dict(zip(layer_names(vit), means, strict=True))
 
     if head is not None:
         head.to(device)
-    return _pass(vit, card, source, pools, torch.device(device), batch_size, workers, precision)
-
-
-def extract_layers(
-    vit: VisionTransformer,
-    card: EncoderCard,
-    source: Source,
-    *,
-    device: torch.device | str,
-    batch_size: int = 256,
-    workers: int = 0,
-    precision: Precision = "auto",
-) -> Features:
-    """Mean of the patch tokens in every layer of `layer_names`, all of one pass; arguments and errors of `extract`."""
-    names, patches = layer_names(vit), vit.patch_embed.num_patches
-
-    def pools(images: Tensor) -> dict[str, Tensor]:
-        each = attend_each(vit, embed(vit, all_patches(images, patches)))
-        means = (tokens[:, vit.num_prefix_tokens :].float().mean(1) for tokens in each)
-        return dict(zip(names, means, strict=True))
-
-    return _pass(vit, card, source, pools, torch.device(device), batch_size, workers, precision)
+    return _pass(vit, card, source, layer_means if layers else pools, device, batch_size, workers, precision)
 
 
 def runs_in_bfloat16(device: torch.device, precision: Precision) -> bool:
@@ -184,7 +176,7 @@ def _pass(
     workers: int,
     precision: Precision,
 ) -> Features:
-    """What ``pools`` makes of every labelled image [b c h w]: [b d] by name."""
+    """Apply ``pools``, from images [b c h w] to [b d] by name, to every labelled image."""
     source = labelled(source)
     channels, size = vit.patch_embed.proj.in_channels, tuple(vit.patch_embed.img_size)
     found: dict[str, list[Tensor]] = {}
@@ -206,7 +198,7 @@ def _pass(
         vit.train(training)
     tokens = {name: torch.cat(parts) for name, parts in found.items()}
     if not all(values.isfinite().all() for values in tokens.values()):
-        raise PatchloomError(f"{card.name} gives features that are not finite numbers: its training has diverged")
+        raise PatchloomError(f"{card.name} gives features that are not finite: its training has diverged")
     return _features(tokens, source, indices, unreadable)
 
 
@@ -218,12 +210,12 @@ def pixel_features(
     batch_size: int = 256,
     workers: int = 0,
 ) -> Features:
-    """The images themselves as features "pixels" [n c*h*w]: the control that has learnt nothing and forgotten little.
+    """Normalised pixels as features "pixels" [n c·h·w], the control without any encoder.
 
     Args:
         source: images; those without a label are left out.
-        size: height and width that the encoder sees; shrunk to at most 32 pixels a side, in proportion.
-        mean, std: in [0, 1] units; the images are normalised by them and get as many channels.
+        size: (h, w) of the encoder's input in pixels; reduced in proportion to at most 32 pixels per side.
+        mean, std: for the normalisation, in [0, 1] units; their length is the number of channels.
         batch_size: images at once.
         workers: processes that read images.
 
@@ -240,7 +232,7 @@ def pixel_features(
 
 
 def pixels_size(size: tuple[int, int]) -> tuple[int, int]:
-    """Height and width at which `pixel_features` looks at images of ``size``."""
+    """Height and width to which `pixel_features` reduces images of ``size``."""
     h, w = size
     shrink = min(1.0, PIXELS_SIDE / max(h, w))
     return max(1, round(h * shrink)), max(1, round(w * shrink))
@@ -248,4 +240,4 @@ def pixels_size(size: tuple[int, int]) -> tuple[int, int]:
 
 def _features(tokens: dict[str, Tensor], source: Source, indices: list[Tensor], unreadable: list[str]) -> Features:
     places = torch.cat(indices)
-    return Features(tokens, torch.from_numpy(source.labels[places.numpy()]), places, unreadable)
+    return Features(tokens, labels_of(source, places), places, unreadable)

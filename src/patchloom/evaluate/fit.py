@@ -1,4 +1,4 @@
-"""Train a classifier on labelled images by a recipe, and see what it says of others. Letters: b batch, c classes."""
+"""Training a classifier by a recipe, and its predictions. Letters: b batch, c classes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import numpy as np
@@ -23,7 +23,7 @@ from torchvision.transforms import v2
 from patchloom.data import Batch, RandomCrop, Source, normalize, plain_batches, training_batches
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier
-from patchloom.evaluate.features import Precision, runs_in_bfloat16
+from patchloom.evaluate.features import Precision, labels_of, runs_in_bfloat16
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.memory import keep_freed_memory
@@ -33,18 +33,43 @@ from patchloom.nets.weights import EncoderCard
 _LINES = 10  # of progress in a training
 # timm's RandAugment of the papers (rand-m9-mstd0.5-inc1): two operations, each with probability 0.5, in 0 ... 10; and
 # torchvision's bins, which span the same strengths
-_OPERATIONS, _PROBABILITY, _MOST, _BINS = 2, 0.5, 10, 31
+_OPERATIONS, _PROBABILITY, _MAX_MAGNITUDE, _BINS = 2, 0.5, 10, 31
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the encoder and its controls are trained.
+
+    Attributes:
+        name: of the recipe.
+        recipe: with every ``auto`` resolved.
+        rates: base learning rates to choose from.
+        card: its mean and std normalise the images.
+        settings: seed, device and workers.
+        precision: of matrix products; weights are float32.
+    """
+
+    name: str
+    recipe: Recipe
+    rates: tuple[float, ...]
+    card: EncoderCard
+    settings: EvalSettings
+    precision: Precision
+
+    def at(self, rate: float) -> Plan:
+        """The same with another base learning rate."""
+        return replace(self, recipe=replace(self.recipe, blr=rate))
 
 
 class Views:
-    """Random crops of an image with RandAugment, as many as a recipe repeats; everything from the generator."""
+    """Random crops of an image with RandAugment, as many as the recipe repeats. Calls depend only on ``rng``."""
 
-    def __init__(self, size: tuple[int, int], recipe: Recipe, mean: tuple[float, ...]):
+    def __init__(self, size: tuple[int, int], recipe: Recipe, mean: tuple[float, ...]) -> None:
         self.crop = RandomCrop(size, scale=(recipe.crop_scale, 1.0), flip=recipe.flip)
         self.recipe, self.mean = recipe, mean
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
-        """[c h w] -> views [c *size], of the same dtype."""
+        """Views of an image [c h w], of the same dtype and resized to ``size``."""
         return tuple(self._augmented(*self.crop(image, rng), rng) for _ in range(self.recipe.repeats))
 
     def _augmented(self, view: Tensor, rng: np.random.Generator) -> Tensor:
@@ -57,19 +82,19 @@ class Views:
         with torch.random.fork_rng(devices=[]):  # torchvision draws from torch's global stream
             torch.manual_seed(int(rng.integers(2**63)))
             for _ in range(_OPERATIONS):
-                magnitude = np.clip(rng.normal(recipe.randaugment, recipe.randaugment_std), 0, _MOST)
+                magnitude = np.clip(rng.normal(recipe.randaugment, recipe.randaugment_std), 0, _MAX_MAGNITUDE)
                 if rng.random() < _PROBABILITY:
-                    step = round(float(magnitude) / _MOST * (_BINS - 1))
+                    step = round(float(magnitude) / _MAX_MAGNITUDE * (_BINS - 1))
                     augment = v2.RandAugment(1, step, _BINS, v2.InterpolationMode.BILINEAR, fill)
                     view = augment(view) if colored else augment(view[:, None])[:, 0]
         return view
 
 
 def of_step(recipe: Recipe, n: int) -> tuple[int, int]:
-    """Different images of a step, and images in all, when there are ``n`` to train on.
+    """(Distinct images, images with repeats) per step, with ``n`` training images.
 
     Raises:
-        PatchloomError: mixing, and only one image to mix.
+        PatchloomError: mixup or cutmix with a single image.
     """
     images = min(max(1, recipe.batch // recipe.repeats), n)
     if recipe.mixes and images * recipe.repeats % 2:
@@ -81,7 +106,7 @@ def of_step(recipe: Recipe, n: int) -> tuple[int, int]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Everything random inside follows from ``seed``, and nothing outside notices."""
+    """Seed all random generators inside the context, and restore their states after it."""
     before = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         random_seed(seed % 2**32)
@@ -92,61 +117,44 @@ def seeded(seed: int) -> Iterator[None]:
             np.random.set_state(before[1])
 
 
-def train(
-    model: Classifier,
-    source: Source,
-    recipe: Recipe,
-    card: EncoderCard,
-    settings: EvalSettings,
-    precision: Precision,
-    name: str,
-) -> Classifier:
+def train(model: Classifier, source: Source, plan: Plan, name: str) -> Classifier:
     """Train on all images of ``source``, whose labels are 0 ... c-1.
 
     Args:
         model: is trained in place.
         source: labelled images.
-        recipe: settled.
-        card: its mean and std normalise the images.
-        settings: seed, device and workers.
-        precision: of the products; weights are float32.
-        name: stands in the lines of progress.
+        plan: how.
+        name: begins the lines of progress.
 
     Returns:
         The model, or the moving average of its weights, if the recipe has one.
 
     Raises:
-        PatchloomError: the loss is no longer a number, the device has too little memory, or images cannot be read.
+        PatchloomError: a non-finite loss, too little memory on the device, or unreadable images.
     """
-    with seeded(settings.seed):
+    with seeded(plan.settings.seed):
         try:
-            return _Training(model, source, recipe, card, settings, precision).run(name)
+            return _Training(model, source, plan).run(name)
         except torch.OutOfMemoryError as problem:
+            images = of_step(plan.recipe, len(source))[1]
             raise PatchloomError(
-                f"the device has too little memory for {of_step(recipe, len(source))[1]} images at once: lower --batch"
+                f"the device has too little memory for {images} images at once: lower --batch"
             ) from problem
 
 
 class _Training:
-    def __init__(
-        self,
-        model: Classifier,
-        source: Source,
-        recipe: Recipe,
-        card: EncoderCard,
-        settings: EvalSettings,
-        precision: Precision,
-    ):
-        self.recipe, self.card, self.device, self.seed = recipe, card, settings.at, settings.seed
+    def __init__(self, model: Classifier, source: Source, plan: Plan) -> None:
+        recipe, settings = plan.recipe, plan.settings
+        self.recipe, self.card, self.device, self.seed = recipe, plan.card, settings.at, settings.seed
         self.model = model.to(self.device).train()
-        self.half = runs_in_bfloat16(self.device, precision)
+        self.half = runs_in_bfloat16(self.device, plan.precision)
         keep_freed_memory()
         fuse_attention(model, not (self.half and self.device.type == "cpu"))
         n, (images, self.batch) = len(source), of_step(recipe, len(source))
         self.per_epoch = max(1, n // self.batch)
         self.steps = recipe.epochs * self.per_epoch
-        self.labels = torch.from_numpy(source.labels)
-        views = Views(model.size, recipe, card.mean)
+        self.labels = labels_of(source)
+        views = Views(model.size, recipe, plan.card.mean)
         reading = settings.seed, 0, self.steps, settings.workers_for(source, self.steps, trained=True), model.channels
         self.batches = training_batches(source, views, images, *reading, device=self.device)
         self.optimizer = torch.optim.AdamW(
@@ -156,7 +164,7 @@ class _Training:
             fused=self.device.type in ("cpu", "cuda"),
         )
         warmup = min(round(recipe.warmup_epochs * self.per_epoch), self.steps - 1)
-        # one more than there are steps, so that the last one still moves the weights
+        # one more than there are steps, so that the learning rate of the last one is above 0
         self.schedule = CosineLRScheduler(
             self.optimizer, self.steps - warmup + 1, warmup_t=warmup, warmup_prefix=True, t_in_epochs=False
         )
@@ -182,7 +190,7 @@ class _Training:
                 loss = torch.stack(recent).mean().item()
                 if not math.isfinite(loss):
                     raise PatchloomError(
-                        f"the loss is no longer a number after {done} steps: lower --blr (now {self.recipe.blr:g})"
+                        f"the loss is not finite after {done} steps: lower --blr (now {self.recipe.blr:g})"
                     )
                 left = timedelta(seconds=round((time.perf_counter() - start) / done * (self.steps - done)))
                 epoch = f"epoch {done / self.per_epoch:.1f}/{self.recipe.epochs}"
@@ -197,7 +205,7 @@ class _Training:
         self.schedule.step_update(step + 1)
         images = torch.cat(batch.views)
         labels = self.labels[batch.indices].repeat(len(batch.views)).to(self.device, non_blocking=True)
-        if self.mix and len(images) % 2:  # what could not be read left a batch too small
+        if self.mix and len(images) % 2:  # unreadable images left an odd batch
             images, labels = images[:-1], labels[:-1]
         images = self.erase(normalize(images, self.card.mean, self.card.std))
         if self.mix:
@@ -217,7 +225,7 @@ class _Training:
 
 @dataclass(frozen=True)
 class Answers:
-    """What a classifier says of labelled images.
+    """Predictions of a classifier for labelled images.
 
     Attributes:
         logits: [n c] float32, on the CPU.
@@ -230,7 +238,7 @@ class Answers:
     unreadable: list[str]
 
     def accuracy(self) -> float:
-        """Share of the images whose label has the largest logit."""
+        """Top-1 accuracy in [0, 1]."""
         return (self.logits.argmax(1) == self.labels).double().mean().item()
 
 
@@ -238,10 +246,10 @@ class Answers:
 def answers(
     model: Classifier, source: Source, card: EncoderCard, settings: EvalSettings, precision: Precision = "auto"
 ) -> Answers:
-    """What a classifier says of every image of ``source``, cut to its centre.
+    """Predictions for every image of ``source``, centre-cropped.
 
     Raises:
-        PatchloomError: no image can be read, one has the wrong number of channels, or answers that are not finite.
+        PatchloomError: no image can be read, one has the wrong number of channels, or non-finite logits.
     """
     device = settings.at
     model.to(device).eval()
@@ -254,7 +262,7 @@ def answers(
             logits.append(model(images).float().cpu())
             indices.append(batch.indices)
             unreadable += batch.unreadable
-    found = Answers(torch.cat(logits), torch.from_numpy(source.labels[torch.cat(indices).numpy()]), unreadable)
+    found = Answers(torch.cat(logits), labels_of(source, torch.cat(indices)), unreadable)
     if not found.logits.isfinite().all():
-        raise PatchloomError(f"a classifier on {card.name} answers with what is no number: lower --blr")
+        raise PatchloomError(f"a classifier on {card.name} gives non-finite logits: lower --blr")
     return found

@@ -18,7 +18,6 @@ from patchloom.evaluate.features import (
     Pooling,
     check_pooling,
     extract,
-    extract_layers,
     pixel_features,
     pixels_size,
     tokens_of,
@@ -26,7 +25,7 @@ from patchloom.evaluate.features import (
 from patchloom.evaluate.report import Report, Row, lost_images
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.weights import EncoderCard, load_encoder, load_instance_head, untrained_twin
+from patchloom.nets.weights import EncoderCard, load_encoder, load_extra_module, untrained_twin
 
 UNTRAINED, PIXELS, CHANCE = "untrained", "raw pixels", "majority class"
 
@@ -50,9 +49,9 @@ class FrozenProtocol:
 
     Attributes:
         name: in the rows.
-        fit: is given training images; what it returns scores test images.
-        quoted: the one row of an encoder's that is quoted, chosen without a look at its value on the test images.
-        title: how the headline calls a quoted row.
+        fit: fits to features of training images; its result scores features of test images.
+        quoted: selects the one row of an encoder that is quoted, without using its value on the test images.
+        title: begins the headline, from the encoder's quoted row.
         sentence: what was done, from the features of training and of test images.
     """
 
@@ -71,7 +70,7 @@ def measure_run(
     pooling: Pooling | Literal["all"],
     gallery: float = 1.0,
 ) -> Report:
-    """Measure a run by one protocol; ``gallery`` is the stratified share of the training images that is used.
+    """Evaluate a run by one protocol; ``gallery`` is the share of the training images that is used, stratified.
 
     Raises:
         PatchloomError: no such encoder or data; data without labels; or a pooling that the encoder lacks.
@@ -83,7 +82,7 @@ def measure_run(
         some = stratified(parts.train, max(1, round(gallery * n)), settings.seed)
         drawn = f"The gallery is a stratified {100 * gallery:.3g} % of {n:,} training images (seed {settings.seed})."
         parts = replace(parts, train=some, story=f"{parts.story} {drawn}")
-    (report,) = compare((protocol,), vit, card, parts, settings, load_instance_head(run), pooling)
+    (report,) = compare((protocol,), vit, card, parts, settings, load_extra_module(run, "pooling"), pooling)
     return report
 
 
@@ -95,12 +94,13 @@ def extractors(
     *,
     layers: bool = False,
 ) -> list[FeatureExtractor]:
-    """An encoder, its untrained twin and raw pixels; features that were taken before come from the cache.
+    """Extractors of an encoder, its untrained twin and raw pixels, with the cache.
 
     Args:
-        vit, card, settings: the encoder, what belongs to it, and how to measure.
+        vit, card: the encoder.
+        settings: seed of the twin, device and reading.
         head: gives the instance representation; the twin has an untrained one.
-        layers: give every layer's features rather than every pooling of the last.
+        layers: features of every layer instead of every pooling of the last.
     """
     at, keep = settings.at, settings.cache
     size, what = tuple(vit.patch_embed.img_size), "layers" if layers else "pooled"
@@ -108,7 +108,7 @@ def extractors(
     def by(net: VisionTransformer, its_head: InstanceHead | None) -> Callable[[Source], Features]:
         def take(source: Source) -> Features:
             if layers:
-                return extract_layers(net, card, source, device=at, **settings.reading(source))
+                return extract(net, card, source, device=at, head=None, layers=True, **settings.reading(source))
             return extract(net, card, source, device=at, head=its_head, **settings.reading(source))
 
         about = (what, *about_encoder(net, card, at, its_head)) if keep else ()
@@ -120,7 +120,7 @@ def extractors(
         return remembered(about, source, take, keep=keep)
 
     twin, fresh = untrained_twin(card, head, settings.seed)
-    # functions, so that only one encoder's features are in memory at a time
+    # functions, so that the features of only one are in memory at a time
     return [
         FeatureExtractor(card.name, by(vit, head), vit),
         FeatureExtractor(UNTRAINED, by(twin, fresh), twin),
@@ -137,9 +137,15 @@ def compare(
     head: InstanceHead | None = None,
     pooling: Pooling | Literal["all"] = "all",
 ) -> list[Report]:
-    """Measure an encoder, its untrained twin and raw pixels; each one's features are taken once for all protocols.
+    """Evaluate an encoder, its untrained twin and raw pixels by several protocols, which share their features.
 
-    ``head`` gives the pooling "instance"; the twin has an untrained one.
+    Args:
+        protocols: one report each.
+        vit, card: the encoder.
+        parts: training and test images.
+        settings: seed, device and reading.
+        head: gives the pooling "instance"; the twin has an untrained one.
+        pooling: one of the encoder's, or all of them.
 
     Raises:
         PatchloomError: a pooling that the encoder lacks, or images that cannot be measured.
@@ -154,7 +160,7 @@ def compare(
         scores = {
             protocol.name: {one: protocol.fit(train, one, settings) for one in poolings} for protocol in protocols
         }
-        # all that is chosen has been chosen: now the test images are read
+        # every choice has been made: now the test images are read
         test = features_of(parts.test)
         for protocol, of_pooling in scores.items():
             found = [
@@ -199,12 +205,12 @@ def _report(
 def circumstances(
     parts: Parts, train: Features, test: Features, size: tuple[int, int], cached: Sequence[str], instance: bool = False
 ) -> str:
-    """Sentences for any protocol on frozen features: where images and features came from, and what the controls are.
+    """Sentences for any protocol on frozen features: origin of images and features, and what the controls are.
 
     Args:
-        parts, train, test: the images, and features of them.
-        size: height and width that the encoder sees.
-        cached: whose features are of an earlier pass.
+        parts, train, test: the images, and their features.
+        size: (h, w) of the encoder's input in pixels.
+        cached: names of those whose features come from the cache.
         instance: the instance representation was measured.
     """
     said = [parts.story, "Raw pixels are the images at {}x{}.".format(*pixels_size(size))]
@@ -216,6 +222,6 @@ def circumstances(
 
 
 def majority(protocol: str, train: Tensor, test: Tensor) -> Row:
-    """The row of a guesser who names the most frequent label [n] of the training images for all of ``test`` [m]."""
+    """The row of a classifier that always predicts the most frequent of the labels ``train`` [n], on ``test`` [m]."""
     right = (test == train.bincount().argmax()).double().mean().item()
     return Row.of(CHANCE, "-", protocol, {}, right, len(test))

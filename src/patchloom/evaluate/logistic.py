@@ -1,11 +1,11 @@
 """Linear probe: multinomial logistic regression on frozen features.
 
-The minimised function is scikit-learn's: mean cross-entropy + strength / 2 · ‖weights‖², biases free, so that its ``C``
-is 1 / (n · strength). It is solved here because one path of warm starts over the whole grid, in principal axes, is many
-times faster than separate fits of `sklearn.linear_model.LogisticRegression`; tests hold the two side by side.
+The objective is scikit-learn's: mean cross-entropy + strength / 2 · ‖weights‖², biases not penalised, so that its ``C``
+is 1 / (n · strength). It is solved here because warm starts along the grid of strengths, in principal axes, are many
+times faster than separate fits of `sklearn.linear_model.LogisticRegression`; tests compare the two.
 
-Test images cannot take part in a choice: `choose_strength` and `linear_probe` are never given any.
-Letters: n images, d numbers in a feature, c classes.
+Test images take no part in any choice: `choose_strength` and `linear_probe` are never given any.
+Letters: n images, d feature width, c classes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from patchloom.errors import PatchloomError
 STRENGTHS: tuple[float, ...] = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 CHOICE_VALIDATION_SHARE = 0.2
 
-_SCORES = 2**26  # numbers of scores in memory at once; large, since every product has a cost of its own
+_SCORES = 2**26  # logits in memory at once; large, since every product has an overhead
 _ITERATIONS = 200
-# Below so many multiplications a step, threads that share busy cores wait for one another: at 50,000 x 384 x 10 two
+# Below so many multiplications per step, threads on busy cores wait for one another: at 50,000 x 384 x 10 two threads
 # took four times as long as one, at 1,800 x 64 x 10 fifty times.
 _ONE_THREAD = 2**28
 
@@ -37,10 +37,10 @@ class Probe:
     """A fitted linear classifier.
 
     Attributes:
-        mean, scale: [d] standardisation, from the images of the fit alone.
+        mean, scale: [d] for the standardisation, from the training images.
         weights: [d c] for standardised features.
         biases: [c].
-        classes: [c] labels, one for each column.
+        classes: [c] label of each column.
     """
 
     mean: Tensor
@@ -51,7 +51,7 @@ class Probe:
 
     def predict(self, features: Tensor) -> Tensor:
         """Labels [m] of features [m d], on the CPU."""
-        # one affine map of the raw features, so that no standardised copy of them is made
+        # the standardisation is folded into weights and biases, so that the features are not copied
         weights = self.weights / self.scale[:, None]
         biases = self.biases - self.mean @ weights
         rows = _rows_for(len(biases))
@@ -59,18 +59,18 @@ class Probe:
         return self.classes.cpu()[torch.cat(best).cpu()]
 
     def accuracy(self, features: Tensor, labels: Tensor) -> float:
-        """Share of features [m d] whose label [m] is predicted; a class that the fit never saw counts as missed."""
+        """Top-1 accuracy on features [m d] with labels [m]; a class without training images counts as an error."""
         return (self.predict(features) == labels).double().mean().item()
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which strength of regularisation, and the evidence for it.
+    """The chosen L2 strength.
 
     Attributes:
-        strength: the chosen one.
-        accuracy: its accuracy on the held-out training images.
-        held_out: how many those were.
+        strength: of the regularisation.
+        accuracy: its accuracy on held-out training images.
+        held_out: number of these images.
     """
 
     strength: float
@@ -81,12 +81,12 @@ class Choice:
 def fit_path(
     features: Tensor, labels: Tensor, strengths: Sequence[float], device: torch.device | str = "cpu"
 ) -> list[Probe]:
-    """Fit one probe for each strength, every fit starting from the one before.
+    """Fit one probe for each strength, each initialised with the previous one.
 
     Args:
         features: [n d] float32.
         labels: [n] int64.
-        strengths: positive; from strong to weak is fastest.
+        strengths: positive; descending order is fastest.
         device: where the products are computed.
     """
     with _few_threads(features.numel() * len(labels.unique())):
@@ -124,15 +124,15 @@ def choose_strength(
     strengths: Sequence[float] = STRENGTHS,
     device: torch.device | str = "cpu",
 ) -> Choice:
-    """Choose the strength that is best on a stratified fifth of the training images, held out from the fit.
+    """Choose the strength with the best accuracy on a stratified fifth of the training images, held out from the fit.
 
-    Of equally good ones the strongest wins. The only image of a class stays in the fit.
+    Of equally good ones the strongest is chosen. The only image of a class is not held out.
 
     Args:
         features: [n d] of training images only.
         labels: [n].
-        seed: which images are held out.
-        strengths: the candidates.
+        seed: of the held-out draw.
+        strengths: the grid.
         device: where the products are computed.
 
     Raises:
@@ -149,7 +149,7 @@ def choose_strength(
 
 
 def hold_out_for_choice(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Indices of (the rest, a stratified fifth) of training images with ``labels`` [n], n >= 2."""
+    """Indices of (the other, the held-out) training images, the latter a stratified fifth; ``labels`` [n], n >= 2."""
     n = len(labels)
     held = pick(labels.numpy(), min(max(1, round(CHOICE_VALIDATION_SHARE * n)), n - 1), seed)
     return torch.from_numpy(np.setdiff1d(np.arange(n), held)), torch.from_numpy(held)
@@ -173,9 +173,9 @@ def _rows_for(numbers: int) -> int:
 
 
 def _standardization(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation [d] of features [n d]; a constant number keeps its unit."""
+    """Mean and standard deviation [d] of features [n d]; 1 instead of 0 for constant features."""
     mean = features.mean(0, dtype=torch.float64)
-    # in parts, since float64 doubles the memory
+    # in blocks, since float64 doubles the memory
     parts = features.split(_rows_for(features.shape[1]))
     scale = (sum((part - mean).square().sum(0) for part in parts) / len(features)).sqrt()
     constant = scale <= 1e-7 * mean.abs().clamp(min=1e-30)
@@ -183,9 +183,9 @@ def _standardization(features: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _principal(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotate features [n d] into their principal axes: (rotated [n r], axes [d r], moments [r]).
+    """Rotate features [n d] into their principal axes: (rotated [n r], axes [d r], variances [r]).
 
-    With fewer images than numbers, r is the rank of the features: the penalty lets no weight grow along other axes.
+    With n < d, r is the rank of the features: along other axes the penalty keeps the weights at 0.
     """
     n, d = features.shape
     if n >= d:
@@ -200,10 +200,10 @@ def _principal(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _descend(features: Tensor, targets: Tensor, moments: Tensor, strength: float, start: Tensor) -> Tensor:
-    """Minimise from ``start`` [d+1 c], whose last row are the biases, over features in principal axes [n d].
+    """Minimise with L-BFGS from ``start`` [d+1 c], whose last row are the biases; features [n d] in principal axes.
 
-    A rotation leaves the penalty as it is, and along principal axes the curvature at zero weights is known:
-    moment / c + strength. Measured in its square root every direction is equally steep, and few iterations do.
+    A rotation does not change the penalty, and along principal axes the curvature at zero weights is known: variance /
+    c + strength. Scaling by its square root preconditions the problem, so that few iterations are enough.
     """
     n, c = len(features), start.shape[1]
     rows = _rows_for(c)

@@ -1,4 +1,4 @@
-"""Nearest neighbours: what the encoder's similarities say by themselves, with nothing trained on top."""
+"""k-nearest-neighbour classification by cosine similarity, for several k at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from patchloom.errors import PatchloomError
 
 TEMPERATURE = 0.07
-_SIMILARITIES = 2**24  # how many are in memory at once
+_SIMILARITIES = 2**24  # in memory at once
 
 
 @torch.no_grad()
@@ -26,24 +26,24 @@ def knn_accuracies(
     temperature: float = TEMPERATURE,
     chunk: int | None = None,
 ) -> dict[int, float]:
-    """Share of queries whose label the k most similar images of the gallery vote for, by cosine similarity.
+    """Top-1 accuracy of weighted k-nearest-neighbour classification by cosine similarity.
 
-    A neighbour's vote weighs exp(similarity / temperature), as in instance discrimination (Wu et al. 2018, section 3.4)
-    and in DINO (Caron et al. 2021, section 4.1; facebookresearch/dino ``eval_knn.py``), both with 0.07. A tie goes to
-    the lower label. All k are served by one search.
+    A neighbour's vote has the weight exp(similarity / temperature), as in instance discrimination (Wu et al. 2018,
+    section 3.4) and DINO (Caron et al. 2021, section 4.1; facebookresearch/dino ``eval_knn.py``), both with 0.07. A tie
+    goes to the lower label. One search serves all k.
 
     Args:
         gallery: [n d] features, on any device.
         gallery_labels: [n] int64, at least 0.
         queries: [m d].
-        query_labels: [m]; only compared with the outcome. One that the gallery lacks counts as missed.
-        ks: how many neighbours vote; those larger than the gallery are dropped.
-        weighted: False counts every vote as one.
-        temperature: the smaller, the more the nearest count.
-        chunk: queries at once; by default as many as keep the memory near 100 MB.
+        query_labels: [m]; a label that is not in the gallery counts as an error.
+        ks: numbers of neighbours; those larger than the gallery are dropped.
+        weighted: False gives every vote the weight 1.
+        temperature: of the weights.
+        chunk: queries per block; by default so many that about 100 MB are needed.
 
     Returns:
-        Accuracy in [0, 1] for each k, in rising order.
+        Accuracy in [0, 1] by k, in ascending order.
 
     Raises:
         PatchloomError: a k below 1, or every k is larger than the gallery.
@@ -58,12 +58,12 @@ def knn_accuracies(
     right = dict.fromkeys(served, 0)
     for part, truth in zip(queries.split(chunk), query_labels.split(chunk), strict=True):
         similarities, nearest = (F.normalize(part.float(), dim=1) @ gallery.T).topk(served[-1], dim=1)
-        voices = gallery_labels[nearest]
+        labels = gallery_labels[nearest]
         weights = (similarities / temperature).exp() if weighted else torch.ones_like(similarities)
         votes = weights.new_zeros(len(part), classes)
-        heard = 0
+        counted = 0
         for k in served:
-            votes.scatter_add_(1, voices[:, heard:k], weights[:, heard:k])
-            heard = k
+            votes.scatter_add_(1, labels[:, counted:k], weights[:, counted:k])
+            counted = k
             right[k] += int((votes.argmax(1) == truth).sum())
     return {k: hits / len(queries) for k, hits in right.items()}

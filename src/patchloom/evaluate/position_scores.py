@@ -1,6 +1,7 @@
-"""Where were these patches? Found positions and how far off the others are, against how much is withheld.
+"""Accuracy and distance of predicted patch positions, by the shares that are withheld, beside chance.
 
-Nothing here knows of tasks: a `Place` is any function that places patches. Letters as in `patchloom.patches`; m images.
+Nothing here depends on a task: a `Place` is any function that predicts positions. Letters: b batch, c channels, h w
+height and width, n patches of the grid, k visible patches, m images.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ STORY = (
 
 
 class Place(Protocol):
-    """Places patches of normalised images [b c h w], when shares of what could be known are withheld."""
+    """Predicts the positions of patches of normalised images [b c h w], with the shares ``ratios`` withheld."""
 
     def __call__(self, images: Tensor, generator: torch.Generator, **ratios: float) -> PositionPrediction: ...
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What was found with certain shares withheld.
+    """Results for one combination of withheld shares.
 
     Attributes:
         ratios: the shares, by name.
-        values: [m] by measure of `UNITS`, each image's mean over its patches without position.
+        values: [m] by measure of `UNITS`: means over each image's patches without position.
         chance: by measure, exact.
-        found, asked: [n] how many patches of each place were found, and how many were asked for.
+        found, asked: [n] by position of the grid: patches that were placed correctly, and all that were asked for.
     """
 
     ratios: dict[str, float]
@@ -56,17 +57,17 @@ class Cell:
     asked: Tensor
 
     def map(self, grid: tuple[int, int]) -> Tensor:
-        """[rows columns] share of the patches of each place that are found; nan where none was asked for."""
+        """[rows columns] accuracy by position of the grid; nan where no patch was asked for."""
         return (self.found / self.asked).view(grid)
 
     @property
     def accuracy(self) -> float:
-        """Mean top-1 accuracy of the images."""
+        """Top-1 accuracy in [0, 1], averaged over images."""
         return self.values["top-1"].mean().item()
 
 
 def scores(placed: PositionPrediction, grid: tuple[int, int]) -> dict[str, Tensor]:
-    """Each measure of `UNITS` [b k] for every patch, asked or not."""
+    """Measures of `UNITS` [b k] for every visible patch, with or without its position. Distances are in patches."""
     best = placed.logits.topk(min(5, placed.logits.shape[-1]), dim=-1).indices
     right = best == placed.visible[..., None]
     apart = distances(grid, best.device)[placed.visible, best[..., 0]]
@@ -74,7 +75,7 @@ def scores(placed: PositionPrediction, grid: tuple[int, int]) -> dict[str, Tenso
 
 
 def chance(grid: tuple[int, int], given: int) -> dict[str, float]:
-    """Expected scores of a guesser who never names one of the ``given`` positions, and all others alike."""
+    """Expected scores of uniform guessing among the positions that are not ``given``."""
     n = grid[0] * grid[1]
     others = distances(grid).double().sum().item() / (n * (n - 1))  # between two patches
     hit = chance_accuracy(n, given)
@@ -82,12 +83,12 @@ def chance(grid: tuple[int, int], given: int) -> dict[str, float]:
 
 
 def centre_distance(grid: tuple[int, int]) -> float:
-    """Expected distance of a guesser who always names the patch that is nearest to all."""
+    """Expected distance, in patches, when the position with the smallest mean distance is always predicted."""
     return distances(grid).double().mean(0).min().item()
 
 
 def normalized(batches: Iterable[Batch], card: EncoderCard, unreadable: list[str]) -> Iterator[Tensor]:
-    """The images of batches, normalised; names of those that could not be read are added to ``unreadable``."""
+    """Yield the normalised images of batches; names of unreadable images are added to ``unreadable``."""
     for batch in batches:
         unreadable += batch.unreadable
         yield normalize(batch.views[0], card.mean, card.std)
@@ -101,17 +102,17 @@ def measure_positions(
     batches: Iterable[Tensor],
     seed: int,
 ) -> list[Cell]:
-    """Place the patches of all images once at every combination of the ratios.
+    """Predict the positions of the patches of all images, once for every combination of the ratios.
 
     Args:
-        place: places patches.
+        place: predicts positions.
         axes: ratios by name; the last one varies fastest.
         grid: rows and columns of patches.
         batches: normalised images [b c h w].
         seed: of what is withheld, the same for every combination.
 
     Raises:
-        PatchloomError: so few patches are visible that none can be placed by another.
+        PatchloomError: a combination leaves a single patch visible.
     """
     settings = [dict(zip(axes, ratios, strict=True)) for ratios in product(*axes.values())]
     generators = [torch.Generator().manual_seed(seed) for _ in settings]
@@ -143,7 +144,7 @@ def measure_positions(
 
 
 def rows_of(protocol: str, cells_of: Mapping[str, Sequence[Cell]], grid: tuple[int, int]) -> list[Row]:
-    """Rows of every measure: the encoders' cells, each with their average if there are several, and the guessers'."""
+    """Rows of every measure: for each encoder its cells, and their average if there are several; then for guessing."""
     rows = []
     for name, unit in UNITS.items():
         for encoder, cells in cells_of.items():
@@ -159,7 +160,7 @@ def rows_of(protocol: str, cells_of: Mapping[str, Sequence[Cell]], grid: tuple[i
 
 
 def _with_average(cells: Sequence[Cell], values: list[Tensor]) -> list[tuple[dict[str, Any], Tensor]]:
-    """The ratios of each cell with its values [m] or []; with several cells also their average, image by image."""
+    """The ratios of each cell with its values [m] or []; with several cells also their average per image."""
     found: list[tuple[dict[str, Any], Tensor]] = [(c.ratios, v) for c, v in zip(cells, values, strict=True)]
     if len(cells) > 1:
         found.append((dict.fromkeys(cells[0].ratios, AVERAGE), torch.stack(values).mean(0)))

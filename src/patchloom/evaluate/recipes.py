@@ -1,4 +1,4 @@
-"""How a classifier is trained: the papers' fine-tuning recipes by name, ours for small data, and any value replaced."""
+"""Fine-tuning recipes: the papers' by name, one for small data, and changes of any value."""
 
 from __future__ import annotations
 
@@ -12,41 +12,42 @@ from typing import Any, Literal, get_type_hints
 from timm.models.vision_transformer import VisionTransformer
 
 from patchloom.errors import PatchloomError
+from patchloom.evaluate.report import Report
 from patchloom.hints import check
 
 Auto = Literal["auto"]
 
-# Images seen by the end of a training whose epochs are auto: minutes on a CPU, an hour on a GPU.
+# Images seen in a training whose epochs are auto: minutes on a CPU, an hour on a GPU.
 _SAMPLES = {"cpu": 100_000, "gpu": 5_000_000}
 _EPOCHS = (10, 300)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Every value of a training; the field names are options of the protocols that train.
+    """Hyper-parameters of a training; the field names are options of the protocols that train.
 
     Attributes:
-        epochs: passes over the training images; auto goes by a budget of samples.
-        warmup_epochs: passes over which the learning rate rises; auto is a tenth of the epochs. In proportion to the
-            recipe's where only the epochs are replaced.
-        batch: images a step, repeats included; auto goes by the number of images.
-        blr: base learning rate; the peak is blr · batch / 256. A cosine leads to 0.
-        weight_decay: AdamW's, for weights of two and more dimensions.
-        betas: AdamW's.
-        layer_decay: the learning rate of a block over that of the next one; 1 switches it off.
-        drop_path: largest rate of stochastic depth, that of the last block.
-        smoothing: of the labels.
-        mixup: alpha of mixup; 0 switches it off. Where cutmix is on too, a coin decides for each batch.
+        epochs: passes over the training images; auto follows from a budget of samples.
+        warmup_epochs: epochs in which the learning rate rises; auto is a tenth of the epochs. Scaled in proportion
+            where only the epochs are changed.
+        batch: images per step, repeats included; auto follows from the number of training images.
+        blr: base learning rate; the peak is blr · batch / 256, followed by a cosine decay to 0.
+        weight_decay: of AdamW, for weights of two and more dimensions.
+        betas: of AdamW.
+        layer_decay: ratio of the learning rates of a block and the next one; 1 switches it off.
+        drop_path: rate of stochastic depth in the last block; it grows linearly from 0.
+        smoothing: label smoothing.
+        mixup: alpha of mixup; 0 switches it off. With cutmix too, each batch gets one of them at random.
         cutmix: alpha of cutmix; 0 switches it off.
         randaugment: magnitude of RandAugment, up to 10; 0 switches it off.
         randaugment_std: standard deviation of that magnitude.
         erasing: probability of random erasing.
         repeats: views of each image in a step (repeated augmentation).
-        crop_scale: smallest share of an image's area that a random crop shows; crops go up to the whole.
-        flip: mirror half of the images. Switch it off where left and right matter.
-        pooling: what the head sees: the class token, which is added where there is none, or the mean of the patches.
-        ema: decay of a moving average of the weights, which is then what is tested; 0 switches it off.
-        clip: largest norm of the gradient; 0 switches it off.
+        crop_scale: smallest area of a random crop, as a share of the image's; the largest is 1.
+        flip: mirror half of the images. Switch it off where left and right differ in meaning.
+        pooling: input of the head: class token, which is added where there is none, or mean of the patch tokens.
+        ema: decay of a moving average of the weights, which is then tested instead of them; 0 switches it off.
+        clip: maximal norm of the gradient; 0 switches it off.
     """
 
     epochs: int | Auto = 100
@@ -72,11 +73,11 @@ class Recipe:
 
     @property
     def mixes(self) -> bool:
-        """Whether images are mixed in pairs."""
+        """Whether mixup or cutmix is on."""
         return self.mixup > 0 or self.cutmix > 0
 
     def check(self) -> None:
-        """Refuse what cannot be meant.
+        """Validate the values.
 
         Raises:
             PatchloomError: a value of another type, or out of its range.
@@ -104,7 +105,7 @@ class Recipe:
             raise PatchloomError(f"--batch {self.batch} cannot hold {self.repeats} views of an image: lower --repeats")
 
     def settled(self, n: int, device: str) -> Recipe:
-        """Without ``auto``, for ``n`` training images and a type of device."""
+        """The recipe with every ``auto`` resolved, for ``n`` training images and a type of device."""
         kind = "cpu" if device == "cpu" else "gpu"
         batch, epochs, warmup = self.batch, self.epochs, self.warmup_epochs
         if batch == "auto":
@@ -117,7 +118,7 @@ class Recipe:
         return replace(self, batch=batch, epochs=epochs, warmup_epochs=round(warmup, 2))
 
     def plain(self) -> dict[str, Any]:
-        """As plain values for JSON."""
+        """As a dict for JSON."""
         return {**asdict(self), "betas": list(self.betas)}
 
 
@@ -129,9 +130,9 @@ _RANGES = {
     **{"ema": (0, 0.999999), "clip": (0, float("inf"))},
 }
 
-# MAE's paper, table 9; on it the papers' authors build theirs, and it speaks where theirs are silent
+# MAE, table 9; the other papers start from it, and it supplies the values that they do not state
 _MAE = Recipe()
-# ours: light, since a small set with all of the papers' augmentation would want many times their epochs
+# for small data: light, since the papers' full augmentation would need many times their epochs
 _SMALL = Recipe(
     epochs="auto",
     warmup_epochs="auto",
@@ -146,7 +147,7 @@ _SMALL = Recipe(
 # DeiT, table 9, on which MP3 builds; DeiT states its rate as 5e-4 for 512 images
 _DEIT = Recipe(epochs=150, blr=2.5e-4, layer_decay=1.0, erasing=0.25, repeats=3, pooling="class")
 
-# by name: for ViT-B and whatever has no entry of its own; and what is different for other sizes
+# by name: the recipe of ViT-B, which is the default, and changes for other sizes
 RECIPES: dict[str, tuple[Recipe, dict[str, dict[str, Any]]]] = {
     "small": (_SMALL, {"XS": {"blr": 4e-3}}),
     "mae": (_MAE, {"L": {"epochs": 50}}),
@@ -168,16 +169,16 @@ def size_of(vit: VisionTransformer) -> str:
 
 
 def recipe_for(name: str, vit: VisionTransformer, changes: Mapping[str, Any]) -> Recipe:
-    """The recipe of that name for an encoder of this size, with ``changes``; values of None change nothing.
+    """The recipe of that name for an encoder of this size, with ``changes``, in which None means no change.
 
     Raises:
-        PatchloomError: no such recipe, or a value that cannot be.
+        PatchloomError: no such recipe, or an invalid value.
     """
     if name not in RECIPES:
         raise PatchloomError(f"there is no recipe {name}: choose one of {', '.join(RECIPES)}")
     base, sizes = RECIPES[name]
     size = size_of(vit)
-    if size not in sizes and size == "XS":  # the papers' smallest
+    if size not in sizes and size == "XS":  # the smallest size in the papers
         size = "S"
     recipe = replace(base, **sizes.get(size, {}))
     given = {key: value for key, value in changes.items() if value is not None}
@@ -191,11 +192,11 @@ def recipe_for(name: str, vit: VisionTransformer, changes: Mapping[str, Any]) ->
     return recipe
 
 
-def takes_recipe(protocol: Callable) -> Callable:
-    """Give a protocol, whose last parameter is ``**changes``, an option for every value of a `Recipe`.
+def takes_recipe(protocol: Callable[..., Report]) -> Callable[..., Report]:
+    """Decorator that replaces the last parameter ``**changes`` of a protocol by an option for every field of `Recipe`.
 
-    The options come from the fields and their descriptions, so that neither is written twice. The base learning rate
-    may be a list, of which the best on held-out training images is taken.
+    Signature and docstring follow from the fields and their descriptions, so that neither is written twice. The base
+    learning rate may be a list, of which the best on held-out training images is chosen.
     """
     own = signature(protocol)
     hints = {name: hint | None for name, hint in get_type_hints(Recipe).items()}

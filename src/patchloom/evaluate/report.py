@@ -1,4 +1,4 @@
-"""What a protocol found, beside its controls, and how it is shown on the screen."""
+"""Results of a protocol beside its controls, their confidence intervals, and their table on the screen."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-_Z = 1.959963984540054  # of a 95 % interval
+_Z = 1.959963984540054  # standard normal quantile of a 95 % interval
 
 
 def wilson(share: float, n: int, z: float = _Z) -> tuple[float, float]:
-    """Wilson's interval for a ``share`` in [0, 1] of ``n`` trials; 95 % by default (Wilson 1927).
+    """Wilson's score interval for a ``share`` in [0, 1] of ``n`` trials (Wilson 1927); ``z`` = 1.96 gives 95 %.
 
-    It tells how much the share would vary over test images, not over seeds.
+    It covers the variation over test images, not over seeds.
 
     Raises:
         ValueError: no trials.
@@ -33,9 +33,16 @@ def wilson(share: float, n: int, z: float = _Z) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Row:
-    """One number. ``value``, ``low`` and ``high``, its 95 % interval, are shares in [0, 1] if the ``unit`` is %.
+    """One result.
 
-    An exact number is its own interval.
+    Attributes:
+        encoder: its name, or that of a control.
+        pooling: of the features, "-" if that has no meaning.
+        protocol: its name.
+        settings: of the protocol.
+        value: a share in [0, 1] if the unit is %.
+        low, high: the 95 % interval of the value; equal to it if the value is exact.
+        unit: of the value.
     """
 
     encoder: str
@@ -56,7 +63,7 @@ class Row:
     def of_means(
         encoder: str, protocol: str, settings: dict[str, Any], values: Sequence[float], unit: str = "%"
     ) -> Row:
-        """The mean of one value an image, with the normal interval: what each was averaged from is not independent."""
+        """A mean over images with its normal interval; ``values`` [n], one per image, since patches are dependent."""
         n = len(values)
         mean = sum(values) / n
         spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1)) if n > 1 else math.inf
@@ -65,16 +72,16 @@ class Row:
 
     @staticmethod
     def exact(encoder: str, protocol: str, settings: dict[str, Any], value: float, unit: str = "%") -> Row:
-        """A row that was computed, not measured."""
+        """A computed value, without an interval."""
         return Row(encoder, "-", protocol, settings, value, value, value, unit)
 
     def number(self, value: float | None = None) -> str:
-        """Such as "61.2 %"; of another value of its kind, if one is given."""
+        """Formatted as "61.2 %"; of another value with the same unit, if one is given."""
         value = self.value if value is None else value
         return f"{100 * value:.1f} %" if self.unit == "%" else f"{value:.2f} {self.unit}"
 
     def text(self) -> str:
-        """Such as "61.2 % [59.0, 63.3]"."""
+        """Formatted with its interval, as "61.2 % [59.0, 63.3]"."""
         if self.low == self.high:
             return self.number()
         low, high = (self.number(bound).partition(" ")[0] for bound in (self.low, self.high))
@@ -97,7 +104,7 @@ class Drawing:
 
 
 def lost_images(unreadable: Sequence[str], what: str = "images") -> list[str]:
-    """The sentence on images that could not be read, whose names are ``unreadable``; none if there are none."""
+    """A list with the sentence on ``unreadable`` images; empty if there are none."""
     if not unreadable:
         return []
     return [f"{len(unreadable):,} {what} could not be read and were left out, such as {unreadable[0]}."]
@@ -109,19 +116,19 @@ class Report:
 
     Attributes:
         rows: the encoder's, then its controls'.
-        protocol: sentences that say what was done.
+        protocol: sentences on what was done.
         headline: one sentence with the numbers to quote.
-        quoted: these numbers: the encoder's, the untrained one's, that of raw pixels.
-        data, fingerprint: the name of the test images and 16 hex digits of their content.
+        quoted: their rows: the encoder's, then its controls'.
+        data, fingerprint: name of the test images, and 16 hex digits of their content.
         seed: of every split and of the untrained encoder.
         n_test: test images that could be read.
         date: ISO 8601, UTC.
-        across: the setting whose values are columns of the table; by default k, if there is one.
-        down: its values are lines instead, and the encoders columns.
-        symbols: what settings are called in the table, if not by their names.
-        short: the table has neither intervals nor units, for one that would be too large with them.
-        drawings: pictures of what was found.
-        others: reports of the same with other seeds.
+        others: reports with other seeds.
+        across: the setting whose values are the columns of the table.
+        down: its values are the lines instead, and the encoders the columns.
+        symbols: names of settings in the table, where they differ.
+        short: leave intervals and units out of a large table.
+        drawings: pictures to be drawn.
     """
 
     rows: list[Row]
@@ -145,7 +152,7 @@ class Report:
         wide = any(self.across in row.settings for row in self.rows)
         across = _down if self.down else partial(_across, short=self.short, symbols=self.symbols)
         table = across(self.rows, self.across) if wide else _by_row(self.rows)
-        # names and paths may hold brackets, which rich would take for markup
+        # names and paths may contain brackets, which rich would parse as markup
         console.print(self.protocol, markup=False, highlight=False)
         console.print(table, markup=False, highlight=False)
         console.print(self.headline, markup=False, highlight=False)
@@ -155,9 +162,9 @@ class Report:
             console.print(f"Picture: {drawing.out}", markup=False, highlight=False, soft_wrap=True)
 
     def spread(self) -> str:
-        """One sentence: mean and range over the seeds of the numbers to quote."""
+        """A sentence with mean and range over the seeds of the quoted numbers."""
         reports = (*self.others, self)
-        # the same encoder may be quoted several times, and what is quoted of it may be another with every seed
+        # an encoder may be quoted several times, and the quoted setting may differ between seeds
         where = [
             dict.fromkeys(str(row.settings[self.across]) for row in same if self.across in row.settings)
             for same in zip(*(report.quoted for report in reports), strict=True)
@@ -173,7 +180,7 @@ class Report:
 
 
 def _across(rows: list[Row], across: str, short: bool, symbols: Mapping[str, str]) -> Table:
-    """A line an encoder, pooling and choice of the other settings, a column a value of the setting ``across``."""
+    """A table with a line per encoder, pooling and other settings, and a column per value of ``across``."""
     columns = list(dict.fromkeys(row.settings[across] for row in rows if across in row.settings))
     names = [name for name in _varying(rows) if name != across]
     called = {name: symbols.get(name, name.replace("_", " ")) for name in (across, *names)}
@@ -183,7 +190,7 @@ def _across(rows: list[Row], across: str, short: bool, symbols: Mapping[str, str
     lines: dict[tuple[str, ...], dict[Any, str]] = {}
     for row in rows:
         line = (row.encoder, row.pooling)[: len(first)] + tuple(_setting(row, name) for name in names)
-        # what does not depend on the setting stands in every column
+        # a value that does not depend on the setting is in every column
         under = [row.settings[across]] if across in row.settings else columns
         shown = row.number().removesuffix(row.unit).strip() if short else row.text().replace(" [", "\n[")
         lines.setdefault(line, {}).update(dict.fromkeys(under, shown))
@@ -194,7 +201,7 @@ def _across(rows: list[Row], across: str, short: bool, symbols: Mapping[str, str
 
 
 def _down(rows: list[Row], across: str) -> Table:
-    """A line a value of the setting ``across``, a column an encoder; then a line for each that lacks the setting."""
+    """A table with a line per value of ``across`` and a column per encoder, then a line per row without ``across``."""
     encoders = list(dict.fromkeys(row.encoder for row in rows if across in row.settings))
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
@@ -205,13 +212,13 @@ def _down(rows: list[Row], across: str) -> Table:
         table.add_row(value, *(found.get(encoder, "") for encoder in encoders))
     table.add_section()
     for row in rows:
-        if across not in row.settings:  # it stands in every column
+        if across not in row.settings:  # it is in every column
             table.add_row(row.encoder, *[row.text()] * len(encoders))
     return table
 
 
 def _by_row(rows: list[Row]) -> Table:
-    """A line a row, with a column for every setting that is not the same everywhere."""
+    """A table with a line per row, and a column for every setting that differs between rows."""
     names, first = _varying(rows), _names(rows)
     table = Table(*first, *(name.replace("_", " ") for name in names), "value, 95 % interval")
     for row, after in zip(rows, [*rows[1:], None], strict=True):
@@ -221,7 +228,7 @@ def _by_row(rows: list[Row]) -> Table:
 
 
 def _varying(rows: list[Row]) -> list[str]:
-    """Settings that are not the same in all rows that have any."""
+    """Names of settings that differ between the rows that have settings."""
     values = {name: [row.settings.get(name) for row in rows if row.settings] for row in rows for name in row.settings}
     return [name for name, found in values.items() if any(value != found[0] for value in found)]
 

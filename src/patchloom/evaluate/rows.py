@@ -1,4 +1,4 @@
-"""What protocols found, as rows of a results.csv."""
+"""Results as rows of a results.csv."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = (
 
 
 def check_rows(path: Path) -> bytes:
-    """What a CSV of `COLUMNS` holds so far; nothing if there is none. To be looked at before hours of measuring.
+    """Content of a CSV of `COLUMNS`, empty if there is none; to be checked before a long evaluation.
 
     Raises:
         PatchloomError: the file has other columns, or cannot be read.
@@ -36,9 +36,12 @@ def check_rows(path: Path) -> bytes:
 def append_rows(path: Path, report: Report, once: bool = False) -> None:
     """Append a report's rows to a CSV of `COLUMNS`; a new file begins with the header.
 
-    With ``once``, a row that is there already, of whatever date, is not added again.
+    The rows are appended in a single write, so that those of two simultaneous evaluations do not mix.
 
-    The rows go out in one write to the end of the file, so that two evaluations at once do not mix.
+    Args:
+        path: of the CSV.
+        report: its rows are appended.
+        once: leave out rows that the file has already, of any date.
 
     Raises:
         PatchloomError: the file has other columns, or cannot be written.
@@ -52,7 +55,7 @@ def append_rows(path: Path, report: Report, once: bool = False) -> None:
         if not before:
             writer.writerow(COLUMNS)
         elif not before.endswith(b"\n"):
-            text.write("\n")  # the write before this one was cut off
+            text.write("\n")  # the previous write was cut off
         for row in report.rows:
             about = (report.date, row.protocol, row.encoder, row.pooling, json.dumps(row.settings, sort_keys=True))
             source = (report.data, report.fingerprint, report.seed)
@@ -71,7 +74,7 @@ def append_rows(path: Path, report: Report, once: bool = False) -> None:
 
 
 def _undated(line: str) -> tuple[str, ...]:
-    """The cells of a line but the first; none of a damaged line, which stays."""
+    """The cells of a line without the date; () for a damaged line, which is kept."""
     with contextlib.suppress(csv.Error):
         return tuple(next(csv.reader([line]), [])[1:])
     return ()

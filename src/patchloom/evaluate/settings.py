@@ -1,10 +1,10 @@
-"""What is common to all protocols, and the labelled images that it measures on."""
+"""Settings common to all protocols, and the training and test images of an evaluation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import numpy as np
 import torch
@@ -17,21 +17,21 @@ from patchloom.evaluate.features import has_labels, labelled
 from patchloom.hints import check
 from patchloom.machine import Cores, cores, workers
 
-_FEW_BATCHES = 8  # on a CPU: to start processes for fewer costs more than they save, up to seconds where none is forked
+_FEW_BATCHES = 8  # on a CPU: for fewer, starting processes costs more than it saves (seconds where they are not forked)
 
 
 @dataclass(frozen=True)
 class EvalSettings:
-    """How to measure, whatever the protocol.
+    """Settings of any protocol.
 
     Attributes:
-        seed: of the splits, of everything that is trained, and of the untrained encoder.
-        seeds: repeat with so many seeds, counted up from ``seed``, and report mean and spread.
-        device: "auto" or what torch calls it.
-        batch_size: images at once where nothing is trained but on their features.
-        workers: processes that read images; auto goes by the device, and is 0 where starting them would not pay.
-        max_train: use a stratified subset of at most so many training images, for a quick look.
-        cache: keep features on the disc, and use those of an earlier pass over the same images.
+        seed: of splits, training and the untrained encoder.
+        seeds: repeat with so many seeds, counted up from ``seed``, and report mean and range.
+        device: "auto" or torch's name of a device.
+        batch_size: images per batch where the encoder stays frozen.
+        workers: processes that read images; auto depends on the device, and is 0 where starting them does not pay.
+        max_train: train on a stratified subset of at most so many images, for a quick look.
+        cache: cache features on disc, and use those of an earlier pass over the same images.
     """
 
     seed: int = 0
@@ -43,10 +43,10 @@ class EvalSettings:
     cache: bool = True
 
     def check(self) -> None:
-        """Refuse what cannot be meant.
+        """Validate the values.
 
         Raises:
-            PatchloomError: a number out of its range, or a value of another kind.
+            PatchloomError: a number out of its range, or a value of another type.
         """
         for name, hint in get_type_hints(EvalSettings).items():
             check(name, getattr(self, name), hint)
@@ -72,29 +72,29 @@ class EvalSettings:
 
     @property
     def readers(self) -> tuple[int, str]:
-        """How many processes may read images at most, and why."""
+        """Largest number of processes that read images, and the reason for it."""
         return workers(self.at.type, Cores(cores())) if self.workers == "auto" else (self.workers, "as you said")
 
     def workers_for(self, source: Source, batches: int, trained: bool = False) -> int:
-        """Processes that read so many batches of ``source``, for a pass over it or to be ``trained`` on.
+        """Number of processes that read ``batches`` batches of ``source``, for one pass over it or for training.
 
-        No result depends on it. auto is never more than can read while another batch is computed on; images in memory
-        are only worth a process where crops of them are made.
+        No result depends on it. auto is at most ``batches`` - 1, the number that can be read while another batch is
+        processed; images in memory are worth a process only where random crops are made.
         """
         if self.workers != "auto":
             return self.workers
         few = batches < _FEW_BATCHES and self.at.type == "cpu"
         return 0 if few or (in_memory(source) and not trained) else min(self.readers[0], batches - 1)
 
-    def reading(self, source: Source) -> dict[str, int]:
-        """Arguments of the functions that read every image of ``source`` once."""
+    def reading(self, source: Source) -> dict[str, Any]:
+        """Keyword arguments of functions that read every image of ``source`` once."""
         batches = -(-len(source) // self.batch_size)
         return {"batch_size": self.batch_size, "workers": self.workers_for(source, batches)}
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Training and test images, and how they came about, in words."""
+    """Training and test images, and sentences on their origin."""
 
     train: Source
     test: Source
@@ -102,7 +102,7 @@ class Parts:
 
 
 def parts_of(data: str | Path, settings: EvalSettings, labels: bool = True) -> Parts:
-    """The training and test images of ``data``; a stratified fifth is split off where there is no test.
+    """The training and test images of ``data``; without test images, a stratified fifth is split off.
 
     Exact copies of test images that are split off are in neither part. Where the data's own test images are copies of
     training images, the story says how many.
@@ -116,10 +116,10 @@ def parts_of(data: str | Path, settings: EvalSettings, labels: bool = True) -> P
         PatchloomError: no such data, or no labels where they are needed.
     """
     opened = open_data(data)
-    own = has_labels(opened.test) if labels else opened.test is not None
+    own = opened.test if not labels or has_labels(opened.test) else None
     whole = labelled(opened.train) if labels else opened.train
-    if own:
-        train, test = whole, labelled(opened.test) if labels else opened.test
+    if own is not None:
+        train, test = whole, labelled(own) if labels else own
         story = "The data brings its own test images."
     else:
         train, test = split_for_test(whole, seed=settings.seed)
@@ -137,14 +137,14 @@ def parts_of(data: str | Path, settings: EvalSettings, labels: bool = True) -> P
         story += f" For a quick look, only {used}."
     if (contents := train.contents()) is None:
         story += " Exact copies among the images were not looked for."
-    elif own:
+    elif own is not None:
         story += copies_sentence(test, contents)
     return Parts(train, test, story)
 
 
 def stratified(source: Source, count: int, seed: int) -> Source:
-    """``count`` of a source's images, each class, if there are any, in its share; a rare class keeps an image."""
+    """A stratified subset of ``count`` images; without labels a uniform one. A rare class keeps at least one image."""
     n = len(source)
     labels = np.zeros(n, np.int64) if source.labels is None else source.labels
-    # what is left when the others are drawn
+    # the complement of a draw, which spares the last image of each class
     return source.subset(np.setdiff1d(np.arange(n), pick(labels, n - count, seed)))

@@ -1,21 +1,20 @@
-"""What the protocols that train have in common: a base learning rate is chosen, controls are trained alike, and the
-test images are read once, at the end."""
+"""What the protocols that train share: the choice of a base learning rate, controls that are trained in the same way,
+and test images that are read once, at the end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from timm.models.vision_transformer import VisionTransformer
 
 from patchloom.data import Source, hold_out
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier, class_names
-from patchloom.evaluate.features import Precision, classes_of, runs_in_bfloat16
-from patchloom.evaluate.fit import Answers, answers, seeded, train
+from patchloom.evaluate.features import Precision, classes_of, labels_of, runs_in_bfloat16
+from patchloom.evaluate.fit import Answers, Plan, answers, seeded, train
 from patchloom.evaluate.frozen import majority
 from patchloom.evaluate.recipes import Recipe, recipe_for
 from patchloom.evaluate.report import Report, Row, lost_images
@@ -29,35 +28,14 @@ Build = Callable[[Recipe], Classifier]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How every candidate is trained.
-
-    Attributes:
-        name: of the recipe.
-        recipe: settled.
-        rates: base learning rates, of which the best is chosen.
-        card: its mean and std normalise the images.
-        settings: seed, device and workers.
-        precision: of the products.
-    """
-
-    name: str
-    recipe: Recipe
-    rates: tuple[float, ...]
-    card: EncoderCard
-    settings: EvalSettings
-    precision: Precision
-
-
-@dataclass(frozen=True)
 class Candidate:
-    """Something that is trained and tested.
+    """A model to be trained and tested: the encoder or a control.
 
     Attributes:
         name: in the report.
-        build: gives a fresh classifier; what is random in it follows from torch's seed.
-        settings: what is particular to it.
-        keep: is called once with the trained classifier and its settings, before any test image is read.
+        build: makes a classifier; random values come from torch's global generator.
+        settings: its own, for the row.
+        save: is called once with the trained classifier and all settings, before any test image is read.
     """
 
     name: str
@@ -75,10 +53,10 @@ def plan_for(
     settings: EvalSettings,
     precision: Precision,
 ) -> Plan:
-    """The recipe of that name, settled for an encoder and training images; ``changes`` may have a list as ``blr``.
+    """The plan for an encoder and training images; ``changes`` of the recipe may have a list of values for ``blr``.
 
     Raises:
-        PatchloomError: no such recipe, a value that cannot be, or too few images for their classes.
+        PatchloomError: no such recipe, an invalid value, or too few images for their classes.
     """
     given = changes.get("blr")
     rates = tuple(given) if isinstance(given, list | tuple) else (given,)
@@ -97,47 +75,47 @@ def plan_for(
 
 
 def fit(candidate: Candidate, plan: Plan, source: Source) -> tuple[Classifier, dict[str, Any]]:
-    """Train a candidate on all images, after choosing the base learning rate on a stratified tenth of them.
+    """Train a candidate on all images, with the base learning rate chosen on a held-out, stratified tenth of them.
 
-    Of equally good rates the lowest wins.
+    Of equally good rates the lowest is chosen.
 
     Returns:
         The classifier and its settings.
     """
-    recipe, chosen = plan.recipe, {}
+    chosen = {}
     if len(plan.rates) > 1:
         rest, held = hold_out(source, RATE_VALIDATION_SHARE, len(source), plan.settings.seed)
         found = []
         for rate in plan.rates:
-            model = _fitted(candidate, replace(recipe, blr=rate), plan, rest, f"{candidate.name}, blr {rate:g}")
+            model = _fitted(candidate, plan.at(rate), rest, f"{candidate.name}, blr {rate:g}")
             found.append(answers(model, held, plan.card, plan.settings, plan.precision).accuracy())
             print(f"  {candidate.name}, blr {rate:g}: {found[-1]:.1%} of {len(held):,} held-out images", flush=True)
         best = int(np.argmax(found))
-        recipe = replace(recipe, blr=plan.rates[best])
+        plan = plan.at(plan.rates[best])
         chosen = {"held_out_accuracy": found[best], "held_out": len(held)}
     precision = "bfloat16" if runs_in_bfloat16(plan.settings.at, plan.precision) else "float32"
-    row_settings = {"recipe": plan.name, **recipe.plain(), "precision": precision, **candidate.settings, **chosen}
-    return _fitted(candidate, recipe, plan, source, candidate.name), row_settings
+    row_settings = {"recipe": plan.name, **plan.recipe.plain(), "precision": precision, **candidate.settings, **chosen}
+    return _fitted(candidate, plan, source, candidate.name), row_settings
 
 
-def _fitted(candidate: Candidate, recipe: Recipe, plan: Plan, source: Source, name: str) -> Classifier:
+def _fitted(candidate: Candidate, plan: Plan, source: Source, name: str) -> Classifier:
     with seeded(plan.settings.seed):
-        model = candidate.build(recipe)
-    return train(model, source, recipe, plan.card, plan.settings, plan.precision, name)
+        model = candidate.build(plan.recipe)
+    return train(model, source, plan, name)
 
 
 def train_and_test(
     protocol: str, title: str, done: str, candidates: Sequence[Candidate], plan: Plan, parts: Parts
 ) -> Report:
-    """Train every candidate, then read the test images and see what each says of them.
+    """Train every candidate, then test each on the test images, which are not read before.
 
     Args:
-        protocol: as the rows call it.
-        title: as the headline calls it.
-        done: what was trained, in words.
+        protocol: its name in the rows.
+        title: its name in the headline.
+        done: a sentence on what was trained.
         candidates: the encoder's first, then its controls.
         plan: how they are trained.
-        parts: on what.
+        parts: training and test images.
     """
     fitted = []
     for candidate in candidates:
@@ -145,32 +123,33 @@ def train_and_test(
         if candidate.save is not None:
             candidate.save(model, row_settings)
         fitted.append((candidate, model.cpu(), row_settings))
-    # all that is chosen has been chosen: now the test images are read
-    rows, found = [], None
+    # every choice has been made: now the test images are read
+    rows, found = [], []
     for candidate, model, row_settings in fitted:
-        found = answers(model, parts.test, plan.card, plan.settings, plan.precision)
-        row = Row.of(candidate.name, model.pooling, protocol, row_settings, found.accuracy(), len(found.labels))
-        rows.append(row)
+        found.append(answers(model, parts.test, plan.card, plan.settings, plan.precision))
+        accuracy, n = found[-1].accuracy(), len(found[-1].labels)
+        rows.append(Row.of(candidate.name, model.pooling, protocol, row_settings, accuracy, n))
         model.cpu()
     said = [done, _recipe_sentence(plan, parts, rows[0].settings)]
-    return report_of(protocol, f"{title} ({plan.name}): ", said, rows, parts, plan.settings, found)
+    return report_of(protocol, f"{title} ({plan.name}): ", said, rows, parts, plan.settings, found[-1])
 
 
 def report_of(
     protocol: str, title: str, said: list[str], rows: list[Row], parts: Parts, settings: EvalSettings, found: Answers
 ) -> Report:
-    """A report of rows that are all quoted, beside the majority class.
+    """A report in which every row is quoted, beside the majority class.
 
     Args:
-        protocol: as the rows call it.
-        title: how the headline begins.
-        said: sentences; those on the data are added.
+        protocol: its name in the rows.
+        title: beginning of the headline.
+        said: sentences on what was done; those on the data are added.
         rows: the encoder's first, then its controls.
-        parts, settings: on what and how it was measured.
-        found: any candidate's answers.
+        parts: training and test images.
+        settings: of the evaluation.
+        found: predictions of any candidate.
     """
     n = len(found.labels)
-    chance = majority(protocol, torch.from_numpy(parts.train.labels), found.labels)
+    chance = majority(protocol, labels_of(parts.train), found.labels)
     said = [*said, parts.story, *lost_images(found.unreadable, "test images")]
     beside = [f"{row.number()} {row.encoder}" for row in (*rows[1:], chance)]
     first = rows[0].text() if rows[0].encoder != SCRATCH else f"{SCRATCH} {rows[0].text()}"
@@ -194,7 +173,7 @@ def _recipe_sentence(plan: Plan, parts: Parts, row_settings: Mapping[str, Any]) 
     chosen = ""
     if len(plan.rates) > 1:
         chosen = (
-            " The base learning rate was chosen, for each candidate by itself, on a stratified "
+            " The base learning rate was chosen, for each model by itself, on a stratified "
             f"{RATE_VALIDATION_SHARE:.0%} of the training images, then all of them were trained on."
         )
     return (

@@ -1,11 +1,14 @@
-"""Heads for agreement: MLPs and batch norm over all processes, thrown away afterwards; and the class attention of CaiT,
-which is saved beside its encoder."""
+"""Heads for agreement: MLPs and batch norm over all processes, thrown away afterwards.
+
+Two kinds of modules are saved beside their encoder, since an evaluation can use them: the class attention of CaiT, and
+the first layer of a projection.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from timm.models.cait import LayerScaleBlockClassAttn
@@ -16,6 +19,9 @@ from torch.nn import functional as F
 from patchloom.nets.build import initialize
 from patchloom.nets.encode import final_norm
 from patchloom.processes import averaged, world
+
+# what a module beside an encoder is good for: to pool its tokens, or to stand under a classifier's linear layer
+Use = Literal["pooling", "stem"]
 
 
 def mlp(sizes: Sequence[int], norm: Literal["layer", "batch"]) -> nn.Sequential:
@@ -75,7 +81,10 @@ class InstanceHead(nn.Module):
 
     Attributes:
         sizes: the arguments that build it again, for weights that are loaded.
+        use: what it is good for beside an encoder.
     """
+
+    use: ClassVar[Use] = "pooling"
 
     def __init__(self, width: int, heads: int, depth: int = 2, layer_scale: float = 0.1):
         super().__init__()
@@ -94,6 +103,38 @@ class InstanceHead(nn.Module):
         for block in self.layers:
             token = block(patches, token)
         return token[:, 0]
+
+
+class Stem(nn.Sequential):
+    """The first layer of a projection with its norm and activation: a classifier's linear layer may stand on it.
+
+    Args:
+        layers: linear [width -> hidden], norm, activation; they are shared with the projection, not copied.
+        pooling: of which representation [b width] of an image the projection is.
+
+    Attributes:
+        use: what it is good for beside an encoder.
+    """
+
+    use: ClassVar[Use] = "stem"
+
+    def __init__(self, layers: Iterable[nn.Module], pooling: Literal["class", "mean", "instance"]):
+        super().__init__(*layers)
+        self.pooling = pooling
+
+    @classmethod
+    def fresh(cls, width: int, hidden: int, pooling: Literal["class", "mean", "instance"]) -> Stem:
+        """One with weights of its own, as `mlp` begins with them."""
+        return cls(mlp((width, hidden, 1), "layer")[:3], pooling)
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The arguments with which `fresh` builds it again, for weights that are loaded."""
+        return {"width": self[0].in_features, "hidden": self[0].out_features, "pooling": self.pooling}
+
+
+# how modules that were saved beside an encoder are built again from their ``sizes``, by the name of their class
+EXTRA_MODULES: dict[str, Callable[..., nn.Module]] = {"InstanceHead": InstanceHead, "Stem": Stem.fresh}
 
 
 def represent(vit: VisionTransformer, head: InstanceHead, tokens: Tensor) -> Tensor:

@@ -1,15 +1,16 @@
 """An encoder as a file: timm's names and nothing else, with all that is needed to build it again in the metadata.
 
-A task's instance head is a file of its own beside it, so that the encoder's stays timm's.
+What else of a task an evaluation can use are modules in files of their own beside it, so that the encoder's stays
+timm's; the encoder's card says which there are, and what each is good for.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from torch import Tensor, nn
 from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
 from patchloom.nets.build import EncoderSpec, build_encoder, check_servable
-from patchloom.nets.heads import InstanceHead
+from patchloom.nets.heads import EXTRA_MODULES, InstanceHead, Use
 
 FORMAT = "patchloom-encoder-1"
-HEAD_FORMAT = "patchloom-head-1"
+MODULE_FORMAT = "patchloom-module-1"
 _SUM = "sha256"
 _DAMAGED = "{} is not what patchloom wrote ({}): restore it from a copy, or make it again"
 
@@ -41,6 +42,7 @@ class EncoderCard:
         task: pretext task by which it was trained; "untrained" or a timm name otherwise.
         name: what it is called in reports.
         trained_on: checksum of the list of what it was trained on, which lies beside it; "" without one.
+        extra_modules: what each module that was saved beside it is good for, by its file's name without suffix.
     """
 
     spec: EncoderSpec | None
@@ -49,6 +51,7 @@ class EncoderCard:
     task: str
     name: str
     trained_on: str = ""
+    extra_modules: dict[str, Use] = field(default_factory=dict)
 
 
 def save_encoder(vit: VisionTransformer, card: EncoderCard, path: Path) -> None:
@@ -56,9 +59,12 @@ def save_encoder(vit: VisionTransformer, card: EncoderCard, path: Path) -> None:
     save_net(vit, FORMAT, asdict(card), path)
 
 
-def save_head(head: nn.Module, path: Path) -> None:
-    """Write a head's ``state_dict`` and the ``sizes`` that build it again; the file appears whole or not at all."""
-    save_net(head, HEAD_FORMAT, head.sizes, path)
+def save_extra_module(module: nn.Module, path: Path) -> None:
+    """Write the ``state_dict`` of a module of `EXTRA_MODULES`, its class, and the ``sizes`` that build it again.
+
+    The file appears whole or not at all.
+    """
+    save_net(module, MODULE_FORMAT, {"kind": type(module).__name__, "sizes": module.sizes}, path)
 
 
 def save_net(net: nn.Module, key: str, about: dict[str, Any], path: Path) -> None:
@@ -99,7 +105,13 @@ def card_from(about: dict[str, Any]) -> EncoderCard:
     if spec is not None:
         spec = EncoderSpec(**spec | {"img_size": tuple(spec["img_size"])})
     return EncoderCard(
-        spec, tuple(about["mean"]), tuple(about["std"]), about["task"], about["name"], about.get("trained_on", "")
+        spec,
+        tuple(about["mean"]),
+        tuple(about["std"]),
+        about["task"],
+        about["name"],
+        about.get("trained_on", ""),
+        about.get("extra_modules", {}),
     )
 
 
@@ -203,27 +215,44 @@ def load_encoder(source: str | Path) -> tuple[VisionTransformer, EncoderCard]:
     return vit.eval(), card
 
 
-def load_instance_head(source: str | Path) -> InstanceHead | None:
-    """The instance head beside an encoder, in eval mode; None if there is none.
+def extra_module_file(source: str | Path, use: Use) -> Path | None:
+    """The file of the module beside an encoder that is good for ``use``; None if the encoder's card names none.
 
     Args:
-        source: as `load_encoder` takes it. A file that is not called encoder.safetensors has no head, since the one in
-            its folder may be another encoder's.
+        source: as `load_encoder` takes it. A file that is not called encoder.safetensors has no modules beside it,
+            since those in its folder may be another encoder's.
+        use: for which a module is wanted.
 
     Raises:
-        PatchloomError: the head's file is damaged, or not one that patchloom wrote.
+        PatchloomError: no encoder there, or a damaged one.
     """
-    path = Path(source)
-    if path.name == "encoder.safetensors" and not path.is_dir():
-        path = path.parent
-    path /= "instance_head.safetensors"
-    if str(source).startswith("timm:") or not path.exists():
+    if str(source).startswith("timm:") or (path := weights_file(source)).name != "encoder.safetensors":
         return None
-    about, weights = read_about(path, HEAD_FORMAT, "an instance head"), read_weights(path)
+    named = (path.with_name(f"{name}.safetensors") for name, good_for in _extra_modules(path) if good_for == use)
+    return next((file for file in named if file.exists()), None)  # an encoder may have been copied alone
+
+
+def _extra_modules(path: Path) -> Iterable[tuple[str, Use]]:
+    return read_card(path).extra_modules.items() if is_ours(path) else ()
+
+
+def load_extra_module(source: str | Path, use: Use) -> nn.Module | None:
+    """The module beside an encoder that is good for ``use``, in eval mode; None if there is none.
+
+    Args:
+        source, use: as `extra_module_file` takes them.
+
+    Raises:
+        PatchloomError: no encoder there, or the module's file is damaged, or not one that patchloom wrote.
+    """
+    path = extra_module_file(source, use)
+    if path is None:
+        return None
+    about, weights = read_about(path, MODULE_FORMAT, "a module beside an encoder"), read_weights(path)
     with as_patchloom_wrote(path):
-        head = InstanceHead(**about)
-        head.load_state_dict(weights, strict=True)
-    return head.eval()
+        module = EXTRA_MODULES[about["kind"]](**about["sizes"])
+        module.load_state_dict(weights, strict=True)
+    return module.eval()
 
 
 def stock_encoder(name: str) -> VisionTransformer:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from patchloom.nets.encode import encode
 from patchloom.nets.geometry import Geometry
-from patchloom.nets.heads import InstanceHead, represent
+from patchloom.nets.heads import InstanceHead, Stem, represent
 from patchloom.nets.teacher import Teacher, no_grad_autocast
 from patchloom.processes import gathered, rank
 from patchloom.questions.measure import Measure
@@ -44,7 +44,7 @@ class Agreement(Question):
     def __init__(
         self,
         encoder: VisionTransformer,
-        projection: nn.Module,
+        projection: nn.Sequential,
         prediction: nn.Module,
         momentum: float,
         representation: Representation = "mean",
@@ -130,8 +130,12 @@ class Agreement(Question):
         return neighbours_sheet(images, {"teacher": (features, features)} | student, caption)
 
     def extra_modules(self) -> dict[str, nn.Module]:
-        """The instance head, without which the encoder alone does not give the representation."""
-        return {} if self.instance_head is None else {"instance_head": self.instance_head}
+        """The instance head, if it gives the representation; and the projection's first layer, if it needs no batch."""
+        found: dict[str, nn.Module] = {} if self.instance_head is None else {"instance_head": self.instance_head}
+        if isinstance(self.projection[1], nn.LayerNorm):
+            pooling = {"cait": "instance", "vit": "class", "mean": "mean"}[self.representation]
+            found["projection"] = Stem(self.projection[:3], pooling)
+        return found
 
 
 def cosine(student: Tensor, teacher: Tensor) -> Tensor:

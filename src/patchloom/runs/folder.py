@@ -206,6 +206,11 @@ class RunFolder:
         if line not in there:
             append(self.skipped, line + "\n")
 
+    def write_metrics(self, rows: list[dict[str, str]]) -> None:
+        """Write ``metrics.csv``: a row a logged step, as `metrics_row` makes them."""
+        self.check_lock()
+        write_metrics(self.metrics, rows)
+
     def note_unreadable(self, names: list[str]) -> None:
         """Add files that could not be read to the run's list, each once."""
         self.check_lock()

@@ -78,12 +78,12 @@ def choose_held_out(asked: Settings, source: Source) -> tuple[HeldOut, Record]:
     """
     before, start = _record_before(asked), asked.from_run or asked.init or ""
     contents = source.contents()
-    told = not before.unknown and contents is not None and comparable(contents, before.contents)
+    known = not before.unknown and contents is not None and comparable(contents, before.contents)
     indices, copies = choose(source, wanted(asked, source), asked.seed, before.contents)
     found = HeldOut(indices, copies, "", start, contents is not None)
     if contents is not None and np.isin(contents[indices], before.contents).any():
         found = found._replace(doubt="trained")
-    elif start and not (told and _known_again(asked, contents, before)):
+    elif start and not (known and _known_again(asked, contents, before)):
         found = _as_there(asked, source) or found._replace(doubt="unknown")
     trained_on = np.setdiff1d(np.arange(len(source)), np.concatenate([found.indices, found.copies]))
     return found, before.and_trained_on(None if contents is None else contents[trained_on], source.name)
@@ -113,10 +113,10 @@ def own_held_out(folder: RunFolder, settings: Settings, source: Source) -> HeldO
 def doubt_of_test(folder: RunFolder, settings: Settings, test: Source) -> str:
     """What keeps test images that data brings from being new to a run: sentences after a space; "" if nothing does."""
     record, start = read_record(folder.trained_on), settings.from_run or settings.init
-    told = "" if record is None else copies_sentence(test, record.contents)
+    doubt = "" if record is None else copies_sentence(test, record.contents)
     if start and (record is None or record.unknown or copies_among(test, record.contents) is None):
-        told += f" The weights of {start}, with which the run began, may have been trained on the test images."
-    return told
+        doubt += f" The weights of {start}, with which the run began, may have been trained on the test images."
+    return doubt
 
 
 def wanted(settings: Settings, source: Source) -> int:

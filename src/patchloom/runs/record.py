@@ -1,4 +1,4 @@
-"""What weights were trained on, by content: kept beside them, so that no later run calls these images held out."""
+"""What weights were trained on, by content: a file beside them, so that no later run calls these images held out."""
 
 from __future__ import annotations
 

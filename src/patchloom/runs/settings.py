@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
 
+from patchloom.data import lasting
 from patchloom.errors import PatchloomError
+from patchloom.hints import check
 from patchloom.nets.build import EncoderSpec
+from patchloom.tasks import with_defaults
 
 Auto = Literal["auto"]
 DEFAULT_TASK = "droppos"
@@ -148,3 +152,43 @@ class Settings:
         """The encoder that resolved settings describe."""
         sizes = {name: value for name, value in self.model.items() if name != "name" and value is not None}
         return EncoderSpec(self.model["name"], self.img_size, self.patch_size, self.channels, self.positions, sizes)
+
+
+def request(data: str | Path, task: str | dict[str, Any], settings: dict[str, Any]) -> Settings:
+    """The settings that a user asked for.
+
+    Raises:
+        PatchloomError: an unknown setting.
+    """
+    known = [field.name for field in fields(Settings)]
+    for name in settings:
+        if name not in known:
+            raise PatchloomError(f"pretrain has no setting called {name}: its settings are {', '.join(known)}")
+    given = dict(settings)
+    model = given.pop("model", "auto")
+    size = given.get("img_size", "auto")
+    if isinstance(size, int):
+        given["img_size"] = (size, size)
+    elif isinstance(size, list):
+        given["img_size"] = tuple(size)
+    for name in ("from_run", "init"):
+        if given.get(name) is not None and Path(given[name]).exists():
+            given[name] = str(Path(given[name]).absolute())
+    asked = Settings(
+        data=_lasting(data),
+        task=with_defaults({"name": task} if isinstance(task, str) else task),
+        model={"name": model} if isinstance(model, str) else {"name": "auto", **model},
+        **given,
+    )
+    hints = get_type_hints(Settings)
+    for name in known:
+        check(name, getattr(asked, name), hints[name])
+    asked.check()
+    return asked
+
+
+def _lasting(data: str | Path) -> str:
+    """What data is called from any folder."""
+    if not str(data).strip():
+        raise PatchloomError("the data has no name: give a folder of images, a list file, or shapes")
+    return lasting(data)

@@ -32,7 +32,7 @@ def prepare_task(
     settings: Settings,
     mean: Sequence[float],
     std: Sequence[float],
-    begin: Callable[[VisionTransformer], object] = lambda vit: None,
+    begin: Callable[[VisionTransformer], None] | None = None,
 ) -> Task:
     """A fresh task by resolved settings, with the attention form and the kernels that they name.
 
@@ -42,7 +42,8 @@ def prepare_task(
     affordable = Affordable(4 if settings.device == "cpu" else 1)  # what a GPU lacks it tells itself
     with affordable:
         vit = build_encoder(settings.encoder_spec())
-    begin(vit)
+    if begin is not None:
+        begin(vit)
     with affordable:
         task = build_task(settings.task, vit)
     fuse_attention(task, fused=settings.attention == "fused")

@@ -1,4 +1,4 @@
-"""What suits the device: what ``auto`` becomes where speed decides, and why."""
+"""Defaults by device: what ``auto`` becomes where speed decides, and why."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from patchloom.nets.performance import attention_shape, weights_bytes
 _WORTH = 1.05  # less than that is noise
 _CLEARLY = 0.8  # forms that are nearly alike shall not be chosen by chance: the results differ in their last digits
 
-_MOST_KEPT = 0.25  # of the memory, by attention weights that a fused kernel would not keep
+_MAX_STORED = 0.25  # of the memory, by attention weights that a fused kernel would not store
 _NOT_SERVED = "native ones are for plain blocks, whose heads have a multiple of 16 channels"
 _MOST_EXPLICIT = 2**28  # numbers: of an explicit softmax of one image, GiB and seconds even to try it
 
@@ -91,9 +91,9 @@ def kernels(device: str, bfloat16: bool, spec: EncoderSpec, images: int) -> tupl
     vit = outline(spec)
     if not serves(vit):
         return "torch", _NOT_SERVED
-    kept = weights_bytes(vit, images) / 2**30
-    if kept > _MOST_KEPT * memory(device)[1]:
-        return "torch", f"native ones would keep {kept:,.0f} GiB of attention weights"
+    stored = weights_bytes(vit, images) / 2**30
+    if stored > _MAX_STORED * memory(device)[1]:
+        return "torch", f"native ones would keep {stored:,.0f} GiB of attention weights"
     if reason := native.missing():
         return "torch", reason
     shape = device, "bfloat16", *attention_shape(vit)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from patchloom.data.workers import lost_worker
 from patchloom.errors import PatchloomError
 from patchloom.files import mendable
-from patchloom.memory import lacking
+from patchloom.memory import memory_shortage
 from patchloom.processes import world
 from patchloom.runs.settings import Settings
 from patchloom.tasks import images_needed
-from patchloom.train.launch import LOST, died
+
+_LOST = re.compile(r"connection|gloo|nccl|socket|timed? ?out|broken pipe|store", re.IGNORECASE)
+LOST = (
+    "another process of this training has died, so this one stops, too: see what was printed before this, then run the "
+    "same command again, which goes on from the last checkpoint"
+)
 
 
 @contextmanager
@@ -21,14 +27,14 @@ def explained(settings: Settings) -> Iterator[None]:
     try:
         yield
     except (MemoryError, OSError, RuntimeError) as problem:
-        told = lost_worker(problem) or mendable(problem)
-        if told is None and died(problem):
-            told = PatchloomError(LOST)
-        if told is None and (need := lacking(problem)):
-            told = PatchloomError(too_little_memory(need, settings))
-        if told is None:
+        sentence = lost_worker(problem) or mendable(problem)
+        if sentence is None and died(problem):
+            sentence = PatchloomError(LOST)
+        if sentence is None and (need := memory_shortage(problem)):
+            sentence = PatchloomError(too_little_memory(need, settings))
+        if sentence is None:
             raise
-        raise told from problem
+        raise sentence from problem
 
 
 def too_little_memory(need: str, settings: Settings) -> str:
@@ -49,3 +55,8 @@ def smaller_steps(settings: Settings) -> str:
 def halvable(settings: Settings) -> bool:
     """Whether half as many images a step, of resolved ``settings``, are enough for the task and for all processes."""
     return settings.batch_size // 2 >= max(images_needed(settings.task)[0], world())
+
+
+def died(problem: BaseException) -> bool:
+    """Whether ``problem`` means that another process has died."""
+    return world() > 1 and isinstance(problem, RuntimeError) and bool(_LOST.search(str(problem)))

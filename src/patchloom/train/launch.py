@@ -1,11 +1,10 @@
-"""Several processes that train together: how they begin, agree, and learn that one of them has died."""
+"""Several processes that train together: how they begin and agree."""
 
 from __future__ import annotations
 
 import atexit
 import logging
 import os
-import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from lightning_fabric.strategies import DDPStrategy, ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from patchloom.errors import PatchloomError, Told
+from patchloom.errors import AlreadyReported, PatchloomError
 from patchloom.processes import wait_for_all, world
 from patchloom.runs.settings import Settings
 from patchloom.train.device_defaults import check_device
@@ -25,16 +24,11 @@ from patchloom.train.device_defaults import device as best_device
 
 T = TypeVar("T")
 
-# what `fabric run` tells its scripts; torchrun, which it starts, has told the same in its own way
+# what `fabric run` passes to its scripts; torchrun, which it starts, passes the same in its own way
 _FABRIC_RUN = ("LT_CLI_USED", "LT_ACCELERATOR", "LT_DEVICES", "LT_NUM_NODES", "LT_STRATEGY", "LT_PRECISION")
-_LOST = re.compile(r"connection|gloo|nccl|socket|timed? ?out|broken pipe|store", re.IGNORECASE)
 # Seconds before the interpreter ends. A thread of gloo may still hold a finished piece of work, and in it a Python
 # object; if it lets go while the interpreter ends, CPython before 3.14 aborts (PyTorch's pull request 179291).
 _LEAVING = 0.5
-LOST = (
-    "another process of this training has died, so this one stops, too: see what was printed before this, then run the "
-    "same command again, which goes on from the last checkpoint"
-)
 
 
 def launch(asked: Settings, device: str) -> Fabric:
@@ -49,10 +43,10 @@ def launch(asked: Settings, device: str) -> Fabric:
     """
     check_device(device)
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # we say ourselves what is used
-    told = {name: os.environ.pop(name) for name in _FABRIC_RUN if name in os.environ}
-    if told.get("LT_PRECISION"):
+    given = {name: os.environ.pop(name) for name in _FABRIC_RUN if name in os.environ}
+    if given.get("LT_PRECISION"):
         raise PatchloomError("give --precision to patchloom, not to fabric run")
-    sharded = "fsdp" in (asked.strategy, told.get("LT_STRATEGY"))
+    sharded = "fsdp" in (asked.strategy, given.get("LT_STRATEGY"))
     nodes, devices = _started(asked)
     others: list[subprocess.Popen] = []
     try:
@@ -130,7 +124,7 @@ def first_decides(fabric: Fabric, decide: Callable[[], T]) -> T:
     """What ``decide`` gives in the first process, in all of them.
 
     Raises:
-        PatchloomError: it raised that; in the others as `Told`, which nobody prints again.
+        PatchloomError: it raised that; in the others as `AlreadyReported`, which nobody prints again.
     """
     answer: Any = None
     problem: PatchloomError | None = None
@@ -147,13 +141,8 @@ def first_decides(fabric: Fabric, decide: Callable[[], T]) -> T:
     if problem is not None:
         raise problem
     if text is not None:
-        raise Told(text)
+        raise AlreadyReported(text)
     return answer
-
-
-def died(problem: BaseException) -> bool:
-    """Whether ``problem`` means that another process has died."""
-    return world() > 1 and isinstance(problem, RuntimeError) and bool(_LOST.search(str(problem)))
 
 
 def device_of(asked: Settings) -> str:

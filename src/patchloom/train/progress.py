@@ -53,7 +53,7 @@ class Pace:
 
     def __init__(self, steps: int, step: int, images_per_step: int, seconds: float = 0.0):
         self.steps, self.first, self.images_per_step, self.earlier = steps, step, images_per_step, seconds
-        self.start, self.aside, self.waiting = time.perf_counter(), 0.0, 0.0
+        self.start, self.excluded, self.waiting = time.perf_counter(), 0.0, 0.0
 
     @contextmanager
     def waits(self) -> Iterator[None]:
@@ -64,9 +64,18 @@ class Pace:
         finally:
             self.waiting += time.perf_counter() - start
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While entered, the time does not count: it is for measures."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.excluded += time.perf_counter() - start
+
     def describe(self, step: int) -> str:
-        """The pace after ``step`` steps; time set aside (measures, pictures) does not count."""
-        busy = max(1e-9, time.perf_counter() - self.start - self.aside)
+        """The pace after ``step`` steps; time that was excluded (measures) does not count."""
+        busy = max(1e-9, time.perf_counter() - self.start - self.excluded)
         done = max(1, step - self.first)
         left = busy / done * (self.steps - step)
         rate = done * self.images_per_step / busy
@@ -87,14 +96,20 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def measured(measure: Measure) -> str:
+def in_words(measure: Measure) -> str:
     """A measure's part of the line of progress: made once, since every number in it is read from the device."""
     beside = ", ".join(f"{name} {measure.show(value)}" for name, value in measure.means().items())
     spread = "".join(f", {name} {value:.2f}" for name, value in measure.diversity.items())
     return f" · {measure.name} {measure.show(measure.value)} ({beside}){spread}"
 
 
-def line(epoch: float, epochs: int, loss: float | None, told: str, pace: str) -> str:
-    """The line of progress; ``loss`` is None where no update was made, ``told`` is `measured`, or nothing."""
+def line(epoch: float, epochs: int, loss: float | None, measured: str, pace: str) -> str:
+    """The line of progress; ``loss`` is None where no update was made, ``measured`` is `in_words`, or nothing."""
     losses = "no update was made" if loss is None else f"loss {loss:.4f}"
-    return f"epoch {epoch:.1f}/{epochs} · {losses}{told} · {pace}"
+    return f"epoch {epoch:.1f}/{epochs} · {losses}{measured} · {pace}"
+
+
+def points(steps: int, share: float) -> set[int]:
+    """Steps after which something happens that is to happen every ``share`` of the training; the last always is one."""
+    wanted = max(1, round(1 / share))
+    return {round(steps * i / wanted) for i in range(1, wanted + 1)}

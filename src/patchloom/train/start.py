@@ -24,12 +24,16 @@ class Start:
     Args:
         asked: ``from_run`` and ``init``.
 
+    Attributes:
+        sentences: what was put where.
+
     Raises:
         PatchloomError: ``from_run`` is no run, or has no checkpoint.
     """
 
     def __init__(self, asked: Settings):
         self.asked = asked
+        self.sentences: list[str] = []
         self.run: Settings | None = None
         if asked.from_run is not None:
             folder = RunFolder(asked.from_run)
@@ -67,8 +71,8 @@ class Start:
             return {"name": run.model["name"], "options": options, **sizes}
         return None if self.asked.init is None else public_shape(self.asked.init)
 
-    def encoder(self, vit: VisionTransformer) -> list[str]:
-        """Put the weights into an encoder, before a task is built around it, which may copy it; what was done.
+    def encoder(self, vit: VisionTransformer) -> None:
+        """Put the weights into an encoder, before a task is built around it, which may copy it.
 
         Raises:
             PatchloomError: they do not fit, or cannot be read.
@@ -76,22 +80,24 @@ class Start:
         if self.run is not None:
             own = {name.removeprefix(_ENCODER): w for name, w in self.weights.items() if name.startswith(_ENCODER)}
             grid = tuple(side // self.run.patch_size for side in self.run.img_size)
-            return load_public(vit, f"the encoder of {self.asked.from_run}", own, grid).sentences()
-        return [] if self.asked.init is None else load_public(vit, self.asked.init).sentences()
+            self.sentences += load_public(vit, f"the encoder of {self.asked.from_run}", own, grid).sentences()
+        elif self.asked.init is not None:
+            self.sentences += load_public(vit, self.asked.init).sentences()
 
-    def rest(self, task: Task) -> list[str]:
-        """Put what else of a run of the same task fits into it (decoder, heads, teacher); what was done.
+    def rest(self, task: Task) -> None:
+        """Put what else of a run of the same task fits into it (decoder, heads, teacher).
 
         A teacher of another task stays the copy of the encoder that it is, since theirs may have followed another one.
         """
         if self.run is None or self.run.task["name"] != self.asked.task["name"]:
-            return []
+            return
         source = {name: weight for name, weight in self.weights.items() if not name.startswith(_ENCODER)}
         own = {name: weight for name, weight in task.state_dict().items() if not name.startswith(_ENCODER)}
         fits = {name: source[name] for name in own if name in source and source[name].shape == own[name].shape}
         task.load_state_dict(fits, strict=False)
         if not own and not source:
-            return []
+            return
         missing = tuple(name for name in own if name not in fits)
         unexpected = tuple(name for name in source if name not in fits)
-        return Matched(f"the rest of {self.asked.from_run}", tuple(fits), missing, unexpected, ()).sentences()
+        found = Matched(f"the rest of {self.asked.from_run}", tuple(fits), missing, unexpected, ())
+        self.sentences += found.sentences()

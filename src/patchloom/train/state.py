@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+from patchloom.train.step import Update
 
 _STEADY = 2000  # updates without an overflow after which the scale is doubled
 
 
 @dataclass
-class State:
+class TrainState:
     """Where a run is.
 
     Attributes:
@@ -19,7 +21,7 @@ class State:
         rows: of ``metrics.csv``.
         sums: of the loss and of each metric, over the ``counted`` steps since the last row.
         counted: steps in ``sums``.
-        skipped: updates since the last row that were not made, for they were no numbers.
+        skipped: updates since the last row that were not made, since loss or gradient were not finite.
         in_a_row: such updates up to now, without a good one between them.
         setbacks: how often the run went back to a checkpoint; each halves the learning rate.
         scale: by which losses are multiplied in float16.
@@ -38,7 +40,7 @@ class State:
     steady: int = 0
 
     @classmethod
-    def of(cls, about: Mapping[str, Any]) -> State:
+    def of(cls, about: Mapping[str, Any]) -> TrainState:
         """From what a checkpoint keeps; what it does not know is at its default."""
         return cls(**{one.name: about[one.name] for one in fields(cls) if one.name in about})
 
@@ -51,6 +53,10 @@ class State:
         """By which the learning rate is multiplied."""
         return 0.5**self.setbacks
 
+    def loss_scale(self, precision: str) -> float:
+        """By which losses are multiplied in ``precision``: small gradients would be 0 in float16."""
+        return self.scale if precision == "float16" else 1.0
+
     def adapt(self, overflow: bool) -> None:
         """Halve the scale after a gradient that was too large for float16, double it after 2,000 that were not.
 
@@ -62,12 +68,27 @@ class State:
         elif self.steady == _STEADY:
             self.scale, self.steady = self.scale * 2, 0
 
-    def count(self, names: Sequence[str], values: Sequence[Sequence[float]]) -> None:
-        """Add the loss and metrics of some steps to the sums: ``values`` has a row a step, a column a name."""
-        for row in values:
-            for name, value in zip(names, row, strict=True):
+    def count(self, update: Update, precision: str) -> bool:
+        """Add the losses and metrics of an update to the sums, or count that it was not made.
+
+        Returns:
+            Whether all is well; an overflow is, if with a smaller scale the next update may be made.
+        """
+        scale = self.loss_scale(precision)
+        if precision == "float16" and (update.good or update.overflow):
+            self.adapt(update.overflow)
+        if not update.good:
+            if update.overflow and scale > 1:
+                return True
+            self.skipped += 1
+            self.in_a_row += 1
+            return False
+        for row in update.values:
+            for name, value in zip(update.names, row, strict=True):
                 self.sums[name] = self.sums.get(name, 0.0) + value
-        self.counted += len(values)
+        self.counted += len(update.values)
+        self.in_a_row = 0
+        return True
 
     def means(self) -> dict[str, float]:
         """Of the loss and each metric since the last row, which begins anew; nothing if all updates were skipped."""

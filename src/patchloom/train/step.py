@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -25,12 +25,15 @@ class Forward(NamedTuple):
     indices: Tensor
 
 
-class Moved(NamedTuple):
+class Update(NamedTuple):
     """How an update went.
 
-    good: loss and gradient are finite, and the weights were moved. overflow: the losses are finite, and the gradient is
-    not. norm: of the gradient. names, values: of the loss (first) and the metrics, a row a step, each the mean over the
-    processes. answers: to each question, whether any process said yes.
+    Attributes:
+        good: loss and gradient are finite, and the weights were moved.
+        overflow: the losses are finite, and the gradient is not.
+        norm: of the gradient.
+        names, values: of the loss (first) and the metrics, a row a step, each the mean over the processes.
+        answers: to each question, whether any process said yes.
     """
 
     good: bool
@@ -54,11 +57,11 @@ class Stepper:
         fabric: device and processes, launched.
         task: what is trained.
         settings: resolved.
-        rate: gives the learning rate of the update after so many steps.
+        steps: of the whole training.
     """
 
-    def __init__(self, fabric: Fabric, task: Task, settings: Settings, rate: Callable[[int], float]):
-        self.fabric, self.task, self.settings, self.rate = fabric, task, settings, rate
+    def __init__(self, fabric: Fabric, task: Task, settings: Settings, steps: int):
+        self.fabric, self.task, self.settings, self.steps = fabric, task, settings, steps
         if settings.compile:
             compile_blocks(task)
         self.module = fabric.setup_module(task.to(fabric.device))
@@ -70,68 +73,72 @@ class Stepper:
             for name, buffer in module.named_buffers(recurse=False)
             if name not in module._non_persistent_buffers_set
         ]
-        self.keep()
+        self.remember_statistics()
 
-    def keep(self) -> None:
-        """Remember the running statistics as they are now."""
-        self.kept = [buffer.clone() for buffer in self.statistics]
+    def remember_statistics(self) -> None:
+        """Remember the running statistics as they are now: an update that is not made goes back to them."""
+        self.before = [buffer.clone() for buffer in self.statistics]
 
     def autocast(self) -> AbstractContextManager:
         """The precision in which the task computes."""
         return autocast(self.fabric.device.type, self.settings.precision)
 
-    def forward(self, batch: Batch, progress: float, last: bool, generator: Shared, scale: float = 1.0) -> Forward:
+    def forward(self, batch: Batch, step: int, last: bool, generator: Shared, scale: float = 1.0) -> Forward:
         """Add a step's gradients to those that wait; with the ``last`` before an update, processes share them.
 
         Args:
             batch: on the device.
-            progress: of the training.
+            step: its number, from 0, from which everything random in it follows.
             last: whether the update follows.
             generator: of the task's draws.
             scale: by which the loss is multiplied, and so its gradients; the same for all steps of an update.
         """
+        seed_step(self.settings.seed, step, self.fabric.global_rank, generator)
         views = [normalize(view, self.task.mean, self.task.std) for view in batch.views]
         with nullcontext() if last else self.fabric.no_backward_sync(self.module):
             with self.autocast():
-                outcome = self.module(*views, progress=progress, generator=generator)
+                outcome = self.module(*views, progress=step / self.steps, generator=generator)
             self.fabric.backward(outcome.loss * scale / self.settings.accumulate)
         return Forward({"loss": outcome.loss.detach(), **outcome.metrics}, batch.indices)
 
     def update(
-        self, done: int, progress: float, waiting: Sequence[Forward], questions: Sequence[bool], scale: float = 1.0
-    ) -> Moved:
+        self, done: int, rate: float, forwards: Sequence[Forward], questions: Sequence[bool], scale: float = 1.0
+    ) -> Update:
         """Move the weights by the gradients that wait, if they and the losses are finite in every process.
 
         Args:
             done: steps that are done with this one.
-            progress: of the training.
-            waiting: the steps since the last update.
+            rate: the learning rate.
+            forwards: of the steps since the last update.
             questions: which any process may answer with yes.
             scale: that `forward` was given.
+
+        Returns:
+            How it went, which is the one thing that a device is waited for.
         """
         norm = clip_gradients(self.optimizer.optimizer, self.settings.clip, scale)
         at = self.fabric.device
-        values = torch.stack([torch.stack([v.float().to(at) for v in one.values.values()]) for one in waiting])
+        values = torch.stack([torch.stack([v.float().to(at) for v in one.values.values()]) for one in forwards])
         faults = torch.stack([~values[:, 0].isfinite().all(), ~norm.isfinite()])
-        said = torch.tensor(questions, dtype=torch.float32).to(at, non_blocking=True)
-        summed = total(torch.cat([faults.float(), said, values.flatten() / world()]))
+        asked = torch.tensor(questions, dtype=torch.float32).to(at, non_blocking=True)
+        summed = total(torch.cat([faults.float(), asked, values.flatten() / world()]))
         # the one moment of an update at which the device is waited for
         *summed, length = torch.cat([summed, norm.float()[None]]).tolist()
-        agreed, width = len(faults) + len(said), values.shape[1]
+        agreed, width = len(faults) + len(asked), values.shape[1]
         (lost, unbounded, *answers), means = (count > 0 for count in summed[:agreed]), summed[agreed:]
         rows = [means[start : start + width] for start in range(0, len(means), width)]
         if lost or unbounded:
-            for buffer, before in zip(self.statistics, self.kept, strict=True):
+            for buffer, before in zip(self.statistics, self.before, strict=True):
                 buffer.copy_(before)
         else:
             for group in self.optimizer.param_groups:
-                group["lr"] = self.rate(done)
+                group["lr"] = rate
             self.optimizer.step()
-            self.task.after_step(progress)
-            self.keep()
+            self.task.after_step(done / self.steps)
+            self.remember_statistics()
         self.optimizer.zero_grad(set_to_none=True)
-        names = tuple(waiting[0].values)
-        return Moved(not (lost or unbounded), unbounded and not lost, length, names, rows, answers)
+        names = tuple(forwards[0].values)
+        return Update(not (lost or unbounded), unbounded and not lost, length, names, rows, answers)
 
 
 def seed_step(seed: int, step: int, rank: int, generator: torch.Generator) -> None:

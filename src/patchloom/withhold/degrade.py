@@ -91,11 +91,11 @@ def mirror_canvas(small: Tensor, size: tuple[int, int], top: Tensor, left: Tenso
 def fisheye(images: Tensor, centre: Tensor, twist: Tensor) -> Tensor:
     """Bend each image around a point (Beyond Masking, degradation c).
 
-    The pixel at g shows what was at g + (centre - g) * |centre - g| * twist, sampled bilinearly. Coordinates go from
-    -1 at the first pixel's middle to 1 at the last one's. A positive twist leaves the centre as it is, enlarges more
-    the further away, and shows nothing from outside as long as |centre - g| * twist <= 1; beyond 1/2 it shows again,
-    mirrored, what lies nearer. What does come from outside, with a negative twist, is 0: images are normalised when
-    they come here, and 0 is then their mean colour.
+    The pixel at g shows what was at ``g + (centre - g) * |centre - g| * twist``, sampled bilinearly. Coordinates go
+    from -1 at the first pixel's middle to 1 at the last one's. A positive twist leaves the centre as it is, enlarges
+    more the further away, and shows nothing from outside as long as ``|centre - g| * twist <= 1``; beyond 1/2 it shows
+    again, mirrored, what lies nearer. What does come from outside, with a negative twist, is 0: images are normalised
+    when they come here, and 0 is then their mean colour.
 
     Args:
         images: [b c h w].

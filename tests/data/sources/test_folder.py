@@ -13,7 +13,7 @@ from patchloom.data.sources.folder import images_in
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-    monkeypatch.setattr(folder_file, "_WORTH_KEEPING", 3)
+    monkeypatch.setattr(folder_file, "_WORTH_CACHING", 3)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_other_file_systems_and_small_folders_are_not_kept(folder, walks, monkey
         patch.setattr(folder_file, "_TRUSTED", {"fuse.s3fs"})
         images_in(folder, "photos")
     with monkeypatch.context() as patch:
-        patch.setattr(folder_file, "_WORTH_KEEPING", 5)
+        patch.setattr(folder_file, "_WORTH_CACHING", 5)
         images_in(folder, "photos")
     assert len(walks) == 2
     assert not list((Path(os.environ["XDG_CACHE_HOME"]) / "patchloom").glob("listings/*"))

@@ -8,13 +8,11 @@ import shutil
 import numpy as np
 import pytest
 import torch
-import torchvision
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchloom.data import Shapes, Unreadable, hold_out, open_data, read_image, split_for_test
+from patchloom.data import Shapes, Unreadable, open_data, read_image
 from patchloom.data.sources.files import Names
-from patchloom.data.splits import pick
 from patchloom.errors import PatchloomError
 
 
@@ -119,69 +117,11 @@ def test_errors_say_what_to_do(tmp_path, draw):
     refused("shapes:0", "at least 1")
 
 
-def test_shapes_by_name():
-    data = open_data("shapes:120", seed=3)
-    assert len(data.train) == 120 and len(data.test) == 2000 and data.train.describe(12) == "shapes:120 #12"
-    assert torch.equal(data.train.read(7), Shapes(8, seed=3).read(7))
-    assert torch.equal(data.test.read(7), open_data("shapes", seed=3).test.read(7))
-    assert len(open_data("shapes").train) == 5000
-    train = {data.train.read(i).numpy().tobytes() for i in range(120)}
-    assert not train & {data.test.read(i).numpy().tobytes() for i in range(120)}
-
-
-def test_digits():
-    data = open_data("digits", seed=0)
-    assert len(data.train) == 1437 and len(data.test) == 360
-    image = data.train.read(0)
-    assert image.shape == (1, 8, 8) and image.dtype == torch.uint8
-    assert max(int(data.train.read(i).max()) for i in range(50)) == 255
-    assert np.ptp(np.bincount(data.test.labels)) <= 2
-    assert (open_data("digits", seed=5).test.labels == data.test.labels).all()
-    both = [data.train.read(i).numpy().tobytes() for i in range(1437)]
-    assert len({*both, *(data.test.read(i).numpy().tobytes() for i in range(360))}) == 1797
-
-
 def test_a_name_wins_over_a_folder_unless_it_is_a_path(tmp_path, draw, monkeypatch):
     draw("digits/1.png")
     monkeypatch.chdir(tmp_path)
     assert len(open_data("digits").train) == 1437
     assert len(open_data("./digits").train) == 1
-
-
-class FakeSet(torchvision.datasets.FakeData):
-    def __init__(self, root, split="train", download=False):
-        assert download
-        super().__init__(size={"train": 6, "test": 4}[split], image_size=(3, 5, 7), num_classes=3)
-        self.root, self.labels = root, np.arange(self.size) % 3
-
-
-def test_torchvision_sets(tmp_path, monkeypatch):
-    monkeypatch.setattr(torchvision.datasets, "SVHN", FakeSet)
-    data = open_data(f"svhn@{tmp_path}")
-    assert len(data.train) == 6 and len(data.test) == 4 and str(data.train.dataset.root) == str(tmp_path)
-    assert data.train.classes == ("0", "1", "2") and data.train.labels.tolist() == [0, 1, 2, 0, 1, 2]
-    assert data.train.read(0).shape == (3, 5, 7) and data.train.read(0).dtype == torch.uint8
-    assert data.train.fingerprint() != data.test.fingerprint()
-
-
-def test_a_failed_download_says_where_the_files_go(tmp_path, monkeypatch):
-    def fail(root, train, download):
-        raise RuntimeError("no\nnetwork")
-
-    monkeypatch.setattr(torchvision.datasets, "MNIST", fail)
-    with pytest.raises(PatchloomError, match=r"\(no network\).*datasets\.MNIST into .*here") as caught:
-        open_data(f"mnist@{tmp_path / 'here'}")
-    assert "mnist@FOLDER" in str(caught.value)
-
-
-def test_torchvision_names_and_arguments_exist():
-    import inspect
-
-    from patchloom.data.sources.builtin import _TORCHVISION
-
-    for recipe in _TORCHVISION.values():
-        known = inspect.signature(getattr(torchvision.datasets, recipe.dataset)).parameters
-        assert {"root", "download", *recipe.train, *(recipe.test or {})} <= set(known)
 
 
 def test_fingerprint_follows_the_content(tmp_path, draw):
@@ -248,32 +188,3 @@ def test_subset_and_pickling():
     part = pickle.loads(pickle.dumps(shapes.subset([5, 2]).subset([1])))
     assert len(part) == 1 and part.describe(0) == "shapes #2" and part.labels.tolist() == [shapes.labels[2]]
     assert torch.equal(part.read(0), shapes.read(2))
-
-
-@given(st.lists(st.integers(-1, 4), min_size=1, max_size=80), st.data())
-def test_pick_is_proportional(labels, data):
-    labels = np.array(labels)
-    count = data.draw(st.integers(0, len(labels)))
-    chosen = pick(labels, count, seed=0)
-    assert len(chosen) == count == len(set(chosen.tolist()))
-    kinds, sizes = np.unique(labels, return_counts=True)
-    left = np.array([(labels == kind).sum() - (labels[chosen] == kind).sum() for kind in kinds])
-    if count <= len(labels) - len(kinds):
-        assert (left >= 1).all()
-        if count < 0.5 * len(labels):
-            assert np.abs(sizes - left - sizes * count / len(labels)).max() <= len(kinds)
-
-
-def test_hold_out(draw, tmp_path):
-    shapes = Shapes(1000)
-    train, held = hold_out(shapes)
-    assert len(train) == 950 and np.bincount(held.labels).tolist() == [5] * 10
-    assert sorted([*train.indices, *held.indices]) == list(range(1000))
-    assert hold_out(shapes)[1].fingerprint() == held.fingerprint() != hold_out(shapes, seed=1)[1].fingerprint()
-    assert len(hold_out(shapes, share=0.9, max_images=100)[1]) == 100
-    assert len(split_for_test(shapes)[1]) == 200
-    small, one = hold_out(shapes.subset([3, 4]), share=0)
-    assert len(small) == len(one) == 1 and len(hold_out(shapes.subset([3, 4]), share=1)[0]) == 1
-    draw("1.png")
-    with pytest.raises(PatchloomError, match="at least 2 images"):
-        hold_out(open_data(tmp_path).train)

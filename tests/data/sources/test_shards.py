@@ -28,7 +28,7 @@ from patchloom.data import (
     read_image,
     training_batches,
 )
-from patchloom.data.sources import fetch, shards
+from patchloom.data.sources import fetch, shard_index, shards
 from patchloom.data.sources.addresses import Shard, expanded, states_of
 from patchloom.data.sources.open import lasting
 from patchloom.errors import PatchloomError
@@ -261,8 +261,8 @@ def test_a_compressed_shard_is_refused_and_the_command_helps(tmp_path):
 
 
 def test_an_index_is_made_once_and_again_for_a_shard_that_changed(folder, monkeypatch):
-    read, plain = [], shards._read_index
-    monkeypatch.setattr(shards, "_read_index", lambda file, name: read.append(Path(name).name) or plain(file, name))
+    read, plain = [], shard_index.read_index
+    monkeypatch.setattr(shard_index, "read_index", lambda file, name: read.append(Path(name).name) or plain(file, name))
     first = open_data(str(folder)).train
     assert sorted(read) == [f"a-{i:02}.tar" for i in range(4)]
     again = open_data(str(folder)).train

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from patchloom.data import normalize, open_data
 from patchloom.errors import PatchloomError
@@ -16,7 +15,7 @@ from patchloom.evaluate.protocols.finetune import builder
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder, save_head
+from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder, save_extra_module
 from patchloom.tasks.extrema import ExtreMA
 from patchloom.tasks.lut import LUT
 from patchloom.withhold.encoder_input import all_patches
@@ -27,14 +26,12 @@ BARE = EncoderSpec("nano", (8, 8), 2, channels=1, options={**SPEC.options, "clas
 
 
 def _run(folder: Path, task, spec: EncoderSpec, name: str) -> Path:
-    save_encoder(task.encoder, EncoderCard(spec, (0.3,), (0.37,), name, name), folder / "encoder.safetensors")
-    for head, module in task.extra_modules().items():
-        save_head(module, folder / f"{head}.safetensors")
-    (folder / "checkpoints").mkdir()
-    save_file(
-        {key: value.contiguous() for key, value in task.state_dict().items()},
-        folder / "checkpoints" / "last.safetensors",
-    )
+    beside = task.extra_modules()
+    uses = {key: module.use for key, module in beside.items()}
+    card = EncoderCard(spec, (0.3,), (0.37,), name, name, extra_modules=uses)
+    save_encoder(task.encoder, card, folder / "encoder.safetensors")
+    for key, module in beside.items():
+        save_extra_module(module, folder / f"{key}.safetensors")
     return folder
 
 
@@ -112,15 +109,14 @@ def test_the_linear_probe_is_that_of_frozen_features(tiny_encoder: Path) -> None
 def test_the_projections_first_layer_is_the_tasks_own(tmp_path: Path, class_token: str) -> None:
     run, task = _extrema(tmp_path, class_token)
     vit, card = load_encoder(run)
-    pretrained, fresh = projections(run, vit, card, 0)
+    pretrained, fresh = projections(run, card, 0)
     assert pretrained["pooling"] == {"cait": "instance", "vit": "class"}.get(class_token, "mean")
     build = builder(vit, card, "auto", 10, **pretrained)
     model, again = build(Recipe()).eval(), build(Recipe())
     digits = open_data("digits").train
     images = normalize(torch.stack([digits.read(i) for i in range(5)]), card.mean, card.std)
     with torch.no_grad():
-        asked = task.agreement
-        expected = asked.projection[:3](asked.represent(task.encoder, all_patches(images, 16)))
+        expected = task.agreement.projection[:3](task.agreement.represent(task.encoder, all_patches(images, 16)))
         if class_token != "mean":  # there, the norm comes after the mean
             torch.testing.assert_close(model.stem(model.pooled(images)), expected)
         assert model(images).shape == (5, 10)
@@ -145,8 +141,8 @@ def test_a_head_on_the_projection_end_to_end(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_projection_is_refused(tmp_path: Path, tiny_encoder: Path) -> None:
-    with pytest.raises(PatchloomError, match="needs a run's folder with checkpoints/last.safetensors"):
+    with pytest.raises(PatchloomError, match="the task mae has left no projection beside the encoder of .*tiny"):
         evaluate("few-shot", tiny_encoder, "digits", head_on="projection", **QUICK)
     run = _run(tmp_path, LUT(build_encoder(SPEC), head_width=16, decoder_depth=1), SPEC, "lut")
-    with pytest.raises(PatchloomError, match="the task lut of .* has no projection like ExtreMA's"):
+    with pytest.raises(PatchloomError, match="the task lut has left no projection beside the encoder of"):
         evaluate("few-shot", run, "digits", head_on="projection", **QUICK)

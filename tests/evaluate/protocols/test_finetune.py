@@ -168,9 +168,9 @@ def _tuned(run: Path, **options) -> Report:
 def test_the_rate_is_chosen_without_a_look_at_the_test_images(run: Path, record_reads, monkeypatch) -> None:
     tried, before = [], _Training.__init__
 
-    def watched(self, model, source, recipe, *rest):
-        tried.append((len(source), recipe.blr))
-        before(self, model, source, recipe, *rest)
+    def watched(self, model, source, plan):
+        tried.append((len(source), plan.recipe.blr))
+        before(self, model, source, plan)
 
     monkeypatch.setattr(_Training, "__init__", watched)
     record = record_reads(120, 60)
@@ -180,7 +180,7 @@ def test_the_rate_is_chosen_without_a_look_at_the_test_images(run: Path, record_
     assert record.count("test") == 60 and set(record[: record.index("test")]) == {"train"}
     assert set(record[record.index("test") :]) == {"test"}
     assert settings["held_out"] == 12 and 0 <= settings["held_out_accuracy"] <= 1
-    assert "for each candidate by itself, on a stratified 10%" in honest.protocol
+    assert "for each model by itself, on a stratified 10%" in honest.protocol
 
     record_reads(120, 60, np.random.default_rng(0).permutation(open_data("digits").test.labels[:60]))
     blind = _tuned(run, blr=[0.02, 1e-4])
@@ -192,7 +192,7 @@ def test_the_best_rate_is_chosen_and_of_equals_the_lowest(run: Path, monkeypatch
     source = open_data("digits").train.subset(range(60))
     plan = plan_for("small", {"blr": [0.4, 0.1, 0.2, 0.3]}, vit, card, source, EvalSettings(device="cpu"), "float32")
     shares, done = iter((0.3, 0.7, 0.7, 0.1)), []
-    monkeypatch.setattr(trained, "train", lambda model, images, recipe, *rest: done.append((recipe.blr, len(images))))
+    monkeypatch.setattr(trained, "train", lambda model, images, plan, name: done.append((plan.recipe.blr, len(images))))
     monkeypatch.setattr(trained, "answers", lambda *given: SimpleNamespace(accuracy=lambda: next(shares)))
     _, settings = fit(Candidate("one", lambda recipe: None, {"positions": "keep"}), plan, source)
     assert done == [(0.1, 54), (0.2, 54), (0.3, 54), (0.4, 54), (0.2, 60)]
@@ -312,5 +312,5 @@ def test_a_loss_that_is_no_number_stops_it(run: Path) -> None:
     with torch.no_grad():
         vit.norm.weight[0] = torch.nan
     candidate = Candidate("bad", lambda recipe: Classifier(vary(vit, card), 10, "mean"), {})
-    with pytest.raises(PatchloomError, match="no longer a number after 1 steps: lower --blr"):
+    with pytest.raises(PatchloomError, match="not finite after 1 steps: lower --blr"):
         fit(candidate, plan, source)

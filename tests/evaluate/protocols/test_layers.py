@@ -16,7 +16,6 @@ from patchloom.data import normalize, open_data
 from patchloom.data.splits import pick
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import Report, Row, evaluate, extract
-from patchloom.evaluate.features import extract_layers
 from patchloom.look import draw_layers
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.encode import layer_names
@@ -44,7 +43,7 @@ def test_layers_are_what_timm_computes_and_of_one_pass(options: dict) -> None:
         hook.remove()
     batches = []
     vit.norm_pre.register_forward_hook(lambda *_: batches.append(1))
-    found = extract_layers(vit, CARD, some, device="cpu", batch_size=7)
+    found = extract(vit, CARD, some, layers=True, device="cpu", batch_size=7)
     assert len(batches) == 3 and tuple(found.tokens) == layer_names(vit) == NAMES
     for name in NAMES:
         mean = theirs[name][:, vit.num_prefix_tokens :].mean(1)
@@ -63,7 +62,7 @@ def test_the_curve_and_the_chosen_layer_agree_with_scikit_learn(tiny_encoder: Pa
     train = DIGITS.train.subset(np.setdiff1d(np.arange(1437), pick(DIGITS.train.labels, 1437 - 400, 3)))
     held = pick(train.labels, 80, 3)
     rest = np.setdiff1d(np.arange(400), held)
-    a, b = (extract_layers(vit, card, source, device="cpu").tokens for source in (train, DIGITS.test))
+    a, b = (extract(vit, card, source, layers=True, device="cpu").tokens for source in (train, DIGITS.test))
     inner = {}
     for row in report.rows[:5]:
         name = row.settings["layer"]

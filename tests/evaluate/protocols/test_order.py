@@ -18,6 +18,8 @@ from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
 from patchloom.patches.tokens import patchify
 from patchloom.withhold.encoder_input import all_patches
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 SIZES = {"depth": 2, "embed_dim": 32, "num_heads": 2}
 DIGITS = open_data("digits").test.subset(range(40))
 CARD = EncoderCard(None, (0.3,), (0.4,), "mp3", "small")

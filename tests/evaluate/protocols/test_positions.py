@@ -24,6 +24,8 @@ from patchloom.questions.positions import PositionPrediction
 from patchloom.tasks import build_task, encoder_defaults, with_defaults
 from patchloom.withhold.encoder_input import all_patches
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 N, GRID = 16, (4, 4)
 SIZES = {"embed_dim": 32, "depth": 1, "num_heads": 2}
 TINY = ["--epochs", "1", "--batch_size", "16", "--patch_size", "4", "--model", "nano"]

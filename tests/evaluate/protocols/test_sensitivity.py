@@ -11,7 +11,7 @@ from patchloom.cli import main
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import evaluate
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, save_classifier
-from patchloom.evaluate.protocols.sensitivity import Asker, train_asker
+from patchloom.evaluate.protocols.sensitivity import PositionProbe, train_probe
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
 
@@ -67,20 +67,20 @@ def test_marks_are_read_and_noise_is_not(encoder: Path, images: dict[str, Path],
 def test_the_encoder_stays_frozen(encoder: Path, placeholder: str) -> None:
     vit, _ = load_encoder(encoder)
     before = {name: value.clone() for name, value in vit.state_dict().items()}
-    asker = Asker(vit, placeholder)
+    probe = PositionProbe(vit, placeholder)
     generator = torch.Generator().manual_seed(0)
-    train_asker(asker, [torch.randn(8, 1, 8, 8) for _ in range(5)], 0.75, generator, 5)
+    train_probe(probe, [torch.randn(8, 1, 8, 8) for _ in range(5)], 0.75, generator, 5)
     assert all(torch.equal(value, before[name]) for name, value in vit.state_dict().items())
-    assert not vit.training and not asker.training
-    assert bool(asker.token.any()) == (placeholder == "learned") and asker.layer.weight.any()
+    assert not vit.training and not probe.training
+    assert bool(probe.token.any()) == (placeholder == "learned") and probe.layer.weight.any()
 
 
 def test_masked_positions_are_hidden(encoder: Path) -> None:
     """On patches that are all alike, those without position get one answer wherever they are."""
-    asker = Asker(load_encoder(encoder)[0], "learned").eval()
-    torch.nn.init.normal_(asker.layer.weight), torch.nn.init.normal_(asker.token)
+    probe = PositionProbe(load_encoder(encoder)[0], "learned").eval()
+    torch.nn.init.normal_(probe.layer.weight), torch.nn.init.normal_(probe.token)
     with torch.inference_mode():
-        placed = asker.place(torch.ones(3, 1, 8, 8), torch.Generator().manual_seed(0), 0.75)
+        placed = probe.place(torch.ones(3, 1, 8, 8), torch.Generator().manual_seed(0), 0.75)
     assert placed.dropped.sum(1).tolist() == [12] * 3
     for logits, dropped in zip(placed.logits, placed.dropped, strict=True):
         torch.testing.assert_close(logits[dropped], logits[dropped][:1].expand(12, -1), atol=1e-4, rtol=1e-4)

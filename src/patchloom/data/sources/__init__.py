@@ -1,1 +1,1 @@
-"""Where images come from, one file a kind; `open` tells by what the user typed which of them it is."""
+"""Kinds of sources, one file each; `open` chooses between them by what the user typed."""

@@ -1,4 +1,4 @@
-"""What a pattern of addresses means: which shards there are, and in what state each is."""
+"""Addresses of shards: expanding patterns, and the state of each shard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from patchloom.data.workers import in_threads
 from patchloom.errors import PatchloomError
 
 PIPE = "pipe:"
-# what file systems call the property that changes with the content, the surest first
+# names that file systems give to a property that changes with the content, the most reliable first
 _VERSION_KEYS = (
     "etag",
     "checksum",
@@ -39,8 +39,11 @@ _VERSION_KEYS = (
 class Shard:
     """One tar file.
 
-    address: an absolute path, an address that fsspec knows, or a `pipe:` command. state: what is known of its content.
-    size: in bytes, 0 if it is not known. certain: another content would have another state.
+    Attributes:
+        address: an absolute path, an address for fsspec, or a ``pipe:`` command.
+        state: what is known of the content: size, and an etag, checksum or modification time.
+        size: in bytes, 0 if unknown.
+        certain: whether another content would surely have another state.
     """
 
     address: str
@@ -60,14 +63,15 @@ class Shard:
 
 
 def is_address(name: str) -> bool:
-    """Whether this is an address that fsspec or a shell shall understand, and not a path."""
+    """Whether this is an address for fsspec or a shell command, and not a path."""
     return name.startswith(PIPE) or "://" in name
 
 
 def addresses_of(pattern: str) -> list[str]:
-    """The addresses that a pattern means, in its order: braces as in a shell, and `*` for all that are there.
+    """Expand a pattern to addresses, in order: braces as in a shell, and ``*`` for all existing ones.
 
-    Raises: PatchloomError if there are none, or their protocol cannot be used.
+    Raises:
+        PatchloomError: nothing matches, or the protocol cannot be used.
     """
     found: list[str] = []
     for one in expanded(pattern):
@@ -76,14 +80,19 @@ def addresses_of(pattern: str) -> list[str]:
 
 
 def states_of(addresses: Iterable[str]) -> list[Shard]:
-    """What the addresses hold now. Raises: PatchloomError if one is not there, or nobody answers."""
+    """The shards at the addresses, with their present state.
+
+    Raises:
+        PatchloomError: one does not exist, or its server does not answer.
+    """
     return list(in_threads(_state, addresses))
 
 
 def connect(address: str) -> tuple[Any, str]:
-    """File system and path. It must not be kept: a process that was forked cannot use its parent's connections.
+    """File system and path of an address, to be used at once: forked processes cannot share connections.
 
-    Raises: PatchloomError.
+    Raises:
+        PatchloomError: a package is missing, or the address cannot be opened.
     """
     try:
         return url_to_fs(address)
@@ -94,8 +103,8 @@ def connect(address: str) -> tuple[Any, str]:
 
 
 def in_words(error: BaseException) -> str:
-    """What an exception says, in one line."""
-    if isinstance(error, FileNotFoundError) and error.errno is None:  # fsspec's, which says the address again
+    """The message of an exception in one line."""
+    if isinstance(error, FileNotFoundError) and error.errno is None:  # fsspec's, which repeats the address
         return (
             f"nothing was found there ({in_words(error.__cause__)})" if error.__cause__ else "nothing was found there"
         )
@@ -103,8 +112,9 @@ def in_words(error: BaseException) -> str:
 
 
 def expanded(pattern: str) -> list[str]:
-    """Braces as in a shell: `{000..012}`, `{0..8..2}`, `{a,b}`, also within one another; others stay as they are."""
-    depth, cuts = 0, []
+    """Expand braces as a shell does: ``{000..012}``, ``{0..8..2}``, ``{a,b}``, also nested; other braces stay."""
+    depth = 0
+    cuts: list[int] = []
     for place, letter in enumerate(pattern):
         if letter == "{":
             depth += 1
@@ -142,7 +152,7 @@ def _remote(address: str) -> list[str]:
     fs, path = connect(address)
     if "file" in fs.protocol:
         return _local(path)
-    if not ("*" in path or "[" in path):  # a ? is part of many an address in the web
+    if not ("*" in path or "[" in path):  # a ? is common in web addresses
         return [address]
     try:
         found = sorted(fs.glob(path))

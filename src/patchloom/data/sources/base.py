@@ -12,55 +12,68 @@ from itertools import chain
 import numpy as np
 from torch import Tensor
 
-TEST_SPLITS = ("test", "val", "validation")  # what a split of test images may be called, the first that is there
-CONTENT = np.dtype("V16")  # what is equal for exact copies of an image
+TEST_SPLITS = ("test", "val", "validation")  # names of a test split, in order of preference
+CONTENT = np.dtype("V16")  # the hash of an image's content
 
 
 class Source(ABC):
     """A finite, ordered collection of images.
 
-    name: what the user typed. classes: names of the classes, () without labels. labels: int64 [n], -1 where an image
-    has none, or None if no image has one.
+    Attributes:
+        name: what the user typed.
+        classes: names of the classes, () without labels.
+        labels: int64 [n], -1 for images without a label, or None if no image has one.
     """
 
     name: str
     classes: tuple[str, ...] = ()
     labels: np.ndarray | None = None
+    _contents: np.ndarray | None = None  # of `contents_on_disc`
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def read(self, i: int) -> Tensor:
-        """Image i: uint8 [c h w], or float32 [c h w] in [0, 1]. Do not write into it. Raises: Unreadable."""
+        """Image i: uint8 [c h w], or float32 [c h w] in [0, 1]. Do not write into it.
+
+        Raises:
+            Unreadable: it cannot be decoded.
+        """
 
     @abstractmethod
     def fingerprint(self) -> str:
         """16 hex digits that change when the content does."""
 
     def stamp(self) -> str | None:
-        """16 hex digits that no other pixels can have, for what is cached; None: that cannot be known.
+        """16 hex digits that change whenever any pixel may have changed, for caches; None if changes cannot be noticed.
 
-        Stricter than `fingerprint`, which a folder keeps when it is moved or copied with its times.
+        Stricter than `fingerprint`, which stays the same when a folder is moved, or copied with its modification times.
         """
         return self.fingerprint()
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
-        """16 bytes of each image [n], `CONTENT`, which are equal for exact copies, and for them alone.
+        """A hash of each image, `CONTENT` [n], equal for exact copies and only for them.
 
-        None: all images would have to be fetched or decoded for it. chosen: of these images only, [len(chosen)].
+        Args:
+            chosen: hash only these images; the result is [len(chosen)].
+
+        Returns:
+            None if all images would have to be fetched or decoded for it.
         """
         return None
 
     def order(self, rng: np.random.Generator, chosen: np.ndarray | None = None) -> np.ndarray:
-        """The order in which a pass of the training takes the images: a permutation, int64 [n].
+        """The order of the images in one epoch: a random permutation, int64 [n].
 
-        chosen: only these images, in some order; the permutation is then of them, int64 [len(chosen)].
+        Args:
+            rng: draws it.
+            chosen: only these images; the permutation is then of positions in ``chosen``, int64 [len(chosen)].
         """
         return rng.permutation(len(self) if chosen is None else len(chosen))
 
     def describe(self, i: int) -> str:
-        """What to call image i in a message: its path, or its number."""
+        """Name of image i in messages: its path, or its number."""
         return f"{self.name} #{i}"
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> Source:
@@ -69,7 +82,7 @@ class Source(ABC):
 
 
 class Subset(Source):
-    """Some images of another source, in the order of `indices`; classes keep their numbers."""
+    """Some images of another source, in the order of ``indices``. Labels keep their meaning."""
 
     def __init__(self, source: Source, indices: Sequence[int] | np.ndarray) -> None:
         self.source, self.indices = source, np.asarray(indices, dtype=np.int64)
@@ -101,7 +114,12 @@ class Subset(Source):
 
 @dataclass(frozen=True)
 class Data:
-    """What `open_data` found: images to train on and, where the data says so itself, images to test on."""
+    """What `open_data` returns.
+
+    Attributes:
+        train: training images.
+        test: test images, if the data brings its own.
+    """
 
     train: Source
     test: Source | None
@@ -116,10 +134,10 @@ def digest(parts: Iterable[str]) -> str:
 
 
 def stamp_of_files(paths: Iterable[str | os.PathLike[str]]) -> str:
-    """16 hex digits that change when a file is written, replaced or touched, even if its time is set back.
+    """16 hex digits that change when a file is written, replaced or touched, even if its modification time is set back.
 
-    Nothing is read: the file's number (inode) and the system's own record of its last change (ctime) tell. Of its name
-    only the suffix matters, which says how it is read.
+    The files are not read: inode, size, mtime and ctime are compared. Of a file's name only the suffix counts, by which
+    its format is recognised.
     """
     return digest(map(_state, paths))
 

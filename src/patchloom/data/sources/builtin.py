@@ -1,4 +1,4 @@
-"""Data that is known by name: drawn, shipped with scikit-learn, or downloaded by torchvision."""
+"""Data sets by name: drawn shapes, scikit-learn's digits, and those that torchvision downloads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULT_ROOT = Path("~/.cache/patchloom")
 
 
 class _Recipe(NamedTuple):
-    """A class of torchvision.datasets, and the arguments that make its training and test images (None: has none)."""
+    """A class of torchvision.datasets, and its arguments for training and test images (None: there are none)."""
 
     dataset: str
     train: dict[str, Any]
@@ -46,12 +46,12 @@ _TORCHVISION = {
 }
 BUILTIN = ("shapes", "digits", *_TORCHVISION)
 
-# Test images come from far along the seed's stream, so that no number of training images ever reaches them.
+# Index of the first test image, so large that training images never reach it.
 _TEST_SHAPES = 2**40
 
 
 class Digits(Source):
-    """Some of scikit-learn's 1797 handwritten digits: uint8 [1 8 8]."""
+    """Some of scikit-learn's 1,797 handwritten digits: uint8 [1 8 8]."""
 
     name = "digits"
     classes = tuple("0123456789")
@@ -88,11 +88,11 @@ class Torchvision(Source):
     def read(self, i: int) -> Tensor:
         try:
             return from_pil(self.dataset[i][0])
-        except Exception as error:  # what a decoder raises on broken bytes is anyone's guess
+        except Exception as error:  # decoders raise many exceptions on broken bytes
             raise Unreadable(f"{self.describe(i)} cannot be read as an image: {error}") from error
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
-        """Of the pixels that are in memory, else of the files, where torchvision names them."""
+        """Hashes of the pixels where they are in memory, otherwise of the files, where torchvision names them."""
         if (pixels := self._pixels()) is not None:
             return contents_of(PIXELS, ([one] for one in pixels[... if chosen is None else chosen]))
         files = self._files()
@@ -121,21 +121,25 @@ class Torchvision(Source):
 
 
 def in_memory(source: Source) -> bool:
-    """Whether reading an image of a source, or of a part of one, costs nothing."""
+    """Whether the images of a source, or of the source of a subset, are in memory."""
     while isinstance(source, Subset):
         source = source.source
     return isinstance(source, Shapes | Digits)
 
 
 def is_builtin(data: str) -> bool:
-    """Whether `data` is the name of a built-in or torchvision data set."""
+    """Whether ``data`` is the name of a data set of this file."""
     return data == "digits" or data.partition(":")[0] == "shapes" or data.partition("@")[0] in _TORCHVISION
 
 
 def open_builtin(data: str, seed: int = 0) -> Data | None:
-    """Built-in data by name (`shapes`, `shapes:N`, `digits`, `cifar10`, `cifar10@ROOT`...), or None if there is none.
+    """Open data by its name: ``shapes``, ``shapes:N``, ``digits``, ``cifar10``, ``cifar10@ROOT``...
 
-    Raises: PatchloomError for a number that is none, or if a download fails.
+    Returns:
+        None if no data set has this name.
+
+    Raises:
+        PatchloomError: the number of shapes is no number, or a download fails.
     """
     if data == "shapes" or data.startswith("shapes:"):
         count = data.removeprefix("shapes").removeprefix(":") or "5000"
@@ -161,7 +165,7 @@ def _open_digits() -> Data:
     digits = load_digits()
     images = torch.from_numpy(np.rint(digits.images * (255 / 16)).astype(np.uint8))[:, None]
     labels = digits.target.astype(np.int64)
-    test = pick(labels, 360, seed=0)  # the same whatever the run's seed, so that scores can be compared
+    test = pick(labels, 360, seed=0)  # independent of the run's seed, so that scores can be compared
     train = np.setdiff1d(np.arange(len(labels)), test)
     return Data(Digits(images[train], labels[train]), Digits(images[test], labels[test]))
 
@@ -170,7 +174,7 @@ def _download(name: str, dataset: str, folder: Path, arguments: dict[str, Any]) 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return getattr(torchvision.datasets, dataset)(root=folder, download=True, **arguments)
-    except Exception as error:  # no network, a dead mirror, a full disk, a missing reader: one remedy serves them all
+    except Exception as error:  # no network, a dead mirror, a full disc, a missing package: the remedy is the same
         reason = " ".join(str(error).split())
         raise PatchloomError(
             f"{name} could not be downloaded ({reason}): put the files of torchvision.datasets.{dataset} into "

@@ -1,7 +1,7 @@
-"""Shards from elsewhere are fetched whole, cached in a folder of bounded size, and then read like local ones.
+"""Remote shards: fetched whole into a cache of bounded size, and then read like local ones.
 
-They lie in ``cache_root()/shards/fetched``. What was not used for longest goes first; any file there may be deleted at
-any time.
+The cache is ``cache_root()/shards/fetched``. The least recently used file is removed first; any file there may be
+deleted at any time.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from patchloom.files import cache_root, write_whole
 
 ROOM = "PATCHLOOM_SHARDS_GB"
 _ROOM = 20  # GB
-_PAUSES = (1.0, 5.0)  # seconds before a shard is asked for again: a short outage shall not cost its images
+_PAUSES = (1.0, 5.0)  # seconds before another attempt, so that a short outage does not cost a shard's images
 _FEW, _REMEMBERED = 4, 16
-_FORGOTTEN = 3600  # seconds after which a half-written file must be a dead process's
+_FORGOTTEN = 3600  # seconds after which a half-written file must be left over from a dead process
 _LOCKS = 64
 
-_asked: dict[str, int] = {}  # how often this process asked for a part of the shards that it asked last
+_asked: dict[str, int] = {}  # by address: how often this process has lately asked for parts of it
 
 
 def open_shard(shard: Shard) -> BinaryIO:
-    """The whole file, fetched if it is not here. It stays readable when it is deleted meanwhile.
+    """Open a shard, which is fetched if it is remote. The open file stays readable if it is deleted.
 
-    Raises: Unreadable if it is gone or cannot be fetched, PatchloomError if there is no room for it.
+    Raises:
+        Unreadable: it is gone or cannot be fetched.
+        PatchloomError: there is no disc space for it.
     """
     try:
         return open(shard.address, "rb") if shard.local else _fetched(shard)
@@ -46,15 +48,18 @@ def open_shard(shard: Shard) -> BinaryIO:
 
 
 def part_of(shard: Shard, start: int, size: int) -> bytes:
-    """`size` bytes from `start` on, or fewer if the shard ends there. Raises: as `open_shard`.
+    """``size`` bytes from offset ``start``, or fewer if the shard ends before.
 
-    A shard from which little is wanted, as when some images of all shards are, is not fetched whole for it.
+    The first few parts of a remote shard are fetched alone, so that a few images do not cost the whole shard.
+
+    Raises:
+        Unreadable, PatchloomError: as `open_shard`.
     """
     if not (shard.local or shard.pipe or _place(shard).exists()) and _seldom(shard.address):
-        with contextlib.suppress(Exception):  # a server that cannot do it may still give the whole shard
+        with contextlib.suppress(Exception):  # a server without range requests may still send the whole shard
             fs, path = connect(shard.address)
             content = fs.cat_file(path, start=start, end=start + size)
-            if len(content) == size:  # some send everything, whatever was asked
+            if len(content) == size:  # some servers ignore the range
                 return content
     with open_shard(shard) as file:
         file.seek(start)
@@ -62,11 +67,15 @@ def part_of(shard: Shard, start: int, size: int) -> bytes:
 
 
 def check_room(shards: Iterable[Shard], together: int, name: str) -> None:
-    """Refuse shards that would have to be fetched again and again.
+    """Refuse shards that do not fit into the cache together, and would be fetched again and again.
 
-    together: how many are in use at the same time. Those of `pipe:` all are, since no part of them can be had.
+    Args:
+        shards: all of the data.
+        together: number of shards in use at the same time. Those of ``pipe:`` commands all are.
+        name: of the data, for the message.
 
-    Raises: PatchloomError.
+    Raises:
+        PatchloomError: they need more disc space than is allowed.
     """
     elsewhere = [shard for shard in shards if not shard.local]
     largest = sorted((shard.size for shard in elsewhere if not shard.pipe), reverse=True)[:together]
@@ -84,7 +93,7 @@ def _fetched(shard: Shard) -> BinaryIO:
         return _touched(place)
     place.parent.mkdir(parents=True, exist_ok=True)
     copies: list[BinaryIO] = []
-    # without a lock, all workers would fetch it; there are few locks, since nobody knows when one may be deleted
+    # without a lock, all workers would fetch it; a fixed number of locks, since they can never be deleted safely
     with FileLock(place.parent / f"{int(place.stem, 16) % _LOCKS}.lock"):
         with contextlib.suppress(FileNotFoundError):
             return _touched(place)
@@ -101,7 +110,7 @@ def _fetched(shard: Shard) -> BinaryIO:
 
 
 def _copied(shard: Shard, to: Path) -> BinaryIO:
-    """Write the shard, and open the file before it has the name by which another process may delete it."""
+    """Fetch a shard into a file, and open it before it gets its final name, under which it could be deleted."""
     try:
         if shard.pipe:
             _run(shard.address.removeprefix(PIPE), to)
@@ -143,7 +152,11 @@ def _touched(place: Path) -> BinaryIO:
 
 
 def _room() -> float:
-    """Bytes that fetched shards may take. Raises: PatchloomError."""
+    """Bytes that fetched shards may take.
+
+    Raises:
+        PatchloomError: the environment variable is no number above 0.
+    """
     text = os.environ.get(ROOM) or str(_ROOM)
     try:
         room = float(text)
@@ -155,7 +168,7 @@ def _room() -> float:
 
 
 def _make_room(place: Path) -> None:
-    """Delete what was not used for longest, until the rest has room; never `place`, nor what is being written."""
+    """Delete the least recently used files until the rest fits; never ``place``, nor files being written."""
     files = []
     for path in _folder().iterdir():
         with contextlib.suppress(OSError):  # another process was faster
@@ -172,7 +185,7 @@ def _make_room(place: Path) -> None:
 
 
 def _seldom(address: str) -> bool:
-    """Whether this is one of the first times lately that the shard is asked for."""
+    """Whether this is one of the first few recent requests for the shard."""
     _asked[address] = _asked.pop(address, 0) + 1
     while len(_asked) > _REMEMBERED:
         del _asked[next(iter(_asked))]

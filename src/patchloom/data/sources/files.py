@@ -16,7 +16,7 @@ from patchloom.data.sources.base import Source, digest, stamp_of_files
 
 
 class Names(Sequence[str]):
-    """Strings in one block of bytes: a million paths cost their letters alone, and worker processes share them."""
+    """Strings in one block of bytes: small for a million paths, and shared with forked worker processes."""
 
     def __init__(self, names: Sequence[str]) -> None:
         lengths = (len(name.encode("utf-8", "surrogateescape")) for name in names)
@@ -25,7 +25,7 @@ class Names(Sequence[str]):
 
     @classmethod
     def of(cls, letters: bytes, ends: np.ndarray) -> Names:
-        """From what another one has: all strings one after the other, and where each ends, int64 [n]."""
+        """From all strings joined, in UTF-8, and the offset of the end of each, int64 [n]."""
         names = cls.__new__(cls)
         names.letters, names.ends = letters, ends
         return names
@@ -46,7 +46,15 @@ class Names(Sequence[str]):
 
 
 class Files(Source):
-    """Image files. paths: relative to `root`, or absolute. labels: index into `classes`, -1 for none."""
+    """Image files.
+
+    Args:
+        name: what the user typed.
+        root: folder to which the paths are relative.
+        paths: of the files; absolute ones are allowed.
+        classes: names of the classes.
+        labels: int64 [n], indices into ``classes``, -1 for none.
+    """
 
     def __init__(
         self,
@@ -72,7 +80,7 @@ class Files(Source):
         return str(self.root / self.paths[i])
 
     def fingerprint(self) -> str:
-        """Of paths, sizes, times of change and labels; a folder that was moved as a whole keeps it."""
+        """Of relative paths, sizes, modification times and labels, so that moving the folder does not change it."""
         return digest(chain(self.classes, self._states()))
 
     def _states(self) -> Iterator[str]:
@@ -85,7 +93,7 @@ class Files(Source):
             yield f"{path}\t{size}\t{changed}\t{-1 if self.labels is None else self.labels[i]}"
 
     def _place(self, path: str) -> str:
-        # a Path for each of a million files would take longer than asking the system about them
+        # creating a Path for each of a million files would take longer than stat
         return os.path.join(os.fspath(self.root), path)
 
     def stamp(self) -> str:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,20 +20,21 @@ from patchloom.errors import PatchloomError
 from patchloom.files import cache_root, write_whole
 
 _FORMAT = "listing 1"
-_WORTH_KEEPING = 20_000  # images; fewer are listed faster than anybody notices
-# file systems that change a folder's time with its entries; some that show a cloud's objects as files do not
+_WORTH_CACHING = 20_000  # images; fewer are listed in no time
+# file systems that update a folder's mtime when its entries change; some mounts of cloud storage do not
 _TRUSTED = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay"}
-_SETTLED = 2 * 10**9  # nanoseconds: what changes in the very moment of the listing may carry the same time
+_SETTLED = 2 * 10**9  # nanoseconds: a change just after the listing could carry the same mtime
 
 
 def open_folder(folder: Path, name: str) -> Data:
-    """A folder, read to any depth; hidden files are skipped, and a folder that links reach twice is read once.
+    """Open a folder of images, at any depth. Hidden files are skipped; a folder that links reach twice is read once.
 
-    Sub-folders `train` and one of `test`, `val`, `validation` are taken as the splits. First-level sub-folders are
-    classes if at least two of them hold images and no image lies beside them. A test split with images
-    right at its root has no labels, whatever the training split has.
+    Sub-folders ``train`` and one of ``test``, ``val``, ``validation`` are the splits. First-level sub-folders are
+    classes if at least two of them hold images and no image lies beside them. A test split with images directly in it
+    has no labels, whatever the training split has.
 
-    Raises: PatchloomError if there are no images, or if the test split has a class that the training split lacks.
+    Raises:
+        PatchloomError: no images, or a class in the test split that the training split lacks.
     """
     test = next((folder / split for split in TEST_SPLITS if (folder / split).is_dir()), None)
     if test is None or not (folder / "train").is_dir():
@@ -69,8 +71,8 @@ def _labels(paths: Sequence[str], classes: tuple[str, ...]) -> np.ndarray:
 def images_in(root: Path, name: str) -> Names:
     """Sorted paths of the images under a folder, relative to it, with forward slashes.
 
-    Hidden files are skipped, and a folder that links reach twice is read once. The list of a large folder is cached,
-    with the state of every folder in it: one `stat` for each folder tells that it still holds.
+    Hidden files are skipped, and a folder that links reach twice is read once. The listing of a large folder is cached
+    with the state of every sub-folder, so that one ``stat`` per folder shows whether it is still valid.
 
     Args:
         root: the folder.
@@ -87,39 +89,39 @@ def images_in(root: Path, name: str) -> Names:
     found, folders = _walk(root, name)
     paths = Names(found)
     settled = all(changed < begin - _SETTLED for *_, changed in folders)
-    if len(paths) >= _WORTH_KEEPING and settled and _trusted({device for _, device, *_ in folders}):
+    if len(paths) >= _WORTH_CACHING and settled and _trusted({device for _, device, *_ in folders}):
         about = json.dumps(folders).encode()
         sizes = np.array([len(about), len(paths)], np.int64).tobytes()
         try:
             write_whole(cached, b"".join([sizes, about, paths.ends.tobytes(), paths.letters]))
-        except PatchloomError:  # a full or read-only disc costs another listing, and nothing else
+        except PatchloomError:  # a full or read-only disc only costs another listing
             pass
     return paths
 
 
 def _read(cached: Path, root: Path) -> Names | None:
-    """The cached listing, if it still holds."""
+    """The cached listing, if it is still valid."""
     try:
         content = cached.read_bytes()
         about, count = np.frombuffer(content, np.int64, 2).tolist()
         folders = json.loads(content[16 : 16 + about])
         if not all(_state(os.path.join(root, folder)) == state for folder, *state in folders):
             return None
-        ends = np.frombuffer(content, np.int64, count, 16 + about).copy()  # where a memoryview takes it
+        ends = np.frombuffer(content, np.int64, count, 16 + about).copy()  # aligned
         letters = content[16 + about + ends.nbytes :]
         return Names.of(letters, ends) if count and ends[-1] == len(letters) else None
-    except (OSError, ValueError, TypeError):  # none there, a folder that is gone, or damaged
+    except (OSError, ValueError, TypeError):  # not cached, damaged, or a folder is gone
         return None
 
 
 def _state(folder: str) -> list[int]:
-    """A folder's device and number, and when its entries changed."""
+    """A folder's device, inode and mtime in nanoseconds."""
     found = os.stat(folder)
     return [found.st_dev, found.st_ino, found.st_mtime_ns]
 
 
 def _trusted(devices: set[int]) -> bool:
-    """Whether all devices have file systems of which the time of a folder can be trusted."""
+    """Whether all devices have file systems on which the mtime of a folder can be relied on."""
     try:
         lines = Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
     except OSError:  # not on Linux
@@ -132,10 +134,10 @@ def _trusted(devices: set[int]) -> bool:
     return all(kinds.get(device) in _TRUSTED for device in devices)
 
 
-def _walk(root: Path, name: str) -> tuple[list[str], list[list]]:
-    """The paths, and of every folder its path and state."""
+def _walk(root: Path, name: str) -> tuple[list[str], list[list[Any]]]:
+    """The paths of the images, and for every folder [its path, *state]."""
     found: list[list[str]] = []
-    folders: list[list] = []
+    folders: list[list[Any]] = []
     others: Counter[str] = Counter()
     seen: set[str] = set()
     start = len(os.path.join(root, ""))

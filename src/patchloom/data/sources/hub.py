@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face: from a folder of parquet or arrow files, or by their name on the hub."""
+"""Hugging Face data sets: a folder of parquet or arrow files, or a name on the hub."""
 
 from __future__ import annotations
 
@@ -25,7 +25,17 @@ _SAVED = ("dataset_dict.json", "state.json")
 
 
 class Hub(Source):
-    """The images of one split of a map-style data set. state: the state of the files that it was made from."""
+    """The images of one split of a map-style data set.
+
+    Args:
+        name: what the user typed.
+        split: name of the split.
+        dataset: of the library datasets.
+        state: a digest of the files, or of the hub's version, from which the data set was made.
+
+    Raises:
+        PatchloomError: the data set has no column of images, or several of which none is called image.
+    """
 
     def __init__(self, name: str, split: str, dataset: Dataset, state: str) -> None:
         from datasets import ClassLabel, Image
@@ -37,7 +47,7 @@ class Hub(Source):
                 f"{name} has the columns {', '.join(dataset.column_names)}, and not one of images, or several that are "
                 "not called image: store them as datasets.Image()"
             )
-        # undecoded, so that images are read, and refused, in the same way wherever they come from
+        # undecoded, so that images are decoded, and refused, by the same code as from any other source
         self.images = dataset.select_columns([self.column]).cast_column(self.column, Image(decode=False))
         label = _column(dataset, ClassLabel, "label")
         if label is not None:
@@ -49,31 +59,36 @@ class Hub(Source):
         return len(self.images)
 
     def read(self, i: int) -> Tensor:
-        path, content = self._stored(i)
-        return read_image(path) if content is None else decode_image(content, self.describe(i))
+        stored = self._stored(i)
+        return decode_image(stored, self.describe(i)) if isinstance(stored, bytes) else read_image(stored)
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
         return contents_on_disc(self, self._pieces, chosen)
 
     def _pieces(self, i: int) -> Iterable[bytes]:
-        path, content = self._stored(i)
-        return pieces_of_file(path) if content is None else [content]
+        stored = self._stored(i)
+        return [stored] if isinstance(stored, bytes) else pieces_of_file(stored)
 
-    def _stored(self, i: int) -> tuple[str | None, bytes | None]:
-        """The file of image i, or its bytes. Raises: Unreadable."""
+    def _stored(self, i: int) -> str | bytes:
+        """Path of image i, or the bytes of its file.
+
+        Raises:
+            Unreadable: it is damaged or missing.
+        """
         try:
             image = self.images[i][self.column]
         except Exception as error:  # pyarrow's own, on files that are damaged
             raise Unreadable(f"{self.describe(i)} cannot be read: {in_words(error)}") from error
         if image is None or image["bytes"] is None and image["path"] is None:
             raise Unreadable(f"{self.describe(i)} has no image")
-        return image["path"], image["bytes"]
+        stored: str | bytes = image["path"] if image["bytes"] is None else image["bytes"]
+        return stored
 
     def describe(self, i: int) -> str:
         return f"{self.name} {self.split} #{i}"
 
     def fingerprint(self) -> str:
-        """Of the state of the files in a folder, or of the hub's version, of the split and of the labels."""
+        """Of the state of the files (or the hub's version), the split and the labels."""
         return digest(
             [self.state, self.split, str(len(self)), str(None if self.labels is None else self.labels.tolist())]
         )
@@ -85,24 +100,25 @@ class Hub(Source):
 
 
 def is_hub(name: str) -> bool:
-    """Whether what the user typed is a data set of Hugging Face: `hf:...`, but not an address `hf://...`."""
+    """Whether the user typed a Hugging Face data set: ``hf:...``, but not an address ``hf://...``."""
     return name.startswith(_BEGIN) and not name.startswith(f"{_BEGIN}//")
 
 
 def lasting_hub(name: str) -> str:
-    """What `hf:...` is called from any folder."""
+    """The name with an absolute folder, if it names one."""
     place, config = _parts(name)
     here = str(Path(place).absolute()) if Path(place).exists() else place
     return f"{_BEGIN}{here}{'@' if config else ''}{config or ''}"
 
 
 def open_hub(name: str) -> Data:
-    """Open `hf:FOLDER`, of parquet or arrow files or as `save_to_disk` leaves it, or `hf:NAME`; perhaps with `@CONFIG`.
+    """Open ``hf:FOLDER`` (parquet or arrow files, or what ``save_to_disk`` wrote) or ``hf:NAME``, with ``@CONFIG``.
 
-    Training images are those of the split `train`, or of the only one. Test images are those of `test`, or of
-    `val` or `validation` if there are none.
+    Training images are those of the split ``train``, or of the only split; test images those of ``test``, ``val`` or
+    ``validation``, the first that exists.
 
-    Raises: PatchloomError if the library is missing, nothing is found, or there is no column of images.
+    Raises:
+        PatchloomError: the library is missing, nothing is found, or there is no column of images.
     """
     place, config = _parts(name)
     try:
@@ -152,6 +168,6 @@ def _parts(name: str) -> tuple[str, str | None]:
 
 
 def _column(dataset: Dataset, kind: type, name: str) -> str | None:
-    """The only column of a kind, or else the one with this name."""
+    """The only column of a type, or of several the one with this name."""
     found = [column for column, feature in dataset.features.items() if isinstance(feature, kind)]
     return found[0] if len(found) == 1 else name if name in found else None

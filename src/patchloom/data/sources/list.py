@@ -12,9 +12,10 @@ from patchloom.errors import PatchloomError
 
 
 def open_list(file: Path, name: str) -> Data:
-    """A text file: a path a line, relative to the file's folder, then perhaps a tab and a label; `#` begins a comment.
+    """Open a text file with one path per line, relative to its folder, optionally a tab and a label; ``#``: comment.
 
-    Raises: PatchloomError if it is not text, is empty, or if none of its files exists.
+    Raises:
+        PatchloomError: it is not text, it is empty, or none of its files exists.
     """
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()

@@ -1,4 +1,4 @@
-"""From what the user typed to images."""
+"""Choosing the source by what the user typed."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from patchloom.errors import PatchloomError
 
 
 def open_data(data: str | Path, seed: int = 0) -> Data:
-    """Open a folder of images, a text file that lists them, or built-in data by its name (see `BUILTIN`).
+    """Open images by a path, an address or a name.
 
-    Or shards, by a pattern of paths, an address that fsspec knows, or a `pipe:` command, which is run. Or a data set of
-    Hugging Face, as `hf:NAME` or `hf:FOLDER`.
+    Args:
+        data: a folder of images; a text file that lists them; the name of built-in data (see `BUILTIN`); shards, as a
+            pattern of paths, an address for fsspec, or a ``pipe:`` command, which is run; or a Hugging Face data set,
+            as ``hf:NAME`` or ``hf:FOLDER``. A built-in name wins over a folder of that name: write ``./shapes``, or
+            give a `Path`, for the folder.
+        seed: of the built-in shapes.
 
-    A name wins over a folder that is called the same: write `./shapes`, or give a `Path`, for the folder. `seed` draws
-    the built-in shapes.
-
-    Raises: PatchloomError if there is no such data or there are no images in it.
+    Raises:
+        PatchloomError: no such data, or no images in it.
     """
     name = os.fspath(data)
     if isinstance(data, str):
@@ -52,9 +54,9 @@ def open_data(data: str | Path, seed: int = 0) -> Data:
 
 
 def lasting(data: str | Path) -> str:
-    """What data is called from any folder: names and addresses stay, paths and patterns of them become absolute.
+    """``data`` as it can be opened from any working directory: paths and patterns of them become absolute.
 
-    Commands stay, too: nobody can tell which of their words are paths.
+    Commands stay as they are, because which of their words are paths is unknown.
     """
     name = os.fspath(data)
     if isinstance(data, str) and (is_builtin(name) or is_address(name)):

@@ -1,4 +1,4 @@
-"""Built-in images, drawn from a seed: one of ten shapes over a textured background with clutter."""
+"""Synthetic images, drawn from a seed: one of ten shapes on a textured background with clutter."""
 
 from __future__ import annotations
 
@@ -14,18 +14,24 @@ from patchloom.errors import PatchloomError
 
 SHAPES = ("disc", "ring", "triangle", "square", "hexagon", "star", "cross", "outlined triangle", "half disc", "arc")
 
-_BLOCK = 64  # images drawn together: numpy's overhead is shared, and a block's planes still fit the cache
+_BLOCK = 64  # images drawn at once: few calls of numpy, and small enough for the processor's cache
 _BITS, _LINES, _WAVES = 4, 1, 3
-_COLOURS, _CONTRAST = 24, 0.6  # candidates for a shape's colour, and how far it should be from the background's
-_BIT = 0.04  # the largest half side of a bit of clutter, as a share of the image
+_COLOURS, _CONTRAST = 24, 0.6  # candidates for a shape's colour, and its wanted distance from the background's, in RGB
+_BIT = 0.04  # largest half side of a rectangle of clutter, as a share of the image
 _NOISE = 0.04  # width of the uniform noise on every pixel
-_PACE, _SPREAD = (8, 20), 0.1  # of the background's waves: cycles across the image, and how far colours are apart
-_RADIUS = (0.2, 0.36)  # of a shape, as shares of the image
-_STREAM = 0x5A9E  # keeps these random streams apart from those that the loader draws from the same seed
+_CYCLES, _SPREAD = (8, 20), 0.1  # of the background's waves: cycles across the image, and distance of their colours
+_RADIUS = (0.2, 0.36)  # range of a shape's radius, as a share of the image
+_STREAM = 0x5A9E  # separates these random streams from those of the loader for the same seed
 
 
 class Annotation(NamedTuple):
-    """What is known of a drawn image. box: x0 y0 x1 y1 in pixels, x1 and y1 exclusive. mask: bool [h w]."""
+    """Ground truth of a drawn image.
+
+    Attributes:
+        label: index into `SHAPES`.
+        box: x0 y0 x1 y1 in pixels, x1 and y1 exclusive.
+        mask: bool [h w].
+    """
 
     label: int
     box: tuple[int, int, int, int]
@@ -33,12 +39,20 @@ class Annotation(NamedTuple):
 
 
 class Shapes(Source):
-    """`count` images, uint8 [3 size size]; image i depends on (seed, first + i, size) and on nothing else.
+    """Images uint8 [3 size size]; image i depends only on (seed, first + i, size).
 
-    Every ten images in a row (from a multiple of ten) hold each class once. `first` picks a stretch of the seed's
-    endless stream: stretches that do not overlap share no image. Drawn on first use and kept in memory.
+    Ten consecutive images, from a multiple of ten, hold each class once. Images are drawn on first use and then stay in
+    memory.
 
-    Raises: PatchloomError for fewer than 1 image or a size under 16 pixels.
+    Args:
+        count: number of images.
+        seed: of an endless sequence of images.
+        size: height and width in pixels.
+        first: index of the first image in that sequence.
+        name: what the user typed.
+
+    Raises:
+        PatchloomError: fewer than 1 image, or a size below 16 pixels.
     """
 
     classes = SHAPES
@@ -65,7 +79,7 @@ class Shapes(Source):
         return self._blocks[block][place].permute(2, 0, 1)
 
     def annotation(self, i: int) -> Annotation:
-        """The shape's class, its box, and the pixels that it covers by half or more."""
+        """Class, box and mask of image i; the mask has the pixels that the shape covers by half or more."""
         scene = self._scene(range(self.count)[i])
         mask = _distance([scene], self.size)[0] <= 0
         ys, xs = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
@@ -75,7 +89,7 @@ class Shapes(Source):
         return digest(["shapes 2", *map(str, (self.count, self.seed, self.size, self.first))])
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
-        """Of what the images follow from: nothing is drawn for it."""
+        """Hashes of (seed, size, number), from which the images follow; nothing is drawn."""
         numbers = range(self.count) if chosen is None else chosen.tolist()
         about = f"shapes 2 {self.seed} {self.size}"
         return contents_of(DRAWN, ([f"{about} {self.first + i}".encode()] for i in numbers))
@@ -85,7 +99,7 @@ class Shapes(Source):
 
 
 class _Scene(NamedTuple):
-    """Everything random about one image. Lengths in pixels, colours in [0, 1]."""
+    """All random values of one image. Lengths in pixels, colours in [0, 1]."""
 
     label: int
     place: np.ndarray  # [4]: x, y, radius, angle
@@ -105,8 +119,8 @@ def _imagine(rng: np.random.Generator, label: int, size: int) -> _Scene:
     x, y = rng.uniform(radius + 1, size - radius - 1, 2)
     ground = rng.random(3)
     second = np.clip(ground + rng.uniform(-_SPREAD, _SPREAD, 3), 0, 1)
-    # Any colour can be a shape's if it stands out by about as much as the others do: a person sees it at once, and yet
-    # the background's colour, not the shape, is most of what two images' pixels have in common.
+    # Of random colours the one whose distance from the background is nearest to _CONTRAST: the shape is easy to see,
+    # yet distances between the pixels of two images are dominated by the background's colour.
     colours = rng.random((_COLOURS, 3))
     apart = np.sqrt(np.minimum(((colours - ground) ** 2).sum(1), ((colours - second) ** 2).sum(1)))
     shape = colours[np.abs(apart - _CONTRAST).argmin()]
@@ -122,8 +136,8 @@ def _imagine(rng: np.random.Generator, label: int, size: int) -> _Scene:
             rng.random((_LINES, 3)),
         ]
     )
-    turn, pace = rng.uniform(0, 2 * np.pi, _WAVES), rng.uniform(*_PACE, _WAVES) * 2 * np.pi / size
-    waves = np.stack([pace * np.cos(turn), pace * np.sin(turn), rng.uniform(0, 2 * np.pi, _WAVES)], 1)
+    turn, frequency = rng.uniform(0, 2 * np.pi, _WAVES), rng.uniform(*_CYCLES, _WAVES) * 2 * np.pi / size
+    waves = np.stack([frequency * np.cos(turn), frequency * np.sin(turn), rng.uniform(0, 2 * np.pi, _WAVES)], 1)
     place = np.array([x, y, radius, rng.uniform(0, 2 * np.pi)])
     return _Scene(
         label, place, np.stack([shape, ground, second]), bits, lines, waves, rng.random((size, size), np.float32)
@@ -137,12 +151,12 @@ def _grid(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _columns(values: np.ndarray) -> list[np.ndarray]:
-    """[b k] -> k arrays [b 1 1]."""
+    """Columns of [b k], as k arrays [b 1 1]."""
     return [column[:, None, None] for column in values.astype(np.float32).T]
 
 
 def _fold(x: np.ndarray, y: np.ndarray, corners: int) -> tuple[np.ndarray, np.ndarray]:
-    """Turn every point into the sector around the x axis that repeats `corners` times around the origin."""
+    """Rotate points into the sector around the x axis of a figure with ``corners``-fold symmetry."""
     step = 2 * np.pi / corners
     angle = np.arctan2(y, x)
     angle -= step * np.round(angle / step)
@@ -151,7 +165,7 @@ def _fold(x: np.ndarray, y: np.ndarray, corners: int) -> tuple[np.ndarray, np.nd
 
 
 def _signed(label: int, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Distance to the edge of a shape of radius 1 at the origin, negative inside; exact near the edge."""
+    """Signed distance to the edge of a shape of radius 1 at the origin, negative inside; exact near the edge."""
     match SHAPES[label]:
         case "disc":
             return np.hypot(x, y) - 0.9
@@ -194,7 +208,7 @@ def _distance(scenes: list[_Scene], size: int) -> np.ndarray:
 
 
 def _paint(canvas: np.ndarray, distance: np.ndarray, colour: np.ndarray) -> None:
-    """Lay colour [b 3] over canvas [b 3 h w] where distance [b h w] is negative; edges fade over one pixel."""
+    """Paint colour [b 3] on canvas [b 3 h w] where distance [b h w] is negative, anti-aliased over one pixel."""
     cover = np.clip(0.5 - distance, 0, 1)[:, None]
     canvas += cover * (colour.astype(np.float32)[:, :, None, None] - canvas)
 
@@ -206,7 +220,7 @@ def _sprinkle(canvas: np.ndarray, bits: np.ndarray) -> None:
     image, channel = np.arange(len(canvas))[:, None, None, None], np.arange(3)[None, :, None, None]
     for bit in bits:
         x, y = bit[:, 0], bit[:, 1]
-        # Clamped to the border, where several window pixels may fall on one: they then agree on its value.
+        # Clamped to the border: window pixels that fall on the same image pixel have the same value.
         xs = np.clip(x.astype(int)[:, None] + window, 0, size - 1)
         ys = np.clip(y.astype(int)[:, None] + window, 0, size - 1)
         far_x, far_y = np.abs(xs + 0.5 - x[:, None]) - bit[:, 2:3], np.abs(ys + 0.5 - y[:, None]) - bit[:, 3:4]
@@ -217,7 +231,7 @@ def _sprinkle(canvas: np.ndarray, bits: np.ndarray) -> None:
 
 
 def _draw(scenes: list[_Scene], size: int) -> np.ndarray:
-    """uint8 [b h w 3]. Clutter lies behind the shape, so that mask and box are exactly what can be seen."""
+    """Draw images uint8 [b h w 3]. Clutter lies behind the shape, so that mask and box are exact."""
     px, py = _grid(size)
     waves = [_columns(wave) for wave in np.stack([scene.waves for scene in scenes], 1)]
     mix = 0.5 + sum(np.sin(px * fx + py * fy + phase) for fx, fy, phase in waves) / (2 * _WAVES)

@@ -1,4 +1,4 @@
-"""The list of protocols, and the one function that runs any of them."""
+"""The protocols, one file each, and the function that runs any of them by its name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from patchloom.evaluate.report import Report
 from patchloom.evaluate.rows import append_rows, check_rows
 from patchloom.evaluate.settings import EvalSettings
 
-# function paths, not functions: a protocol is imported when it is asked for
+# paths of functions: a protocol is imported when it is needed
 PROTOCOLS: dict[str, str] = {
     "knn": "patchloom.evaluate.protocols.knn.knn",
     "linear": "patchloom.evaluate.protocols.linear.linear",
@@ -31,7 +31,7 @@ PROTOCOLS: dict[str, str] = {
 
 
 def protocol_of(name: str) -> tuple[Callable[..., Report], dict[str, Any]]:
-    """The function of a protocol, and the arguments that its name brings: ``blocks:2`` is blocks with count=2.
+    """The function of a protocol, and arguments from its name: ``blocks:2`` is blocks with count=2.
 
     Raises:
         PatchloomError: there is none of that name.
@@ -50,15 +50,15 @@ def _at(path: str) -> Callable[..., Any]:
 
 
 def _with_readers(report: Report, settings: EvalSettings) -> Report:
-    """A report that tells what ``--workers auto`` became."""
+    """The report with a sentence on the value of ``--workers auto``."""
     number, why = settings.readers
     return replace(report, protocol=f"{report.protocol} --workers auto is at most {number} here ({why}).")
 
 
 def evaluate(protocol: str, run: str | Path, data: str | Path, **options: Any) -> Report:
-    """Measure what an encoder is worth by one protocol, beside its controls.
+    """Evaluate an encoder by one protocol, beside its controls.
 
-    The rows are appended to ``results.csv`` in the run's folder, if ``run`` is one. Pictures are of the last seed.
+    The rows are appended to ``results.csv`` if ``run`` is a run's folder. Pictures are of the last seed.
 
     Args:
         protocol: one of `PROTOCOLS`.
@@ -67,10 +67,10 @@ def evaluate(protocol: str, run: str | Path, data: str | Path, **options: Any) -
         options: the fields of `EvalSettings`, such as ``seeds=3``, and the protocol's own.
 
     Returns:
-        The report of the last seed, with those of the others in it.
+        The report of the last seed, which holds those of the others.
 
     Raises:
-        PatchloomError: no such protocol, option, encoder or data, or something that the protocol refuses.
+        PatchloomError: no such protocol, option, encoder or data, or values that the protocol refuses.
     """
     function, given = protocol_of(protocol)
     common = {field.name for field in fields(EvalSettings)}

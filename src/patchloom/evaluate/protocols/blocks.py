@@ -1,4 +1,4 @@
-"""The non-linear probe of Beyond Masking: fresh transformer blocks and a linear head on a frozen backbone's tokens."""
+"""The non-linear probe of Beyond Masking: new transformer blocks and a linear head on a frozen encoder's tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from patchloom.hints import check_options
 from patchloom.nets.variants import vary
 from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
 
-_IDLE = {"layer_decay": 1.0, "drop_path": 0.0}  # of a recipe, where the encoder is frozen
+_UNUSED = {"layer_decay": 1.0, "drop_path": 0.0}  # values of a recipe without effect on a frozen encoder
 
 
 @takes_recipe
@@ -34,13 +34,11 @@ def blocks(
     precision: Precision = "auto",
     **changes: Any,
 ) -> Report:
-    """Train fresh transformer blocks on the frozen encoder's tokens (blocks:2, blocks:4), beside an untrained encoder.
+    """Train new transformer blocks on the frozen encoder's tokens (blocks:2, blocks:4), beside an untrained encoder.
 
     Args:
-        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
-        data: labelled images, as `patchloom.data.open_data` takes them.
-        settings: what is common to all protocols.
-        count: how many blocks.
+        run, data, settings: as in `patchloom.evaluate.evaluate`.
+        count: number of blocks.
         recipe: small (ours), droppos, mae, mp3, extrema or lut (the papers'); each value below replaces one of its own.
         control: do the same on an untrained encoder, too.
         precision: float32, or bfloat16 products; auto is bfloat16 where a CUDA device has it.
@@ -52,12 +50,12 @@ def blocks(
     check_options(blocks, locals())
     if count < 1:
         raise PatchloomError(f"blocks:{count} trains no block: use blocks:2, or linear")
-    for name in _IDLE:
+    for name in _UNUSED:
         if changes.get(name) is not None:
             raise PatchloomError(f"--{name} changes nothing in blocks:{count}: the encoder is frozen")
     vit, card = load_encoder(run)
     parts = parts_of(data, settings)
-    plan = plan_for(recipe, {**changes, **_IDLE}, vit, card, parts.train, settings, precision)
+    plan = plan_for(recipe, {**changes, **_UNUSED}, vit, card, parts.train, settings, precision)
     check_pooling(plan.recipe.pooling, tokens_of(vit, None))
     classes = len(class_names(parts.train))
     candidates = [Candidate(card.name, _builder(vit, card, count, classes), {"blocks": count})]

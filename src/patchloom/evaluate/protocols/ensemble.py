@@ -1,4 +1,4 @@
-"""The mean of what several fine-tuned classifiers say (MP3 section 4): each was asked about other things before."""
+"""An ensemble of fine-tuned classifiers whose encoders were pre-trained by different tasks (MP3 section 4)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENSEMBLE = "ensemble"
 
 @dataclass(frozen=True)
 class Member:
-    """One classifier, and what it is called."""
+    """One classifier and its name."""
 
     name: str
     model: Classifier
@@ -42,14 +42,14 @@ def ensemble(
     """Average the softmax outputs of two or more fine-tuned classifiers.
 
     Args:
-        run: a classifier that finetune saved, or a run's folder that has one of this data and seed.
+        run: a classifier saved by finetune, or a run's folder with one of this data and seed.
         data: labelled images, those on which the classifiers were fine-tuned.
-        settings: what is common to all protocols; its seed is theirs, where the data brings no test images.
+        settings: common to all protocols; the seed must be that of fine-tuning where the data has no test images.
         others: further classifiers or folders, separated by commas.
         precision: float32, or bfloat16 products; auto is bfloat16 where a CUDA device has it.
 
     Raises:
-        PatchloomError: fewer than two classifiers, or one of other classes or of another split of the data.
+        PatchloomError: fewer than two classifiers, or one with other classes or another split of the data.
     """
     check_options(ensemble, locals())
     paths = [str(run), *(others.split(",") if isinstance(others, str) else others)]
@@ -75,13 +75,13 @@ def ensemble(
 
 
 def average(said: Sequence[Answers]) -> Answers:
-    """Answers whose logits are the logarithms of the mean of the softmax outputs."""
+    """Predictions whose logits are the logarithms of the mean softmax outputs."""
     mean = torch.stack([found.logits.double().softmax(1) for found in said]).mean(0)
     return Answers(mean.log(), said[0].labels, said[0].unreadable)
 
 
 def agreement_of(said: Sequence[Answers]) -> float:
-    """Share of the images for which two classifiers name the same class, averaged over all pairs."""
+    """Share of the images for which two classifiers predict the same class, averaged over all pairs."""
     named = [found.logits.argmax(1) for found in said]
     shares = [(one == other).double().mean().item() for one, other in combinations(named, 2)]
     return sum(shares) / len(shares)

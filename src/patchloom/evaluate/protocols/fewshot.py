@@ -1,4 +1,4 @@
-"""Few labels: fine-tuning or a linear probe when only a small part of the training images has a label."""
+"""Few labels: fine-tuning or a linear probe with a small part of the training images."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 from timm.models.vision_transformer import VisionTransformer
-from torch import nn
 
 from patchloom.data import Source
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.classifier import Pool, PositionChoice, class_names, variant_of
-from patchloom.evaluate.features import Precision, classes_of
+from patchloom.evaluate.classifier import PositionChoice, class_names, variant_of
+from patchloom.evaluate.features import Precision, classes_of, labels_of
 from patchloom.evaluate.frozen import compare
 from patchloom.evaluate.protocols.finetune import builder, scratch
 from patchloom.evaluate.protocols.linear import LINEAR
@@ -22,14 +21,13 @@ from patchloom.evaluate.report import Report
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified
 from patchloom.evaluate.trained import SCRATCH, Candidate, plan_for, train_and_test
 from patchloom.hints import check_options
-from patchloom.nets.heads import mlp
-from patchloom.nets.weights import EncoderCard, load_encoder, load_instance_head, read_weights, untrained_twin
+from patchloom.nets.heads import Stem
+from patchloom.nets.weights import EncoderCard, load_encoder, load_extra_module, untrained_twin
 
 Method = Literal["finetune", "linear"]
 HeadOn = Literal["features", "projection"]
 
-_SHARE = 0.1
-_PROJECTION = "questions.agreement.projection"  # in a checkpoint
+_DEFAULT_SHARE = 0.1
 
 
 @takes_recipe
@@ -51,14 +49,12 @@ def fewshot(
     """Fine-tune, or fit a linear probe, with a small part of the labels.
 
     Args:
-        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
-        data: labelled images, as `patchloom.data.open_data` takes them.
-        settings: what is common to all protocols.
-        labels: share of the training images whose labels are used, from each class alike, such as 0.01; 0.1, if
-            neither this nor per_class is given.
-        per_class: instead, so many images of each class.
+        run, data, settings: as in `patchloom.evaluate.evaluate`.
+        labels: share of the training images that is used, stratified, such as 0.01; 0.1, if neither this nor
+            per_class is given.
+        per_class: number of images per class, instead of a share.
         method: finetune or linear; the options from recipe on are for finetune.
-        head_on: the features; or the first layer of the run's projection, which is trained on, as ExtreMA does.
+        head_on: put the head on the features, or on the first layer of the run's projection, as ExtreMA does.
         recipe: small (ours), droppos, mae, mp3, extrema or lut (the papers'); each value below replaces one of its own.
         positions: keep, fixed, learned, relative or none, as in finetune.
         control: train from scratch, too.
@@ -85,7 +81,7 @@ def fewshot(
     if head_on == "projection":
         if "pooling" in idle:
             raise PatchloomError("--pooling changes nothing with --head_on projection, which has a pooling of its own")
-        more, fresh = projections(run, vit, card, settings.seed)
+        more, fresh = projections(run, card, settings.seed)
         row_settings["pooling"] = more["pooling"]
         on = f"the projection's first layer and a linear head on the {more['pooling']} representation"
     candidates = [Candidate(card.name, builder(vit, card, positions, classes, **more), row_settings)]
@@ -98,10 +94,10 @@ def fewshot(
 
 
 def few(parts: Parts, share: float | None, per_class: int | None, seed: int) -> tuple[Parts, dict[str, Any]]:
-    """Parts whose training images are few, and how they were asked for.
+    """Parts with a subset of the training images, and its description for the rows.
 
     Raises:
-        PatchloomError: a share and a number were both given, or what is asked for is not there.
+        PatchloomError: both a share and a number per class, or fewer images than needed.
     """
     train = parts.train
     n, classes = len(train), classes_of(train)
@@ -110,7 +106,7 @@ def few(parts: Parts, share: float | None, per_class: int | None, seed: int) -> 
     if per_class is not None:
         some, what = _of_each(train, per_class, seed), {"per_class": per_class}
     else:
-        share = _SHARE if share is None else share
+        share = _DEFAULT_SHARE if share is None else share
         if not 0 < share <= 1:
             raise PatchloomError(f"--labels must be a share above 0 and up to 1, such as 0.01, not {share:g}")
         count = round(share * n)
@@ -127,9 +123,9 @@ def few(parts: Parts, share: float | None, per_class: int | None, seed: int) -> 
 def _of_each(source: Source, count: int, seed: int) -> Source:
     if count < 1:
         raise PatchloomError(f"--per_class must be 1 or more, not {count}")
-    rng, chosen = np.random.default_rng(seed), []
-    for label in np.unique(source.labels):
-        members = np.flatnonzero(source.labels == label)
+    rng, chosen, labels = np.random.default_rng(seed), [], labels_of(source).numpy()
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
         if len(members) < count:
             name = class_names(source)[label]
             raise PatchloomError(f"class {name} has {len(members)} training images: use --per_class {len(members)}")
@@ -145,8 +141,8 @@ def _linear(
     settings: EvalSettings,
     what: dict[str, Any],
 ) -> Report:
-    """The linear probe, under this protocol's name."""
-    (report,) = compare((LINEAR,), vit, card, parts, settings, load_instance_head(run))
+    """The linear probe, with rows of this protocol."""
+    (report,) = compare((LINEAR,), vit, card, parts, settings, load_extra_module(run, "pooling"))
     renamed = {
         id(row): replace(row, protocol="few-shot", settings={**row.settings, "method": "linear", **what})
         for row in report.rows
@@ -160,38 +156,21 @@ def _linear(
     )
 
 
-def projections(
-    run: str | Path, vit: VisionTransformer, card: EncoderCard, seed: int
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def projections(run: str | Path, card: EncoderCard, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """What `builder` needs to put a head on the first layer of a run's projection; and the same with fresh weights.
 
-    ExtreMA's projection is on the instance representation; without an instance head on the encoder's class token, or
-    else on the mean of its patch tokens.
+    The run's card says which module that is, and the module on which representation it stands.
 
     Raises:
-        PatchloomError: the run has no checkpoint, or no such projection in it.
+        PatchloomError: there is no such module beside the encoder, or a damaged one.
     """
-    folder = Path(run) if Path(run).is_dir() else Path(run).parent
-    path = folder / "checkpoints" / "last.safetensors"
-    if str(run).startswith("timm:") or not path.is_file():
-        raise PatchloomError(f"--head_on projection needs a run's folder with checkpoints/last.safetensors, not {run}")
-    first = read_weights(path, f"{_PROJECTION}.0.")
-    norm = read_weights(path, f"{_PROJECTION}.1.")
-    if {*first} != {"weight", "bias"} or {*norm} != {"weight", "bias"} or first["weight"].shape[1] != vit.embed_dim:
-        raise PatchloomError(
-            f"the task {card.task} of {folder} has no projection like ExtreMA's: use --head_on features"
-        )
-    width = len(first["bias"])
-    head = load_instance_head(run)
+    head = load_extra_module(run, "pooling")
     _, fresh = untrained_twin(card, head, seed)
-    pooling: Pool = "instance" if head is not None else "class" if vit.has_class_token else "mean"
-    stem, blank = _stem(vit.embed_dim, width), _stem(vit.embed_dim, width)
-    stem[0].load_state_dict(first)
-    stem[1].load_state_dict(norm)
-    same = {"pooling": pooling, "width": width}
+    stem = load_extra_module(run, "stem")
+    if not isinstance(stem, Stem):
+        raise PatchloomError(
+            f"the task {card.task} has left no projection beside the encoder of {run}: use --head_on features"
+        )
+    blank = Stem.fresh(**stem.sizes)
+    same = {"pooling": stem.pooling, "width": stem.sizes["hidden"]}
     return {**same, "stem": stem, "instance": head}, {**same, "stem": blank, "instance": fresh}
-
-
-def _stem(d: int, width: int) -> nn.Sequential:
-    """A projection's first layer with its norm and activation."""
-    return mlp((d, width, 1), "layer")[:3]

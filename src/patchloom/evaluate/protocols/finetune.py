@@ -1,4 +1,4 @@
-"""Fine-tuning: the whole encoder is trained on labels, beside the same with fresh weights."""
+"""Fine-tuning of the whole encoder, beside training from scratch."""
 
 from __future__ import annotations
 
@@ -47,16 +47,14 @@ def finetune(
     """Train the whole encoder and a linear head on labelled images, beside the same from scratch.
 
     Args:
-        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
-        data: labelled images, as `patchloom.data.open_data` takes them.
-        settings: what is common to all protocols.
+        run, data, settings: as in `patchloom.evaluate.evaluate`.
         recipe: small (ours), droppos, mae, mp3, extrema or lut (the papers'); each value below replaces one of its own.
-        positions: keep what the encoder has, fixed sine-cosine, learned, relative (a bias in each attention), or none;
-            auto keeps, and gives fixed ones to an encoder without any.
+        positions: keep the encoder's, fixed sine-cosine, learned, relative (a bias in each attention), or none; auto
+            is keep, or fixed for an encoder without positions.
         control: train from scratch, too.
-        from_scratch: train from scratch, and nothing else.
+        from_scratch: only train from scratch.
         precision: float32, or bfloat16 products; auto is bfloat16 where a CUDA device has it.
-        out: file for the fine-tuned classifier; finetuned/DATA-RECIPE-SEED.safetensors in the run, if absent.
+        out: file of the fine-tuned classifier; by default finetuned/DATA-RECIPE-SEED.safetensors in the run.
         changes: values of the recipe.
 
     Raises:
@@ -93,7 +91,7 @@ def finetune(
 def scratch(
     card: EncoderCard, positions: PositionChoice, classes: int, settings: EvalSettings, **more: Any
 ) -> Candidate:
-    """The control: the same encoder with fresh weights."""
+    """The control: the same architecture with new weights."""
     twin, _ = untrained_twin(card, seed=settings.seed)
     variant = variant_of(positions, twin)
     return Candidate(SCRATCH, builder(twin, card, positions, classes, **more), {"positions": variant})
@@ -107,13 +105,13 @@ def builder(
     pooling: Pool | None = None,
     **parts: nn.Module | int | None,
 ) -> Build:
-    """What builds a classifier on a copy of an encoder.
+    """A function that builds a classifier on a copy of an encoder.
 
     Args:
-        vit, card: the encoder; it stays as it is.
-        positions: that the copy gets.
-        classes: how many.
-        pooling: instead of the recipe's.
+        vit, card: the encoder, which is not changed.
+        positions: of the copy.
+        classes: number of classes.
+        pooling: overrides the recipe's.
         parts: further arguments of `Classifier`; modules are copied.
     """
 
@@ -126,7 +124,7 @@ def builder(
 
 
 def _place(run: str | Path, data: str | Path, recipe: str, settings: EvalSettings, out: str | None) -> Path | None:
-    """Where a classifier is saved; None: nowhere."""
+    """Path of the saved classifier; None if it is not saved."""
     if out is not None:
         if settings.seeds > 1:
             raise PatchloomError(f"--out names one file, but --seeds {settings.seeds} gives several: leave --out away")

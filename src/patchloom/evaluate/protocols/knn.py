@@ -1,4 +1,4 @@
-"""kNN: the most similar training images vote."""
+"""kNN on frozen features."""
 
 from __future__ import annotations
 
@@ -27,15 +27,13 @@ def knn(
     ks: Sequence[int] = _KS,
     gallery: float = 1.0,
 ) -> Report:
-    """Let the most similar training images vote, by the cosine of frozen features.
+    """Classify by the nearest neighbours among training images, by cosine similarity of frozen features.
 
     Args:
-        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
-        data: labelled images, as `patchloom.data.open_data` takes them.
-        settings: what is common to all protocols.
-        pooling: "class", "mean", "instance" (of a head beside the encoder), "both" class and mean, or "all" there are.
+        run, data, settings: as in `patchloom.evaluate.evaluate`.
+        pooling: "class", "mean", "instance" (with an instance head), "both" class and mean, or "all" that exist.
         ks: numbers of neighbours.
-        gallery: share of the training images, drawn from each class alike, that may vote.
+        gallery: share of the training images that is searched, stratified.
 
     Raises:
         PatchloomError: no such encoder or data; data without labels; or a pooling that the encoder lacks.
@@ -48,7 +46,7 @@ def knn(
 
 
 def knn_with(ks: Sequence[int]) -> FrozenProtocol:
-    """The protocol for these numbers of neighbours; the quoted row is that of the mean token and k = 20, or nearest."""
+    """The protocol for these k; quoted is the row of the mean patch token whose k is nearest to 20."""
     return FrozenProtocol("knn", partial(_fit, ks=ks), _quoted, _title, partial(_sentence, ks=ks))
 
 

@@ -1,4 +1,4 @@
-"""Where in the encoder do classes come apart? kNN of every layer's mean patch token (MP3's layer-wise evaluation)."""
+"""kNN accuracy of every layer's mean patch token (MP3's layer-wise evaluation)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ from patchloom.nets.weights import load_encoder
 def layers(
     run: str | Path, data: str | Path, settings: EvalSettings, *, k: int = 20, out: str | Path | None = None
 ) -> Report:
-    """Let the most similar training images vote in every layer: what each knows of the classes.
+    """Classify by the nearest neighbours among training images, for the features of every layer.
 
     Args:
-        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
-        data: labelled images, as `patchloom.data.open_data` takes them.
-        settings: what is common to all protocols.
-        k: how many neighbours vote.
-        out: the picture of the curve; ``RUN/pictures/layers.png`` if ``run`` is a folder.
+        run, data, settings: as in `patchloom.evaluate.evaluate`.
+        k: number of neighbours.
+        out: picture of the accuracies by layer; by default ``RUN/pictures/layers.png`` if ``run`` is a folder.
 
     Raises:
         PatchloomError: no such encoder or data, data without labels, or a k that does not fit them.
@@ -41,7 +39,7 @@ def layers(
     for name, features_of, _ in extractors(vit, card, settings, layers=True):
         train = features_of(parts.train)
         row_settings = [{}] if name == PIXELS else _held_out(train, k, settings)
-        # what chooses the best layer is known: now the test images are read
+        # the best layer has been chosen: now the test images are read
         test = features_of(parts.test)
         pooling, found = "pixels" if name == PIXELS else "mean", []
         for values, queries, about in zip(train.tokens.values(), test.tokens.values(), row_settings, strict=True):
@@ -75,7 +73,7 @@ def _vote(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor, k: in
 
 
 def _held_out(train: Features, k: int, settings: EvalSettings) -> list[dict[str, Any]]:
-    """Each layer's name, and its accuracy on a held-out part of the training images when the rest of them vote."""
+    """Each layer's name and its kNN accuracy on held-out training images, with the other ones as the gallery."""
     if len(train.labels) < 2:
         raise PatchloomError("the best layer is chosen on held-out training images: add a second training image")
     rest, held = hold_out_for_choice(train.labels, settings.seed)
@@ -91,7 +89,7 @@ def _held_out(train: Features, k: int, settings: EvalSettings) -> list[dict[str,
 
 
 def _best(rows: list[Row]) -> Row:
-    """The layer that is best on held-out training images, the first of equals."""
+    """The layer with the best accuracy on held-out training images; of equally good ones the first."""
     return max(rows, key=lambda row: row.settings["held_out_accuracy"])
 
 

@@ -19,10 +19,11 @@ def linear(
     """Train a linear classifier on frozen features.
 
     Args:
-        run, data, settings, pooling: as for `knn`.
+        run, data, settings: as in `patchloom.evaluate.evaluate`.
+        pooling: "class", "mean", "instance" (with an instance head), "both" class and mean, or "all" that exist.
 
     Raises:
-        PatchloomError: as `knn`.
+        PatchloomError: no such encoder or data; data without labels; or a pooling that the encoder lacks.
     """
     return measure_run(LINEAR, run, data, settings, pooling)
 

@@ -1,4 +1,4 @@
-"""What of an encoder's accuracy is left when patches change places, or when nobody says where they are?"""
+"""Sensitivity to patch order: accuracy with shuffled patches, and without position embeddings."""
 
 from __future__ import annotations
 
@@ -36,14 +36,12 @@ def order(
     pooling: Literal["class", "mean", "both"] = "mean",
     k: int = 20,
 ) -> Report:
-    """Shuffle the patches of test images, or zero the position embeddings, and see what probes of normal images say.
+    """Test probes of normal images on images with shuffled patches, and with the position embeddings set to zero.
 
     Args:
-        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
-        data: labelled images, as `patchloom.data.open_data` takes them.
-        settings: what is common to all protocols.
+        run, data, settings: as in `patchloom.evaluate.evaluate`.
         pooling: "class", "mean", or "both".
-        k: how many neighbours vote.
+        k: number of neighbours.
 
     Raises:
         PatchloomError: no such encoder or data; data without labels; or a pooling that the encoder lacks.
@@ -58,7 +56,7 @@ def order(
         train = features_of(parts.train)
         pooled = "pixels" if net is None else pooling
         probes = _probes(train, pooled, k, settings)
-        # all that is chosen has been chosen: now the test images are read
+        # every choice has been made: now the test images are read
         tests = {AS_THEY_ARE: features_of(parts.test), SHUFFLED: features_of(shuffled)}
         if net is not None and patch_positions(net) is not None:
             tests[ZEROED] = extractors(without_positions(net), card, settings)[0].features_of(parts.test)
@@ -84,16 +82,16 @@ def order(
 
 
 class ShuffledPatches(Source):
-    """The images of a source, cut to ``size`` (h, w), with their patches in another order for each.
+    """The images of a source, centre-cropped, with their patches in a random order.
 
     Args:
         source: images.
-        size: of what an encoder sees.
-        p: side of its patches.
-        seed: of the orders; an image's own depends on nothing else but its number.
+        size: (h, w) of the crop in pixels.
+        p: side of a patch in pixels.
+        seed: of the orders; an image's order depends only on the seed and its index.
     """
 
-    def __init__(self, source: Source, size: tuple[int, int], p: int, seed: int):
+    def __init__(self, source: Source, size: tuple[int, int], p: int, seed: int) -> None:
         self.source, self.crop, self.p, self.seed = source, CentreCrop(size), p, seed
         self.name, self.classes, self.labels = source.name, source.classes, source.labels
 
@@ -121,7 +119,7 @@ class ShuffledPatches(Source):
 
 
 def without_positions(vit: VisionTransformer) -> VisionTransformer:
-    """A copy of an encoder with position embeddings, whose patches have none; class and register tokens keep theirs."""
+    """A copy of an encoder with zero position embeddings for its patches; class and register tokens keep theirs."""
     copy = deepcopy(vit)
     with torch.no_grad():
         patch_positions(copy).zero_()
@@ -129,7 +127,7 @@ def without_positions(vit: VisionTransformer) -> VisionTransformer:
 
 
 def _probes(train: Features, pooled: str, k: int, settings: EvalSettings) -> dict[str, Callable[[Features], float]]:
-    """By name, the accuracy on test images of what training images teach."""
+    """Probes fitted to training features, by name, each a function from test features to accuracy."""
     features, labels = train.pooled(pooled), train.labels
     probe, _ = linear_probe(features, labels, seed=settings.seed, device=settings.at)
     return {

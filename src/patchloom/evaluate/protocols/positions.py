@@ -42,7 +42,7 @@ def positions(run: str | Path, data: str | Path, settings: EvalSettings, *, imag
     Args:
         run: the folder of a run that asked for positions: droppos, mp3, or a mixture.
         data: images, as `patchloom.data.open_data` takes them; labels are not needed.
-        settings: what is common to all protocols.
+        settings: common to all protocols.
         images: measure on at most so many test images.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How well does a frozen encoder know where patches are, when most position embeddings are masked? (DropPos Table 7)"""
+"""Position sensitivity: positions predicted from frozen features, most position embeddings masked (DropPos Table 7)."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def position_sensitivity(
     placeholder: Placeholder = "learned",
     steps: int = 1000,
 ) -> Report:
-    """Mask most position embeddings of a frozen encoder, and ask its features where patches are by a linear layer.
+    """Mask most position embeddings of a frozen encoder, and predict positions from its features by a linear layer.
 
     Args:
         run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
         data: images, as `patchloom.data.open_data` takes them; labels are not needed.
-        settings: what is common to all protocols.
-        finetuned: file of a classifier, or of an encoder, that was fine-tuned from it, to be measured too.
+        settings: common to all protocols.
+        finetuned: file of a classifier or encoder fine-tuned from it, which is evaluated too.
         ratio: share of the position embeddings that is masked.
-        placeholder: what stands for a masked embedding: a learned vector, or zeros.
+        placeholder: for masked embeddings: a learned vector, or zeros.
         steps: of training the linear layer, with 64 images each.
 
     Raises:
@@ -111,7 +111,7 @@ def _sentences(ratio: float, placeholder: Placeholder, steps: int, grid: tuple[i
 
 
 def _load_finetuned(path: str | Path) -> tuple[VisionTransformer, EncoderCard]:
-    """The encoder of a classifier's file, or of an encoder's."""
+    """The encoder in the file of a classifier or of an encoder."""
     try:
         model, card = load_classifier(path)
     except PatchloomError:
@@ -119,15 +119,15 @@ def _load_finetuned(path: str | Path) -> tuple[VisionTransformer, EncoderCard]:
     return model.encoder, card.encoder
 
 
-class Asker(nn.Module):
-    """A frozen encoder, the vector that stands for masked position embeddings, and a linear layer on its features.
+class PositionProbe(nn.Module):
+    """A frozen encoder, a vector in place of masked position embeddings, and a linear layer on its features.
 
     Args:
-        vit: the encoder; from now on it is frozen, and in eval mode.
-        placeholder: whether that vector is learned; it is zero at first.
+        vit: the encoder, which is frozen and set to eval mode.
+        placeholder: whether the vector is learned; it is initialised with zeros.
     """
 
-    def __init__(self, vit: VisionTransformer, placeholder: Placeholder):
+    def __init__(self, vit: VisionTransformer, placeholder: Placeholder) -> None:
         super().__init__()
         self.vit = vit.requires_grad_(False).eval()
         self.n, d = vit.patch_embed.num_patches, vit.embed_dim
@@ -138,27 +138,29 @@ class Asker(nn.Module):
             nn.init.zeros_(weight)
 
     def place(self, images: Tensor, generator: torch.Generator, ratio: float) -> PositionPrediction:
-        """Where the patches of images [b c h w] are, when a share of the position embeddings is masked."""
+        """Predict the positions of patches of images [b c h w], with the share ``ratio`` of the embeddings masked."""
         dropped = random_dropped(len(images), self.n, ratio, generator, images.device)
-        view = drop_positions(all_patches(images, self.n), dropped)
-        tokens = encode(self.vit, view, position_token=self.token)[:, self.vit.num_prefix_tokens :]
+        given = drop_positions(all_patches(images, self.n), dropped)
+        tokens = encode(self.vit, given, position_token=self.token)[:, self.vit.num_prefix_tokens :]
         features = self.standardize(tokens.flatten(0, 1)).view_as(tokens)
-        return PositionPrediction(view.visible, view.dropped, self.layer(features))
+        return PositionPrediction(given.visible, given.dropped, self.layer(features))
 
 
-def train_asker(asker: Asker, batches: Iterable[Tensor], ratio: float, generator: torch.Generator, steps: int) -> Asker:
-    """Train on ``steps`` batches of normalised images [b c h w] what is not frozen; it comes back in eval mode."""
-    optimizer = torch.optim.Adam([weight for weight in asker.parameters() if weight.requires_grad], lr=_RATE)
+def train_probe(
+    probe: PositionProbe, batches: Iterable[Tensor], ratio: float, generator: torch.Generator, steps: int
+) -> PositionProbe:
+    """Train the parts that are not frozen on ``steps`` batches of normalised images [b c h w]; sets eval mode."""
+    optimizer = torch.optim.Adam([weight for weight in probe.parameters() if weight.requires_grad], lr=_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    asker.standardize.train()
+    probe.standardize.train()
     for images in batches:
-        placed = asker.place(images, generator, ratio)
+        placed = probe.place(images, generator, ratio)
         loss = F.cross_entropy(placed.logits[placed.dropped], placed.visible[placed.dropped])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
-    return asker.eval()
+    return probe.eval()
 
 
 def _measure(
@@ -170,14 +172,14 @@ def _measure(
     ratio: float,
     steps: int,
 ) -> tuple[list[Cell], list[str]]:
-    """What is found on test images after training on training images; and what could not be read."""
+    """Train and test one encoder: results on the test images, and names of unreadable images."""
     size, channels = tuple(vit.patch_embed.img_size), vit.patch_embed.proj.in_channels
     unreadable: list[str] = []
-    asker = Asker(vit, placeholder).to(settings.at)
+    probe = PositionProbe(vit, placeholder).to(settings.at)
     reading = settings.seed, 0, steps, settings.workers_for(parts.train, steps), channels
     drawn = training_batches(parts.train, CentreCrop(size), _BATCH, *reading, device=settings.at)
     seen = normalized(drawn, card, unreadable)
-    train_asker(asker, seen, ratio, torch.Generator().manual_seed(settings.seed), steps)
+    train_probe(probe, seen, ratio, torch.Generator().manual_seed(settings.seed), steps)
     tested = plain_batches(parts.test, size, **settings.reading(parts.test), channels=channels, device=settings.at)
     asked = normalized(tested, card, unreadable)
-    return measure_positions(asker.place, {"ratio": (ratio,)}, grid_size(vit), asked, settings.seed), unreadable
+    return measure_positions(probe.place, {"ratio": (ratio,)}, grid_size(vit), asked, settings.seed), unreadable

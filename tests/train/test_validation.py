@@ -2,10 +2,13 @@
 
 import csv
 
+import pytest
 from killing import SMALL, draw_images
 
 from patchloom.nets.weights import untrained_twin
 from patchloom.train.pretrain import pretrain
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
 
 QUICK = SMALL | {"epochs": 1, "task": "mae", "blr": 0.05}
 
@@ -13,7 +16,7 @@ QUICK = SMALL | {"epochs": 1, "task": "mae", "blr": 0.05}
 def test_the_untrained_knn_is_that_of_fresh_weights(tmp_path, monkeypatch):
     images, asked = draw_images(tmp_path / "images"), []
     monkeypatch.setattr(
-        "patchloom.train.watch.untrained_twin",
+        "patchloom.train.validation.untrained_twin",
         lambda card, seed: asked.append(seed) or untrained_twin(card, seed=seed),
     )
     runs = [pretrain(images, out=tmp_path / "fresh", **QUICK).folder]

@@ -6,8 +6,9 @@ All of it can be done again: a run that is killed here does so when it is resume
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,22 +18,33 @@ from patchloom.evaluate import KNN, LINEAR, EvalSettings, Parts, Report, append_
 from patchloom.files import write_whole
 from patchloom.look import draw_curves
 from patchloom.look.pictures import draw_task
-from patchloom.nets.weights import EncoderCard, save_encoder, save_head
+from patchloom.nets.weights import EncoderCard, save_encoder, save_extra_module
 from patchloom.questions.measure import Measure
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import HeldOut, doubt_of_test
 from patchloom.runs.record import digest_of_record
 from patchloom.runs.settings import Settings
 from patchloom.train.progress import Reporter
-from patchloom.train.watch import Watch, verdict
+from patchloom.train.validation import Validation, verdict
 
 _MOST_EVALUATED = 5000  # training images of the closing evaluation; `patchloom evaluate` takes all
 
 
-class Closing(NamedTuple):
-    """What the end of a run needs: the watch with the trained task, and where things come from and go."""
+class FinalEvaluation(NamedTuple):
+    """What the end of a run needs.
 
-    watch: Watch
+    Attributes:
+        validation: has the trained task, and the images that are held out.
+        card: of the encoder.
+        folder: of the run.
+        reporter: prints.
+        data: all images, as they were opened.
+        training: the images that were trained on.
+        held_out: what is known of those that were not.
+        settings: resolved.
+    """
+
+    validation: Validation
     card: EncoderCard
     folder: RunFolder
     reporter: Reporter
@@ -41,35 +53,39 @@ class Closing(NamedTuple):
     held_out: HeldOut
     settings: Settings
 
-    def run(self, measure: Measure | None, device: torch.device, context: Callable) -> str:
-        """Do it all.
+    def run(
+        self, measure: Measure | None, device: torch.device, precision: Callable[[], AbstractContextManager[Any]]
+    ) -> str:
+        """Write the encoder, draw the pictures, and say what was learnt.
 
         Args:
             measure: the last one that was taken; None: the run was stopped after its last step.
-            device, context: as for `Watch.look`.
+            device, precision: as for `Validation.run`.
 
         Returns:
             The closing sentence.
         """
-        watch, folder, task = self.watch, self.folder, self.watch.task
-        beside = task.extra_modules()
+        validation, folder, task = self.validation, self.folder, self.validation.task
+        extra = task.extra_modules()
         folder.check_lock()
-        for name, module in beside.items():
-            save_head(module, folder.encoder.with_name(f"{name}.safetensors"))
-        save_encoder(task.encoder, replace(self.card, trained_on=digest_of_record(folder.trained_on)), folder.encoder)
-        measure = measure or watch.look(device, context)[0]
+        for name, module in extra.items():
+            save_extra_module(module, folder.encoder.with_name(f"{name}.safetensors"))
+        uses = {name: module.use for name, module in extra.items()}
+        card = replace(self.card, trained_on=digest_of_record(folder.trained_on), extra_modules=uses)
+        save_encoder(task.encoder, card, folder.encoder)
+        measure = measure or validation.run(device, precision)[0]
         folder.check_lock()
         shown = "images that may be known by heart" if self.held_out.doubt else "held-out images"
         draw_curves(folder.metrics, folder.pictures / "curves.png", measure.name, images=shown)
-        draw_task(task, watch.held_out, self.card, folder.pictures, device)
+        draw_task(task, validation.held_out, self.card, folder.pictures, device)
         if count := len(folder.unreadable_names()):
             files = "file" if count == 1 else "files"
             self.reporter.say(f"{count} {files} could not be read: see {folder.unreadable}.")
-        knn = self._evaluate() if watch.gallery is not None else None
+        knn = self._evaluate() if validation.gallery is not None else None
         summary = verdict(measure, knn, self.held_out)
         self.reporter.say(summary)
-        told = "".join(f", and {name}.safetensors beside it" for name in beside)
-        self.reporter.say(f"Pictures: {folder.pictures}. Encoder: {folder.encoder}{told}.")
+        also = "".join(f", and {name}.safetensors beside it" for name in extra)
+        self.reporter.say(f"Pictures: {folder.pictures}. Encoder: {folder.encoder}{also}.")
         folder.check_lock()
         write_whole(folder.summary, summary + "\n")
         return summary
@@ -81,18 +97,20 @@ class Closing(NamedTuple):
             doubt = doubt_of_test(self.folder, self.settings, test)
             story = f"The data brings its own test images.{doubt}"
         else:
-            test, story = labelled(self.watch.held_out), self.held_out.sentence("The test images")
+            test, story = labelled(self.validation.held_out), self.held_out.sentence("The test images")
             doubt = story if self.held_out.doubt else ""
         train = self.training
         if len(train) > _MOST_EVALUATED:
             some = np.random.default_rng(self.settings.seed).permutation(len(train))[:_MOST_EVALUATED]
             train, story = train.subset(np.sort(some)), f"{story} The training images are a random subset."
         parts = Parts(labelled(train), test, story)
-        seed, task, watch = self.settings.seed, self.watch.task, self.watch
+        seed, task, validation = self.settings.seed, self.validation.task, self.validation
         device = str(next(task.parameters()).device)
         # these weights and this split are measured once: nothing to keep
-        evaluation = EvalSettings(seed, device=device, batch_size=watch.batch_size, workers=watch.workers, cache=False)
-        head = task.extra_modules().get("instance_head")
+        evaluation = EvalSettings(
+            seed, device=device, batch_size=validation.batch_size, workers=validation.workers, cache=False
+        )
+        head = next((module for module in task.extra_modules().values() if module.use == "pooling"), None)
         knn, linear = compare((KNN, LINEAR), task.encoder, self.card, parts, evaluation, head)
         for report in (knn, linear):
             self.folder.check_lock()

@@ -1,8 +1,10 @@
-"""Is it learning? Measures on held-out images, each beside what needs no learning."""
+"""Validation during training: measures on held-out images, each beside what needs no learning."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +16,14 @@ from patchloom.questions.measure import Measure
 from patchloom.runs.held_out import HeldOut
 from patchloom.runs.settings import Settings
 from patchloom.tasks.task import Task
+from patchloom.train.launch import gathered_weights
 
 _K = 20
 _GALLERY = 2000
 _BATCH = 250
 
 
-class Watch:
+class Validation:
     """Measures a task during its training.
 
     Args:
@@ -41,19 +44,31 @@ class Watch:
             with_label = np.flatnonzero(training.labels >= 0)
             self.gallery = training.subset(np.random.default_rng(self.seed).permutation(with_label)[:_GALLERY])
 
-    def look(self, device: torch.device, context: Callable) -> tuple[Measure, dict[str, float]]:
-        """Measure now.
+    def run(
+        self, device: torch.device, precision: Callable[[], AbstractContextManager[Any]], first: bool = False
+    ) -> tuple[Measure, dict[str, float]]:
+        """Measure now. Every process must call it, since each may have a part of the weights only.
 
         Args:
             device: where the task is.
-            context: gives the context (precision) for the task's own measure.
+            precision: gives the context in which the task computes its own measure.
+            first: before the first step: also the kNN accuracy of fresh weights and of raw pixels.
 
         Returns:
             The task's measure, and columns for ``metrics.csv``.
         """
-        self.task.eval()
-        with torch.inference_mode(), context():
-            measure = self._measure(device)
+        with gathered_weights(self.task):
+            self.task.eval()
+            with torch.inference_mode(), precision():
+                measure = self._measure(device)
+            row = self._columns(measure, device)
+            self.task.train()
+        if first and self.gallery is not None:
+            untrained = self._untrained_knn(device, row["knn"])
+            row |= {"knn:untrained": untrained, "knn:raw pixels": self._raw_pixel_knn()}
+        return measure, row
+
+    def _columns(self, measure: Measure, device: torch.device) -> dict[str, float]:
         row = {"held_out": measure.value} | {f"baseline:{name}": value for name, value in measure.means().items()}
         row |= {f"held_out:{name}": values.mean().item() for name, values in measure.details.items()}
         row |= {f"teacher:{name}": value for name, value in measure.diversity.items()}
@@ -62,20 +77,17 @@ class Watch:
             row["knn"] = self._knn(
                 lambda source: extract(self.task.encoder, self.card, source, device=device, **reading), "mean"
             )
-        self.task.train()
-        return measure, row
+        return row
 
-    def untrained_knn(self, device: torch.device, now: float) -> float:
+    def _untrained_knn(self, device: torch.device, now: float) -> float:
         """kNN accuracy of fresh weights on the same images; ``now`` is the encoder's, which may begin with such."""
         if self.fresh:
             return now
         twin, _ = untrained_twin(self.card, seed=self.seed)
         return self._knn(lambda source: extract(twin, self.card, source, device=device, **self._reading()), "mean")
 
-    def raw_pixel_knn(self) -> float | None:
-        """kNN accuracy of raw pixels on the same images; None without labels."""
-        if self.gallery is None:
-            return None
+    def _raw_pixel_knn(self) -> float:
+        """kNN accuracy of raw pixels on the same images."""
         return self._knn(
             lambda source: pixel_features(source, self.size, self.card.mean, self.card.std, **self._reading()), "pixels"
         )

@@ -1,0 +1,133 @@
+"""The documentation as a site: the Markdown of this repository as it is, and a page for every public module.
+
+``sphinx-build -W -c docs . site`` builds it, and fails on a link or a reference to nowhere. No page lists modules or
+pages by hand: those of the modules are written here from the tree, and the order of the others is docs/README.md's.
+"""
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+from sphinx.application import Sphinx
+from sphinx.util import logging
+
+ROOT = Path(__file__).parents[1]
+API = ROOT / "docs" / "api"  # not in git
+
+project = "patchloom"
+project_copyright = "the patchloom authors"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+root_doc = "README"
+include_patterns = ["*.md", "docs/**", "benchmarks/*.md"]
+exclude_patterns = [".*", "runs", "site", "src", "tests"]
+myst_heading_anchors = 4
+html_theme = "furo"  # with fonts of the reader's machine: the site needs nothing from others
+html_title = "patchloom"
+html_copy_source = False
+
+default_role = "py:obj"  # `Name` in a docstring is a link
+add_module_names = False
+autodoc_default_options = {"members": True, "show-inheritance": True, "ignore-module-all": True}
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+maximum_signature_line_length = 100
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
+suppress_warnings = ["ref.python"]  # two classes of one name: the link goes to the first
+
+
+def public_modules() -> dict[str, Path]:
+    """The file of every module without a leading underscore, by its dotted name."""
+    found = {}
+    for path in sorted((ROOT / "src" / "patchloom").rglob("*.py")):
+        parts = path.relative_to(ROOT / "src").with_suffix("").parts
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        if not any(part.startswith("_") for part in parts):
+            found[".".join(parts)] = path
+    return found
+
+
+def home_of(dotted: str) -> str | None:
+    """Where what ``dotted`` names is defined: a package may pass on names of its modules. None: there is no such."""
+    module, parts = dotted, []
+    while module:
+        try:
+            found = importlib.import_module(module)
+            for part in parts:
+                found = getattr(found, part)
+        except ModuleNotFoundError:
+            module, _, part = module.rpartition(".")
+            parts.insert(0, part)
+        except AttributeError:
+            return None
+        else:
+            here, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
+            return f"{here}.{name}" if parts and here and name else dotted
+    return None
+
+
+def page_of(name: str, modules: dict[str, Path]) -> str:
+    """The page of one module, with those beneath it."""
+    lines = [name, "=" * len(name), "", f".. automodule:: {name}", ""]
+    beneath = {one: one.rpartition(".")[2] for one in modules if one.rpartition(".")[0] == name}
+    exported = getattr(importlib.import_module(name), "__all__", ()) if beneath else ()
+    if exported:
+        lines += ["To be imported from here:", ""]
+        lines += [f"- :py:obj:`{one} <{home_of(f'{name}.{one}')}>`" for one in exported] + [""]
+    for full, short in beneath.items():
+        about = ast.get_docstring(ast.parse(modules[full].read_text())) or ""
+        lines.append(f"- :doc:`{short} <{full}>`: {about.splitlines()[0] if about else ''}")
+    contents = [f"   {short} <{full}>" for full, short in beneath.items()]
+    return "\n".join([*lines, "", ".. toctree::", "   :hidden:", "", *contents]) + "\n"
+
+
+def write_pages(app: Sphinx) -> None:
+    """Bring docs/api/ up to date with the tree."""
+    API.mkdir(exist_ok=True)
+    modules = public_modules()
+    wanted = {API / f"{name}.rst": page_of(name, modules) for name in modules}
+    for path in set(API.iterdir()) - set(wanted):
+        path.unlink()
+    for path, text in wanted.items():
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+
+
+def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
+    """Hidden tables of contents for the sidebar; on GitHub they would be shown as code."""
+    if page == "README":
+        pages = ["docs/README", "Modules <docs/api/patchloom>", "benchmarks/README", "CONTRIBUTING", "CHANGELOG"]
+    elif page == "docs/README":
+        pages = re.findall(r"^- \[.*?\]\((\w+)\.md\)", source[0], flags=re.MULTILINE)
+    else:
+        return
+    source[0] += "\n".join(["", "```{toctree}", ":hidden:", "", *pages, "```", ""])
+
+
+def find_elsewhere(app: Sphinx, env, node, content):
+    """Link `Name` of another module, if one thing alone has that name; refuse `patchloom.x.y` that does not exist."""
+    if node.get("refdomain") != "py" or node.get("reftype") != "obj":
+        return None
+    domain, target = env.get_domain("py"), node["reftarget"]
+    if target.startswith("patchloom."):
+        home = home_of(target)
+        if home is None:
+            logging.getLogger(__name__).warning("there is no %s", target, location=node)
+        found = {home} & set(domain.objects)
+    else:
+        found = {name for name in domain.objects if name.endswith(f".{target}")}
+    if len(found) != 1:
+        return None
+    return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", found.pop(), node, content)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Called by Sphinx."""
+    app.connect("builder-inited", write_pages)
+    app.connect("source-read", add_contents)
+    app.connect("missing-reference", find_elsewhere)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,171 @@
+"""The plan of a run: the first process finds out what holds for all of them, and stores it in the run's folder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from patchloom.data import Data, Source, Stats, channels_of, statistics_of
+from patchloom.errors import PatchloomError
+from patchloom.machine import Cores
+from patchloom.processes import world
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.held_out import HeldOut, choose_held_out, stored_held_out, wanted
+from patchloom.runs.record import no_record
+from patchloom.runs.settings import LAUNCH, Settings
+from patchloom.tasks import check_images
+from patchloom.tasks.task import Task
+from patchloom.train.device_defaults import workers
+from patchloom.train.progress import Reporter
+from patchloom.train.resolve import resolve, share_of_batch
+from patchloom.train.start import Start
+
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+class Plan(NamedTuple):
+    """What holds for all processes of a run.
+
+    Attributes:
+        resumed: the run's folder holds a part of it already.
+        settings: resolved.
+        reasons: by setting, why ``auto`` became what it is.
+        stats: of the training images.
+        fingerprint: of all images.
+        held_out: which of them are not trained on.
+    """
+
+    resumed: bool
+    settings: Settings
+    reasons: dict[str, str]
+    stats: Stats
+    fingerprint: str
+    held_out: HeldOut
+
+    def with_chosen(self, task: Task) -> Plan:
+        """With what the task's own options that were ``auto`` became."""
+        values = {name: value for name, (value, _) in task.chosen.items()}
+        reasons = {f"task.{name}": why for name, (_, why) in task.chosen.items()}
+        settings = replace(self.settings, task=self.settings.task | values)
+        return self._replace(settings=settings, reasons=self.reasons | reasons)
+
+
+class Planner:
+    """Plans a run in the first process.
+
+    Args:
+        asked: the settings as the user gave them.
+        data: the images.
+        folder: of the run.
+        here: cores of this machine, and the processes of this training that share them.
+    """
+
+    def __init__(self, asked: Settings, data: Data, folder: RunFolder, here: Cores):
+        self.asked, self.data, self.folder, self.here = asked, data, folder, here
+        self.record = no_record()  # too long to be sent to the other processes, which have no use for it
+
+    def plan(self) -> Plan:
+        """What was stored when the run that is to be resumed was begun, or what is found out now.
+
+        Raises:
+            PatchloomError: the settings, the images and the folder do not go together.
+        """
+        return self._stored() if self.folder.holds(self.asked) else self._found()
+
+    def store(self, plan: Plan) -> None:
+        """Store the plan in the run's folder.
+
+        Raises:
+            PatchloomError: the folder cannot be written, or another process has begun a run there.
+        """
+        settings, reasons, stats, held_out = plan.settings, plan.reasons, plan.stats, plan.held_out.plain()
+        self.folder.begin(self.asked, settings, reasons, stats, plan.fingerprint, held_out, self.record)
+        self.folder.note_unreadable(stats.unreadable)
+
+    def _stored(self) -> Plan:
+        self.folder.lock()
+        self.folder.tidy()
+        settings, found, fingerprint = self.folder.read_config(), self.folder.read_data(), self.data.train.fingerprint()
+        if found["fingerprint"] != fingerprint:
+            raise PatchloomError(
+                f"the images in {settings.data} have changed since {self.folder.path} was begun: choose a new "
+                f"folder with --out; --from {self.folder.path} starts there from its weights"
+            )
+        held_out = stored_held_out(self.folder, settings, self.data.train)
+        training = held_out.parts(self.data.train)[0]
+        check_images(settings.task, settings.batch_size, len(training))
+        share_of_batch(settings.batch_size, len(training), world())
+        settings = replace(settings, **{name: getattr(self.asked, name) for name in LAUNCH})
+        number, why = workers(settings.device, self.here)
+        reasons = {}
+        if self.asked.workers == "auto" and settings.workers != number:  # nothing but the pace depends on it
+            settings, reasons = replace(settings, workers=number), {"workers": why}
+        stats = Stats(*(found[name] for name in ("mean", "std", "height", "width", "sampled")), [])
+        return Plan(True, settings, reasons, stats, fingerprint, held_out)
+
+    def _found(self) -> Plan:
+        asked, as_there = Start(self.asked).shaped()
+        held_out, self.record = choose_held_out(self.asked, self.data.train)
+        training = held_out.parts(self.data.train)[0]
+        found = channels_of(training)
+        channels = found if asked.channels == "auto" else asked.channels
+        stats = statistics_of(training, channels)
+        if asked.normalization == "imagenet":
+            if channels != 3:
+                raise PatchloomError(
+                    f"ImageNet's statistics are for 3 channels, not {channels}: use --normalization data"
+                )
+            stats = stats._replace(mean=_IMAGENET[0], std=_IMAGENET[1])
+        settings, reasons = resolve(asked, len(training), channels, stats, world(), self.here)
+        check_images(settings.task, settings.batch_size, len(training) - len(stats.unreadable))
+        return Plan(False, settings, as_there | reasons, stats, self.data.train.fingerprint(), held_out)
+
+
+def announce(
+    plan: Plan,
+    asked: Settings,
+    whole: Source,
+    task: Task,
+    sentences: list[str],
+    folder: RunFolder,
+    reporter: Reporter,
+) -> None:
+    """Say what will be done, what every ``auto`` became, and with which weights the task begins.
+
+    Args:
+        plan: of the run.
+        asked: the settings as the user gave them.
+        whole: all images that are not test images.
+        task: with its weights.
+        sentences: about these.
+        folder: of the run.
+        reporter: prints.
+    """
+    s, say, held = plan.settings, reporter.say, plan.held_out
+    training, held_out = held.parts(whole)
+    counts = f"{len(training):,} images to train on, {len(held_out):,} held out"
+    if copies := len(held.copies):
+        counts += f", {copies:,} left out as exact copies of those"
+    say(f"{s.task['name']} on {whole.name}: {counts}")
+    if not held.looked:
+        say("  exact copies among the images were not looked for")
+    if held.doubt:
+        say(f"  {held.sentence('the images of the measures')}")
+    elif (start := held.start) and (more := wanted(asked, whole)) > len(held_out):
+        say(f"  not {more:,} are held out: all others are copies, or the weights of {start} were trained on them")
+    for name, why in plan.reasons.items():
+        owner, _, option = name.rpartition(".")
+        value = getattr(s, owner)[option] if owner else getattr(s, name)
+        shown = value["name"] if name == "model" else "x".join(map(str, value)) if name == "img_size" else value
+        shown = f"{shown:.4g}" if isinstance(shown, float) else shown
+        say(f"  {name:<20} {shown!s:<12} ({why})")
+    if plan.stats.unreadable:
+        say(f"  {len(plan.stats.unreadable)} of {plan.stats.sampled} sampled files cannot be read and are skipped")
+    encoder = sum(weight.numel() for weight in task.encoder.parameters())
+    rest = sum(weight.numel() for weight in task.parameters()) - encoder
+    for line in sentences:
+        say(f"  {line}")
+    if world() > 1:
+        say(f"  {world()} processes ({s.strategy}) with {s.batch_size // world()} images of a step each")
+    say(f"  encoder of {encoder / 1e6:.1f} M parameters, and {rest / 1e6:.1f} M that only the task needs")
+    say(f"  everything goes to {folder.path}")
