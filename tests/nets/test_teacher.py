@@ -125,17 +125,18 @@ def test_other_parts_are_refused():
     teacher.follow(0.5, head=head, net=student)  # their order means nothing
 
 
-ASIDES = {
+WITHOUT_GRADIENT = {
     "droppos": ("encoder", {"mask_ratio": 0.5, "temperature": 0.1}),
     "extrema": ("teacher", {}),
     "lut": ("teacher", {}),
+    "distill": ("teacher", {}),
     "mixture": ("teacher", {"withhold": {"mask": 0.5}, "ask": {"agreement": 1.0}, "teacher": "second"}),
 }
 
 
-@pytest.mark.parametrize("name", ASIDES)
+@pytest.mark.parametrize("name", WITHOUT_GRADIENT)
 def test_what_no_gradient_reaches_may_be_in_bfloat16_while_the_rest_is_in_float32(name):
-    guide, asked = ASIDES[name]
+    guide, asked = WITHOUT_GRADIENT[name]
     task = build(name, asked=asked).train()
     views, seen = views_of(task), []
     for owner, block in task.named_modules():

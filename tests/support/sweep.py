@@ -34,9 +34,9 @@ def asked_of(name, asked=None):
 
 
 def spec_of(name, options, asked=None):
-    """The encoder that the task wishes for where ``asked`` of it, with the class token that the test wants."""
-    wishes = encoder_defaults(asked_of(name, asked))
-    positions = wishes.get("positions", ("sincos",))[0]
+    """The encoder that goes with the task where ``asked`` of it, with the class token that the test wants."""
+    defaults = encoder_defaults(asked_of(name, asked))
+    positions = defaults.get("positions", ("sincos",))[0]
     sizes = {"embed_dim": 32, "depth": 2, "num_heads": 2}
     return EncoderSpec("nano", SIZE, 4, positions=positions, options={**sizes, **options})
 
