@@ -4,6 +4,7 @@ Nothing is trained: `pretrain` ends once its task is built.
 """
 
 import sys
+from functools import cache
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from killing import draw_images
 from typed import SMALL, configuration, other_verb, pretraining
 
-from patchloom import cli
+from patchloom import cli, options
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec
 from patchloom.runs.task import prepare_task
@@ -20,10 +21,15 @@ from patchloom.train import device_defaults, pretrain
 FUZZ = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
+# what a task's options are does not change from one line that is typed to the next, and is most of the time
+PARSER = cache(options.pretrain_parser)
+
+
 @pytest.fixture(autouse=True)
 def untrained(monkeypatch, tmp_path):
     """Settings are resolved and a task is built as always; then it ends."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(options, "pretrain_parser", PARSER)
     monkeypatch.setattr("patchloom.machine.measured", lambda *_, **__: 1.0)
 
     def planned(fabric, decide):
