@@ -8,7 +8,7 @@ import pytest
 # tested where it is asked for by name. Set before torch is imported, which reads it then.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-_MOST_WORKERS = 4  # each takes 2 GB and, to import everything, 10 seconds
+_MAX_WORKERS = 4  # each takes 2 GB and, to import everything, 10 seconds
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -18,7 +18,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if all(path.suffix == ".py" for path in asked):
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, _MOST_WORKERS) if cores > 1 else 0
+    return min(cores, _MAX_WORKERS) if cores > 1 else 0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

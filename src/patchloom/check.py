@@ -181,13 +181,13 @@ def _classes(source: Source) -> str:
         return "no labels"
     known = source.labels[source.labels >= 0]
     counts = np.bincount(known, minlength=len(source.classes))
-    least, most = counts.argmin(), counts.argmax()
-    if counts[least] == counts[most]:
-        text = f"{len(counts)} of {counts[most]:,} images each"
+    rarest, commonest = counts.argmin(), counts.argmax()
+    if counts[rarest] == counts[commonest]:
+        text = f"{len(counts)} of {counts[commonest]:,} images each"
     elif len(counts) <= _TOLD:
         text = _counted(dict(zip(source.classes, counts.tolist(), strict=True)))
     else:
-        smallest, largest = (f"{counts[i]:,} ({source.classes[i]})" for i in (least, most))
+        smallest, largest = (f"{counts[i]:,} ({source.classes[i]})" for i in (rarest, commonest))
         text = f"{len(counts)} of {smallest} to {largest} images"
     return text if len(known) == len(source) else f"{text}; {len(source) - len(known):,} without a label"
 

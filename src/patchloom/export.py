@@ -14,7 +14,7 @@ from torch import Tensor
 from patchloom.data import normalize, open_data, plain_batches
 from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
-from patchloom.nets.encode import encode, final_norm
+from patchloom.nets.encode import encode, final_norm, patch_count
 from patchloom.nets.heads import represent
 from patchloom.nets.weights import EncoderCard, extra_module_file, load_encoder, load_extra_module
 from patchloom.runs.folder import RunFolder
@@ -67,12 +67,12 @@ def export(run: str | Path, *, to: str = "timm", data: str | None = None, out: s
     head, own = load_extra_module(run, "pooling"), extra_module_file(run, "pooling")
     files = {path: save(vit.state_dict())}
     if own is not None:
-        beside = path.with_name(f"{path.stem}-{own.name}")  # two encoders in a folder keep theirs
-        files[beside] = save(head.state_dict())
+        head_file = path.with_name(f"{path.stem}-{own.name}")  # two encoders in a folder keep theirs
+        files[head_file] = save(head.state_dict())
 
     def snippet(folder: Path) -> str:
         code = _snippet(card.spec.timm_arguments(), folder / path.name, card.mean, card.std)
-        return code if head is None else code + _head_snippet(folder / beside.name, **head.sizes)
+        return code if head is None else code + _head_snippet(folder / head_file.name, **head.sizes)
 
     pasted: dict[str, Any] = {}
     with TemporaryDirectory() as folder:  # what is there already stays until all has been compared
@@ -80,7 +80,7 @@ def export(run: str | Path, *, to: str = "timm", data: str | None = None, out: s
             Path(folder, file.name).write_bytes(content)
         exec(snippet(Path(folder)), pasted)  # its own normalisation, too, is part of what is compared
     with torch.inference_mode():
-        given = all_patches(normalize(images, card.mean, card.std), vit.patch_embed.num_patches)
+        given = all_patches(normalize(images, card.mean, card.std), patch_count(vit))
         tokens = encode(vit, given, norm=False)
         difference = _difference("features", final_norm(vit, tokens), pasted["features"](images))
         if head is not None:
@@ -88,7 +88,7 @@ def export(run: str | Path, *, to: str = "timm", data: str | None = None, out: s
             difference = max(difference, _difference("instance features", represent(vit, head, tokens), theirs))
     for file, content in files.items():
         write_whole(file, content)
-    return Export(path, None if head is None else beside, difference, len(images), snippet(path.parent))
+    return Export(path, None if head is None else head_file, difference, len(images), snippet(path.parent))
 
 
 def _difference(what: str, ours: Tensor, theirs: Tensor) -> float:

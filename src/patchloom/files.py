@@ -41,19 +41,19 @@ def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> 
         PatchloomError: the folder cannot be written, or the disc is full.
     """
     # not the number of this process: containers that share a disc have the same numbers
-    beside = path.parent / f".{path.name[:50]}.{uuid.uuid4().hex}"
+    unfinished = path.parent / f".{path.name[:50]}.{uuid.uuid4().hex}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if callable(content):
-            content(beside)
+            content(unfinished)
         else:
-            beside.write_bytes(content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
-        _flush(beside)
-        os.replace(beside, path)
+            unfinished.write_bytes(content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
+        _flush(unfinished)
+        os.replace(unfinished, path)
         _flush(path.parent)  # else a power cut could undo the renaming
     except BaseException as problem:  # Ctrl-C among them
         with contextlib.suppress(*_REFUSALS):
-            beside.unlink()
+            unfinished.unlink()
         if isinstance(problem, _REFUSALS):
             raise unwritable(path, problem) from problem
         raise

@@ -189,8 +189,8 @@ def best_threads() -> int:
 
     They are where a container may use less than the cores that it sees.
     """
-    most = torch.get_num_threads()
-    counts = [most]
+    all_threads = torch.get_num_threads()
+    counts = [all_threads]
     while counts[-1] > 1:
         counts.append(counts[-1] // 2)
 
@@ -207,12 +207,12 @@ def best_threads() -> int:
         try:
             seconds = in_turns({str(count): with_threads(count) for count in counts})
         finally:
-            torch.set_num_threads(most)
+            torch.set_num_threads(all_threads)
         least = min(seconds.values())
         # fewer must be clearly faster: what runs beside us now may be gone later
         return next(count for count in counts if seconds[str(count)] <= 1.1 * least)
 
-    return round(measured("best number of threads", best)) if most > 1 else 1
+    return round(measured("best number of threads", best)) if all_threads > 1 else 1
 
 
 def compile_gain(

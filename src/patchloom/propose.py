@@ -68,14 +68,14 @@ class Proposal:
         settings: without any ``auto``.
         reasons: for each setting that was left open.
         estimate: what that needs; None if it was not asked for or could not be made.
-        trouble: why it could not be made.
+        failure: why it could not be made.
     """
 
     data: str
     settings: Settings
     reasons: dict[str, str]
     estimate: Estimate | None
-    trouble: str = ""
+    failure: str = ""
 
     @property
     def command(self) -> str:
@@ -102,16 +102,16 @@ class Proposal:
     def sentences(self) -> list[str]:
         """The command, and what it would need."""
         said = [self.command]
-        if self.trouble:
-            said.append(f"It would stop: {self.trouble.rstrip('.')}.")
+        if self.failure:
+            said.append(f"It would stop: {self.failure.rstrip('.')}.")
         if self.estimate is None:
             return said
         e, s = self.estimate, self.settings
-        beside = f"while {e.reading:.3f} s go into reading" if e.apart else f"and {e.reading:.3f} s of reading"
+        reading = f"while {e.reading:.3f} s go into reading" if e.apart else f"and {e.reading:.3f} s of reading"
         span = f"{e.step:.3f} s ({min(e.seconds):.3f} to {max(e.seconds):.3f})"
         said.append(
             f"It would take about {duration(max(1, e.total))}: {e.steps:,} steps in {s.epochs:,} epochs, each of "
-            f"{span} {beside}. Estimated from {len(e.seconds)} steps; measures and pictures come on top."
+            f"{span} {reading}. Estimated from {len(e.seconds)} steps; measures and pictures come on top."
         )
         if e.apart and s.device == "cpu" and e.worst > 1.1 * e.total:
             said.append(f"Reading shares the cores with training here, which can make it {duration(e.worst)}.")
@@ -138,16 +138,16 @@ def propose(
         settings, reasons: as `resolve` gives them.
         estimate: or leave that out.
     """
-    made, trouble = None, ""
+    made, failure = None, ""
     if estimate:
         try:
             made = _estimate(training, settings)
         except torch.OutOfMemoryError:
             full = f"the device has too little memory for {settings.batch_size} images at once"
-            trouble = f"{full}: {smaller_steps(settings)}"
+            failure = f"{full}: {smaller_steps(settings)}"
         except PatchloomError as problem:  # the images may well be read, and that shall not be lost
-            trouble = str(problem)
-    return Proposal(data, settings, reasons, made, trouble)
+            failure = str(problem)
+    return Proposal(data, settings, reasons, made, failure)
 
 
 def _estimate(training: Source, settings: Settings) -> Estimate:

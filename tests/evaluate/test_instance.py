@@ -3,6 +3,7 @@
 import csv
 import os
 import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,15 @@ from patchloom.evaluate import evaluate, extract, frozen
 from patchloom.evaluate.features import poolings_of, tokens_of
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.weights import EncoderCard, load_extra_module, save_encoder, save_extra_module, untrained_twin
+from patchloom.nets.weights import (
+    FORMAT,
+    EncoderCard,
+    load_extra_module,
+    save_encoder,
+    save_extra_module,
+    save_net,
+    untrained_twin,
+)
 from patchloom.tasks import build_task, with_defaults
 from patchloom.tasks.extrema import ExtreMA
 from patchloom.withhold.encoder_input import all_patches
@@ -106,6 +115,22 @@ def test_a_head_is_saved_whole_and_read_back(tmp_path: Path, monkeypatch: pytest
         load_extra_module(tmp_path, "pooling")
     path.unlink()
     assert load_extra_module(tmp_path, "pooling") is None, "an encoder may have been copied alone"
+
+
+def test_a_head_that_an_older_version_left_is_refused(tmp_path: Path) -> None:
+    task, path = _task(), tmp_path / "encoder.safetensors"
+    card = replace(_save(task, tmp_path), extra_modules={})
+    (tmp_path / "head.safetensors").rename(tmp_path / "instance_head.safetensors")
+
+    save_encoder(task.encoder, card, path)  # by this version, so that the head is another's
+    assert load_extra_module(tmp_path, "pooling") is None
+    as_older = {name: value for name, value in asdict(card).items() if name != "extra_modules"}
+    save_net(task.encoder, FORMAT, as_older, path)
+    for use in ("pooling", "stem"):
+        with pytest.raises(PatchloomError, match="older patchloom wrote .*instance_head.safetensors .*: evaluate with"):
+            load_extra_module(tmp_path, use)
+    (tmp_path / "instance_head.safetensors").unlink()
+    assert load_extra_module(tmp_path, "pooling") is None
 
 
 def test_the_untrained_twin_has_an_untrained_head() -> None:

@@ -81,6 +81,28 @@ def test_another_tasks_checkpoint_is_refused(tmp_path):
         restore(Checkpoints(tmp_path).read()[0], make(name="droppos")[0])
 
 
+def test_that_of_an_older_version_is_refused_with_what_to_do(tmp_path):
+    task, optimizer = make()
+    own = tensors_of(task, optimizer)
+    older = {name.replace("questions.pixels.decoder", "decoder"): value for name, value in own.items()}
+    assert older.keys() != own.keys()
+    with pytest.raises(PatchloomError) as refusal:
+        restore(older, task)
+    said = str(refusal.value)
+    assert "an older patchloom wrote it (it has decoder." in said and "and it lacks questions.pixels.decoder." in said
+    assert "use the version that wrote it, or begin a new run from its encoder, by --from" in said
+    assert len(said) < 500
+
+
+def test_one_of_another_size_is_refused(tmp_path):
+    task, optimizer = make()
+    wider = {
+        name: torch.cat([value, value]) if value.ndim else value for name, value in tensors_of(task, optimizer).items()
+    }
+    with pytest.raises(PatchloomError, match="another task or model: .* size mismatch"):
+        restore(wider, task)
+
+
 ASKED = Settings("photos/", {"name": "mae", "mask_ratio": 0.75}, {"name": "auto"})
 RESOLVED = Settings("photos/", {"name": "mae"}, {"name": "nano"}, img_size=(32, 64), patch_size=4)
 STATS = Stats((0.5, 0.4, 0.3), (0.2, 0.2, 0.2), 32, 64, 10, [])

@@ -48,9 +48,9 @@ def test_the_scale_is_halved_by_an_overflow_and_doubled_after_two_thousand_updat
 def test_gradients_are_divided_by_the_scale_before_they_are_clipped():
     weight = torch.nn.Parameter(torch.zeros(4))
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    for most, clipped in ((0.0, 6.0), (3.0, 3.0), (100.0, 6.0)):
+    for max_norm, clipped in ((0.0, 6.0), (3.0, 3.0), (100.0, 6.0)):
         weight.grad = torch.full((4,), 3.0 * 1024)
-        assert clip_gradients(optimizer, most, 1024.0).item() == pytest.approx(6.0)
+        assert clip_gradients(optimizer, max_norm, 1024.0).item() == pytest.approx(6.0)
         assert weight.grad.norm().item() == pytest.approx(clipped, rel=1e-5)
 
 

@@ -156,10 +156,10 @@ class _Parts(Dataset[int | PatchloomError]):
         return _index(self.path(number), len(self.images(number)))
 
     def _write(self, number: int) -> None:
-        beside = self.folder / f".{uuid.uuid4().hex}"
+        unfinished = self.folder / f".{uuid.uuid4().hex}"
         index, end = [], 0
         try:
-            with beside.open("wb") as file:
+            with unfinished.open("wb") as file:
                 for i in self.images(number):
                     try:
                         image = _to_cache(self.source.read(i), self.cache)
@@ -174,10 +174,10 @@ class _Parts(Dataset[int | PatchloomError]):
                 file.write(np.array(index, dtype=np.int64))
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(beside, self.path(number))
+            os.replace(unfinished, self.path(number))
         finally:
             with contextlib.suppress(OSError):
-                beside.unlink()
+                unfinished.unlink()
 
 
 def _to_cache(image: Tensor, cache: Cache) -> Tensor | None:

@@ -22,7 +22,7 @@ def draw_colors(rng: np.random.Generator) -> Tensor:
     order, with probability 0.8; the image becomes grey with 0.2 (ExtreMA, as MoCo v3).
     """
     jitter, grey = rng.random() < _CHANCE, rng.random() < _GREY
-    factors = [rng.uniform(-most, most) + (name != "hue") for name, most in _MAX_CHANGE.items()]
+    factors = [rng.uniform(-limit, limit) + (name != "hue") for name, limit in _MAX_CHANGE.items()]
     return torch.tensor([jitter, grey, *factors, *rng.permutation(len(_MAX_CHANGE))], dtype=torch.float32)
 
 

@@ -28,7 +28,7 @@ from patchloom.data import Source
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import Features, Precision, labelled, labels_of, runs_in_bfloat16
 from patchloom.files import cache_root, write_whole
-from patchloom.nets.encode import attention_heads
+from patchloom.nets.encode import attention_heads, input_size
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.weights import EncoderCard
 from patchloom.version import __version__
@@ -58,7 +58,7 @@ def about_encoder(
         "" if head is None else json.dumps(head.sizes, sort_keys=True) + digest_of(head.state_dict()),
         # neither the number of heads nor other options of a timm model are seen in its weights
         json.dumps(card.name if card.spec is None else asdict(card.spec), sort_keys=True),
-        f"{vit} {attention_heads(vit)} heads, {tuple(vit.patch_embed.img_size)} pixels",
+        f"{vit} {attention_heads(vit)} heads, {input_size(vit)} pixels",
         json.dumps([card.mean, card.std]),
         f"{device.type} {'bfloat16' if runs_in_bfloat16(device, precision) else 'float32'}",
     )

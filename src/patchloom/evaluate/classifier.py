@@ -16,7 +16,15 @@ from patchloom.data import Source
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import labels_of
 from patchloom.nets.build import initialize
-from patchloom.nets.encode import attention_heads, encode, final_norm, patch_positions
+from patchloom.nets.encode import (
+    attention_heads,
+    encode,
+    final_norm,
+    input_channels,
+    input_size,
+    patch_count,
+    patch_positions,
+)
 from patchloom.nets.heads import InstanceHead, represent
 from patchloom.nets.variants import Variant, vary
 from patchloom.nets.weights import (
@@ -77,12 +85,12 @@ class Classifier(nn.Module):
     @property
     def size(self) -> tuple[int, int]:
         """Height and width of the images in pixels."""
-        return tuple(self.encoder.patch_embed.img_size)
+        return input_size(self.encoder)
 
     @property
     def channels(self) -> int:
         """Channels of the images."""
-        return self.encoder.patch_embed.proj.in_channels
+        return input_channels(self.encoder)
 
     def train(self, mode: bool = True) -> Classifier:
         """Set the mode; a frozen encoder stays in eval mode."""
@@ -100,7 +108,7 @@ class Classifier(nn.Module):
         """Input of the stem or head [b d]. The norm comes after the mean, as in MAE's code, which trains faster."""
         vit, frozen = self.encoder, self.body is not None
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
-            tokens = encode(vit, all_patches(images, vit.patch_embed.num_patches), norm=frozen)
+            tokens = encode(vit, all_patches(images, patch_count(vit)), norm=frozen)
         if self.pooling == "instance":
             return represent(vit, self.instance, tokens)
         tokens = self.body(tokens) if frozen else tokens

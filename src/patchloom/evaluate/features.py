@@ -13,7 +13,16 @@ from torch import Tensor
 
 from patchloom.data import Source, normalize, plain_batches
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import attend_each, embed, encode, final_norm, layer_names
+from patchloom.nets.encode import (
+    attend_each,
+    embed,
+    encode,
+    final_norm,
+    input_channels,
+    input_size,
+    layer_names,
+    patch_count,
+)
 from patchloom.nets.heads import InstanceHead, represent
 from patchloom.nets.weights import EncoderCard
 from patchloom.withhold.encoder_input import all_patches
@@ -138,7 +147,7 @@ def extract(
     Raises:
         PatchloomError: no labels, no readable image, channels that the encoder does not take, or non-finite features.
     """
-    device, patches = torch.device(device), vit.patch_embed.num_patches
+    device, patches = torch.device(device), patch_count(vit)
 
     def pools(images: Tensor) -> dict[str, Tensor]:
         unnormed = encode(vit, all_patches(images, patches), norm=False)
@@ -178,7 +187,7 @@ def _pass(
 ) -> Features:
     """Apply ``pools``, from images [b c h w] to [b d] by name, to every labelled image."""
     source = labelled(source)
-    channels, size = vit.patch_embed.proj.in_channels, tuple(vit.patch_embed.img_size)
+    channels, size = input_channels(vit), input_size(vit)
     found: dict[str, list[Tensor]] = {}
     indices, unreadable = [], []
     training = vit.training

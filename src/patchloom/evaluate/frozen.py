@@ -24,6 +24,7 @@ from patchloom.evaluate.features import (
 )
 from patchloom.evaluate.report import Report, Row, lost_images
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified
+from patchloom.nets.encode import input_size
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.weights import EncoderCard, load_encoder, load_extra_module, untrained_twin
 
@@ -103,7 +104,7 @@ def extractors(
         layers: features of every layer instead of every pooling of the last.
     """
     at, keep = settings.at, settings.cache
-    size, what = tuple(vit.patch_embed.img_size), "layers" if layers else "pooled"
+    size, what = input_size(vit), "layers" if layers else "pooled"
 
     def by(net: VisionTransformer, its_head: InstanceHead | None) -> Callable[[Source], Features]:
         def take(source: Source) -> Features:
@@ -170,7 +171,7 @@ def compare(
             ]
             rows[protocol].append(found)
         cached += [name] * (train.cached or test.cached)
-    size, instance = tuple(vit.patch_embed.img_size), head is not None and pooling in ("all", "instance")
+    size, instance = input_size(vit), head is not None and pooling in ("all", "instance")
     around = circumstances(parts, train, test, size, cached, instance)
     return [_report(protocol, rows[protocol.name], around, parts, settings, train, test) for protocol in protocols]
 

@@ -49,20 +49,20 @@ def knn_accuracies(
         PatchloomError: a k below 1, or every k is larger than the gallery.
     """
     n = len(gallery)
-    served = sorted({k for k in ks if k <= n})
-    if not served or served[0] < 1:
+    counts = sorted({k for k in ks if k <= n})
+    if not counts or counts[0] < 1:
         raise PatchloomError(f"k = {', '.join(map(str, ks))} does not fit a gallery of {n} images: choose 1 to {n}")
     gallery = F.normalize(gallery.float(), dim=1)
     classes = int(gallery_labels.max()) + 1
     chunk = chunk or max(1, _SIMILARITIES // n)
-    right = dict.fromkeys(served, 0)
+    right = dict.fromkeys(counts, 0)
     for part, truth in zip(queries.split(chunk), query_labels.split(chunk), strict=True):
-        similarities, nearest = (F.normalize(part.float(), dim=1) @ gallery.T).topk(served[-1], dim=1)
+        similarities, nearest = (F.normalize(part.float(), dim=1) @ gallery.T).topk(counts[-1], dim=1)
         labels = gallery_labels[nearest]
         weights = (similarities / temperature).exp() if weighted else torch.ones_like(similarities)
         votes = weights.new_zeros(len(part), classes)
         counted = 0
-        for k in served:
+        for k in counts:
             votes.scatter_add_(1, labels[:, counted:k], weights[:, counted:k])
             counted = k
             right[k] += int((votes.argmax(1) == truth).sum())

@@ -151,9 +151,9 @@ def report_of(
     n = len(found.labels)
     chance = majority(protocol, labels_of(parts.train), found.labels)
     said = [*said, parts.story, *lost_images(found.unreadable, "test images")]
-    beside = [f"{row.number()} {row.encoder}" for row in (*rows[1:], chance)]
+    controls = [f"{row.number()} {row.encoder}" for row in (*rows[1:], chance)]
     first = rows[0].text() if rows[0].encoder != SCRATCH else f"{SCRATCH} {rows[0].text()}"
-    against = f"{', '.join(beside[:-1])} and {beside[-1]}" if len(beside) > 1 else beside[0]
+    against = f"{', '.join(controls[:-1])} and {controls[-1]}" if len(controls) > 1 else controls[0]
     return Report(
         rows=[*rows, chance],
         protocol=" ".join(said),

@@ -60,6 +60,6 @@ def draw_layers(
         axes.margins(x=0.02)
         axes.set_xticks(places, ["0", *(layer.removeprefix("block ") for layer in layers[1:])])
         axes.set_xlabel("after block")
-        beside = {"untrained": untrained[-1], **baselines}  # its curve is named as the dashed lines are
-        name_lines(axes, panel._replace(baselines=beside), float(shares[-1]), "this encoder")
+        dashed = {"untrained": untrained[-1], **baselines}  # its curve is named as the dashed lines are
+        name_lines(axes, panel._replace(baselines=dashed), float(shares[-1]), "this encoder")
         return write_figure(figure, out)

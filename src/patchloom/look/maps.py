@@ -50,7 +50,7 @@ def draw_maps(
     Raises:
         PatchloomError: the file cannot be written.
     """
-    most = max((np.nanmax(one.shares) for row in maps for one in row if np.isfinite(one.shares).any()), default=0.0)
+    largest = max((np.nanmax(one.shares) for row in maps for one in row if np.isfinite(one.shares).any()), default=0.0)
     colours = matplotlib.colormaps["viridis"].with_extremes(bad=NOTHING)
     rows, columns = maps[0][0].shares.shape
     height = SIDE * min(2.0, max(0.5, rows / columns)) + 0.3
@@ -62,7 +62,7 @@ def draw_maps(
         for i, row in enumerate(maps):
             for j, one in enumerate(row):
                 at = axes[i, j]
-                shown = at.imshow(one.shares, cmap=colours, vmin=0, vmax=most or 1, interpolation="nearest")
+                shown = at.imshow(one.shares, cmap=colours, vmin=0, vmax=largest or 1, interpolation="nearest")
                 at.set(xticks=[], yticks=[])
                 at.spines[:].set_visible(False)
                 # the name of the column stands above the note of its first map

@@ -1,8 +1,8 @@
-"""The encoder is a guest from timm: this file, what is beneath it, and `build` beside it alone know its insides.
+"""The encoder is a guest from timm: its blocks, tokens and table of positions are met here and in few other files.
 
 A stock ``VisionTransformer`` comes in, is fed an `EncoderInput`, and goes home unchanged: no weight is ever
-renamed. Letters as in `patchloom.patches`; d is the width of the encoder and ``prefix`` the number of class and
-register tokens.
+renamed. `tests/test_arrows.py` lists those files. Letters as in `patchloom.patches.tokens`; d is the width of the
+encoder and ``prefix`` the number of class and register tokens.
 """
 
 from __future__ import annotations
@@ -29,6 +29,21 @@ def patch_side(vit: VisionTransformer) -> int:
     return vit.patch_embed.patch_size[0]
 
 
+def patch_count(vit: VisionTransformer) -> int:
+    """Number n of patches of an image."""
+    return vit.patch_embed.num_patches
+
+
+def input_size(vit: VisionTransformer) -> tuple[int, int]:
+    """Height and width of its images in pixels."""
+    return tuple(vit.patch_embed.img_size)
+
+
+def input_channels(vit: VisionTransformer) -> int:
+    """Channels of its images."""
+    return vit.patch_embed.proj.in_channels
+
+
 def attention_heads(vit: VisionTransformer) -> int:
     """Attention heads of its blocks."""
     return vit.blocks[0].attn.num_heads
@@ -36,7 +51,7 @@ def attention_heads(vit: VisionTransformer) -> int:
 
 def patch_positions(vit: VisionTransformer) -> Tensor | None:
     """The position embeddings [n d] of the patches alone, or None if the model has none."""
-    return None if vit.pos_embed is None else vit.pos_embed[0, -vit.patch_embed.num_patches :]
+    return None if vit.pos_embed is None else vit.pos_embed[0, -patch_count(vit) :]
 
 
 def _prefix_tokens(vit: VisionTransformer) -> list[Tensor]:

@@ -11,7 +11,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import grid_size
+from patchloom.nets.encode import grid_size, patch_count
 
 POSITIONS, PROJECTION = "pos_embed", "patch_embed.proj.weight"
 _TOKENS = ("cls_token", "dist_token", "reg_token")  # as they stand before the patches; the second is DeiT's
@@ -52,7 +52,7 @@ def fit_positions(
     if table is None or table.ndim != 3 or (len(table), table.shape[2]) != (1, own.shape[2]):
         return []
     changes, tokens, wanted = [], _tokens(weights), _tokens(target)
-    new, n = grid_size(vit), vit.patch_embed.num_patches
+    new, n = grid_size(vit), patch_count(vit)
     entries = own.shape[1] > n
     prefix, old = _layout(table.shape[1], tokens, n, grid, alike=table.shape == own.shape and tokens == wanted)
     if prefix is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from timm.models.vision_transformer import VisionTransformer
 
-from patchloom.nets.encode import grid_size, patch_side
+from patchloom.nets.encode import grid_size, input_channels, patch_side
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,14 @@ class Geometry:
     @classmethod
     def of(cls, vit: VisionTransformer) -> Geometry:
         """That of a timm encoder."""
-        channels = vit.patch_embed.proj.in_channels
-        return cls(grid_size(vit), patch_side(vit), channels, vit.num_prefix_tokens, vit.embed_dim, vit.has_class_token)
+        return cls(
+            grid_size(vit),
+            patch_side(vit),
+            input_channels(vit),
+            vit.num_prefix_tokens,
+            vit.embed_dim,
+            vit.has_class_token,
+        )
 
     @property
     def n(self) -> int:

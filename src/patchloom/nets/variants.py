@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import grid_size, patch_positions
+from patchloom.nets.encode import grid_size, patch_count, patch_positions
 from patchloom.nets.weights import EncoderCard
 from patchloom.patches.positions import sincos_2d
 
@@ -74,7 +74,7 @@ def vary(
 
 def _positions(vit: VisionTransformer, variant: Variant, known: Tensor | None, length: int) -> Tensor:
     """Position embeddings [1 length d] of class and register tokens, if they have any, and patches."""
-    d, n = vit.embed_dim, vit.patch_embed.num_patches
+    d, n = vit.embed_dim, patch_count(vit)
     if variant == "fixed":
         if d % 4:
             raise PatchloomError(

@@ -224,7 +224,7 @@ def extra_module_file(source: str | Path, use: Use) -> Path | None:
         use: for which a module is wanted.
 
     Raises:
-        PatchloomError: no encoder there, or a damaged one.
+        PatchloomError: no encoder there, or a damaged one, or one that an older version wrote with a head beside it.
     """
     if str(source).startswith("timm:") or (path := weights_file(source)).name != "encoder.safetensors":
         return None
@@ -233,7 +233,15 @@ def extra_module_file(source: str | Path, use: Use) -> Path | None:
 
 
 def _extra_modules(path: Path) -> Iterable[tuple[str, Use]]:
-    return read_card(path).extra_modules.items() if is_ours(path) else ()
+    if not is_ours(path):
+        return ()
+    head, about = path.with_name("instance_head.safetensors"), read_about(path, FORMAT, "encoder weights")
+    if head.exists() and "extra_modules" not in about:  # else another pooling would be quoted without a word
+        raise PatchloomError(
+            f"an older patchloom wrote {head} for {path}, and this one cannot read it: evaluate with that version, "
+            "train again, or move the head away"
+        )
+    return read_card(path).extra_modules.items()
 
 
 def load_extra_module(source: str | Path, use: Use) -> nn.Module | None:

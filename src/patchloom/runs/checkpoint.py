@@ -140,10 +140,16 @@ def restore(tensors: dict[str, Tensor], task: nn.Module, optimizer: torch.optim.
     """Put back what `tensors_of` gave; into any number of processes.
 
     Raises:
-        PatchloomError: it is of another task or model.
+        PatchloomError: it is of another task or model, or an older version wrote it, which had other names.
     """
     weights = weights_of(tensors)
     own = task.state_dict()
+    if weights.keys() != own.keys():
+        raise PatchloomError(
+            "the checkpoint is of another task or model, or an older patchloom wrote it "
+            f"({_first_difference(weights, own)}): use the version that wrote it, or begin a new run from its encoder, "
+            "by --from and the run's folder or by --init and its encoder.safetensors"
+        )
     try:
         placed = {name: _as(own[name], value) if name in own else value for name, value in weights.items()}
         task.load_state_dict(placed, strict=True)
@@ -164,6 +170,12 @@ def restore(tensors: dict[str, Tensor], task: nn.Module, optimizer: torch.optim.
             elif fused:  # which counts its steps where the weight is
                 value = value.to(weight.device)
             optimizer.state[weight][key] = value.clone()
+
+
+def _first_difference(found: Iterable[str], own: Iterable[str]) -> str:
+    foreign, absent = sorted(set(found) - set(own)), sorted(set(own) - set(found))
+    said = [f"it has {foreign[0]}"] * bool(foreign) + [f"it lacks {absent[0]}"] * bool(absent)
+    return " and ".join(said)
 
 
 def _whole(value: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from patchloom.tasks import with_defaults
 Auto = Literal["auto"]
 DEFAULT_TASK = "droppos"
 # of processes, threads and pixels more are a slip of the keyboard, and would bring a machine down
-_MOST = {"workers": 1024, "threads": 1024, "devices": 1024, "nodes": 2**16, "patch_size": 2**16, "channels": 2**16}
+_MAX = {"workers": 1024, "threads": 1024, "devices": 1024, "nodes": 2**16, "patch_size": 2**16, "channels": 2**16}
 LAUNCH = ("devices", "nodes", "strategy")  # with which settings a run may go on as it likes
 
 
@@ -114,7 +114,7 @@ class Settings:
             if value != "auto" and value < bound:
                 raise PatchloomError(f"--{name} must be {bound} or more, not {value}")
         for name in least:
-            bound, value = _MOST.get(name, 2**31 - 1), getattr(self, name)
+            bound, value = _MAX.get(name, 2**31 - 1), getattr(self, name)
             if value != "auto" and value > bound:
                 raise PatchloomError(f"--{name} must be {bound} or less, not {value}")
         if "auto" not in (self.epochs, self.warmup_epochs) and self.warmup_epochs > self.epochs:
@@ -124,8 +124,8 @@ class Settings:
         for name in ("crop_scale", "held_out"):
             if not 0 < getattr(self, name) < 1 and (name, getattr(self, name)) != ("crop_scale", 1):
                 raise PatchloomError(f"--{name} is a share between 0 and 1, not {getattr(self, name)}")
-        if self.img_size != "auto" and not 1 <= min(self.img_size) <= max(self.img_size) <= _MOST["patch_size"]:
-            raise PatchloomError(f"--img_size must be positive and {_MOST['patch_size']} or less, not {self.img_size}")
+        if self.img_size != "auto" and not 1 <= min(self.img_size) <= max(self.img_size) <= _MAX["patch_size"]:
+            raise PatchloomError(f"--img_size must be positive and {_MAX['patch_size']} or less, not {self.img_size}")
         if self.from_run is not None and self.init is not None:
             raise PatchloomError("--from and --init both say with which weights to begin: give one of them")
 

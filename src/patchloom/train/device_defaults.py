@@ -21,7 +21,7 @@ _CLEARLY = 0.8  # forms that are nearly alike shall not be chosen by chance: the
 
 _MAX_STORED = 0.25  # of the memory, by attention weights that a fused kernel would not store
 _NOT_SERVED = "native ones are for plain blocks, whose heads have a multiple of 16 channels"
-_MOST_EXPLICIT = 2**28  # numbers: of an explicit softmax of one image, GiB and seconds even to try it
+_MAX_EXPLICIT = 2**28  # numbers: of an explicit softmax of one image, GiB and seconds even to try it
 
 
 def device() -> tuple[str, str]:
@@ -71,7 +71,7 @@ def attention(device: str, precision: str, spec: EncoderSpec) -> tuple[str, str]
     if device != "cpu":
         return "fused", "the usual choice on a GPU"
     heads, tokens, side = attention_shape(outline(spec))
-    if heads * tokens**2 > _MOST_EXPLICIT:
+    if heads * tokens**2 > _MAX_EXPLICIT:
         return "fused", f"an explicit softmax would hold {heads} tables of {tokens:,} x {tokens:,} numbers an image"
     gain = fused_gain(device, precision, heads, tokens, side)
     return ("explicit" if gain < _CLEARLY else "fused"), f"the fused kernel is ×{gain:.2f} as fast here"

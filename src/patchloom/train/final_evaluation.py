@@ -27,7 +27,7 @@ from patchloom.runs.settings import Settings
 from patchloom.train.progress import Reporter
 from patchloom.train.validation import Validation, verdict
 
-_MOST_EVALUATED = 5000  # training images of the closing evaluation; `patchloom evaluate` takes all
+_MAX_EVALUATED = 5000  # training images of the final evaluation; `patchloom evaluate` takes all
 
 
 class FinalEvaluation(NamedTuple):
@@ -100,8 +100,8 @@ class FinalEvaluation(NamedTuple):
             test, story = labelled(self.validation.held_out), self.held_out.sentence("The test images")
             doubt = story if self.held_out.doubt else ""
         train = self.training
-        if len(train) > _MOST_EVALUATED:
-            some = np.random.default_rng(self.settings.seed).permutation(len(train))[:_MOST_EVALUATED]
+        if len(train) > _MAX_EVALUATED:
+            some = np.random.default_rng(self.settings.seed).permutation(len(train))[:_MAX_EVALUATED]
             train, story = train.subset(np.sort(some)), f"{story} The training images are a random subset."
         parts = Parts(labelled(train), test, story)
         seed, task, validation = self.settings.seed, self.validation.task, self.validation

@@ -41,14 +41,15 @@ def learning_rate(step: int, steps: int, warmup: int, peak: float) -> float:
     return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
-def clip_gradients(optimizer: torch.optim.Optimizer, most: float, scale: float = 1.0) -> Tensor:
-    """Divide the gradient by ``scale``, then shorten it to the norm ``most`` if it is longer (0: never).
+def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, scale: float = 1.0) -> Tensor:
+    """Divide the gradient by ``scale``, then shorten it to the norm ``max_norm`` if it is longer (0: never).
 
     Returns:
         The norm between the two, a scalar.
     """
     weights = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+    gradients = [one.grad for one in weights]
     if scale != 1:
-        torch._foreach_mul_([one.grad for one in weights], 1 / scale)
-    norm = nn.utils.clip_grad_norm_(weights, most) if most else nn.utils.get_total_norm([one.grad for one in weights])
+        torch._foreach_mul_(gradients, 1 / scale)
+    norm = nn.utils.clip_grad_norm_(weights, max_norm) if max_norm else nn.utils.get_total_norm(gradients)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -45,7 +45,7 @@ from patchloom.train.validation import Validation
 _LOGGED = 200  # rows of metrics.csv in a run
 _VALIDATED = 0.25  # the held-out measures are taken at the start and after every such share
 _SAVE_EVERY = 60.0  # seconds between checkpoints
-_MOST_IN_A_ROW = 5  # updates that are not finite before the run goes back to a checkpoint
+_MAX_IN_A_ROW = 5  # updates that are not finite before the run goes back to a checkpoint
 COLLAPSED = (
     "the teacher gives all images nearly the same output, so agreement with it means little: if this stays so, lower "
     "--blr, raise --warmup_epochs or the batch size, or choose another task"
@@ -238,7 +238,7 @@ def train(
             state.step, state.seconds = todo.stop, pace.seconds()
             if not state.count(made, settings.precision):
                 note_skipped(folder, state, source, forwards, made, reporter)
-            diverged = state.in_a_row == _MOST_IN_A_ROW
+            diverged = state.in_a_row == _MAX_IN_A_ROW
 
             # ---- a row of metrics.csv and a line of progress, at times with the held-out measures
             passed = {*range(todo.start + 1, todo.stop + 1)}

@@ -98,9 +98,9 @@ def duration(seconds: float) -> str:
 
 def in_words(measure: Measure) -> str:
     """A measure's part of the line of progress: made once, since every number in it is read from the device."""
-    beside = ", ".join(f"{name} {measure.show(value)}" for name, value in measure.means().items())
+    baselines = ", ".join(f"{name} {measure.show(value)}" for name, value in measure.means().items())
     spread = "".join(f", {name} {value:.2f}" for name, value in measure.diversity.items())
-    return f" · {measure.name} {measure.show(measure.value)} ({beside}){spread}"
+    return f" · {measure.name} {measure.show(measure.value)} ({baselines}){spread}"
 
 
 def line(epoch: float, epochs: int, loss: float | None, measured: str, pace: str) -> str:

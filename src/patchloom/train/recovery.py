@@ -15,7 +15,7 @@ from patchloom.train.progress import Reporter
 from patchloom.train.state import TrainState
 from patchloom.train.step import Forward, Stepper, Update
 
-_MOST_SETBACKS = 3  # how often a run goes back
+_MAX_SETBACKS = 3  # how often a run goes back
 
 
 def save_checkpoint(folder: RunFolder, stepper: Stepper, state: TrainState, unreadable: set[str]) -> bool:
@@ -72,17 +72,17 @@ def go_back(
         PatchloomError: the run did so too often.
     """
     done, setbacks, settings = state.step, state.setbacks + 1, stepper.settings
-    if setbacks > _MOST_SETBACKS:
+    if setbacks > _MAX_SETBACKS:
         raise PatchloomError(
             f"loss or weights are no longer finite after {done} steps, though the learning rate was halved "
-            f"{_MOST_SETBACKS} times: begin again with another --out and a lower --blr (now "
+            f"{_MAX_SETBACKS} times: begin again with another --out and a lower --blr (now "
             f"{settings.blr:g}), or with --precision float32; {folder.skipped} names the images"
         )
     earlier = restored_state(folder, stepper, reporter) or TrainState()  # there is one: a run begins with a checkpoint
     earlier.setbacks = setbacks
     reporter.say(
         f"  not finite any more at step {done:,}: going back to step {earlier.step:,}, with ×"
-        f"{earlier.factor:g} the learning rate from there on ({setbacks} of at most {_MOST_SETBACKS} times)"
+        f"{earlier.factor:g} the learning rate from there on ({setbacks} of at most {_MAX_SETBACKS} times)"
     )
     save_checkpoint(folder, stepper, earlier, unreadable)  # else a run that is killed now would forget it
     return earlier

@@ -15,7 +15,7 @@ from patchloom.train import device_defaults
 
 # Images seen by the end of a run, if epochs is auto: minutes on a CPU, hours on a GPU.
 _SAMPLES = {"cpu": 200_000, "gpu": 20_000_000}
-_MOST_EPOCHS = 1600
+_MAX_EPOCHS = 1600
 
 # Measured (benchmarks/README.md): with few, large patches, positions on `shapes` can be learnt within minutes.
 _ON_SHAPES = {"img_size": (32, 32), "patch_size": 8}
@@ -59,10 +59,10 @@ def resolve(
         h, w = auto("img_size", *_img_size(device, min(stats.height, stats.width), settings.patch_size))
         patch = auto("patch_size", _patch(min(h, w)), f"common for {min(h, w)} pixels")
     auto("model", *_model(device, (h // patch) * (w // patch)))
-    wishes = encoder_defaults(settings.task)
-    auto("positions", *wishes.get("positions", ("sincos", "as in the papers")))
-    if "class_token" in wishes and settings.model.get("class_token") is None:
-        value, reasons["model.class_token"] = wishes["class_token"]
+    defaults = encoder_defaults(settings.task)
+    auto("positions", *defaults.get("positions", ("sincos", "as in the papers")))
+    if "class_token" in defaults and settings.model.get("class_token") is None:
+        value, reasons["model.class_token"] = defaults["class_token"]
         chosen["model"] = {**chosen.get("model", settings.model), "class_token": value}
     batch = auto("batch_size", *_batch(device, n, world))
     check_images(settings.task, batch, n)
@@ -71,7 +71,7 @@ def resolve(
     if settings.devices == "auto":
         chosen["devices"] = here.processes
     samples = _SAMPLES["cpu" if device == "cpu" else "gpu"]
-    epochs = min(_MOST_EPOCHS, max(10, round(samples / n)))
+    epochs = min(_MAX_EPOCHS, max(10, round(samples / n)))
     epochs = auto("epochs", epochs, f"{n * epochs:,} samples in all from {n:,} training images")
     auto("blr", *_blr(chosen.get("model", settings.model)["name"], batch * settings.accumulate))
     auto("warmup_epochs", round(epochs * 0.1, 2), "a tenth of the epochs")

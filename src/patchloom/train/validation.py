@@ -11,6 +11,7 @@ import torch
 
 from patchloom.data import Source, normalize, plain_batches
 from patchloom.evaluate import Features, Report, classes_of, extract, has_labels, knn_accuracies, pixel_features
+from patchloom.nets.encode import input_size
 from patchloom.nets.weights import EncoderCard, untrained_twin
 from patchloom.questions.measure import Measure
 from patchloom.runs.held_out import HeldOut
@@ -38,7 +39,7 @@ class Validation:
         self.task, self.card, self.held_out, self.seed = task, card, held_out, settings.seed
         self.fresh = settings.from_run is None and settings.init is None
         self.batch_size, self.workers = min(_BATCH, 2 * settings.batch_size), settings.workers
-        self.size = tuple(task.encoder.patch_embed.img_size)
+        self.size = input_size(task.encoder)
         self.gallery = None
         if has_labels(held_out) and classes_of(training) > 1:
             with_label = np.flatnonzero(training.labels >= 0)
@@ -118,7 +119,7 @@ def verdict(measure: Measure, knn: Report | None, held_out: HeldOut) -> str:
 
     Args:
         measure: the task's measure at the end, on the held-out images.
-        knn: the closing evaluation, or None without labels.
+        knn: the final evaluation, or None without labels.
         held_out: what is known of those images.
     """
     gain, noise = measure.gain()

@@ -139,7 +139,7 @@ def open_builtin(data: str, seed: int = 0) -> Data | None:
         None if no data set has this name.
 
     Raises:
-        PatchloomError: the number of shapes is no number, or a download fails.
+        PatchloomError: the number of shapes is not a number, or a download fails.
     """
     if data == "shapes" or data.startswith("shapes:"):
         count = data.removeprefix("shapes").removeprefix(":") or "5000"

@@ -155,7 +155,7 @@ def _room() -> float:
     """Bytes that fetched shards may take.
 
     Raises:
-        PatchloomError: the environment variable is no number above 0.
+        PatchloomError: the environment variable is not a number above 0.
     """
     text = os.environ.get(ROOM) or str(_ROOM)
     try:

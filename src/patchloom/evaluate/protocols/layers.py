@@ -14,6 +14,7 @@ from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, hold_out_for_ch
 from patchloom.evaluate.neighbours import TEMPERATURE, knn_accuracies
 from patchloom.evaluate.report import Drawing, Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
+from patchloom.nets.encode import input_size
 from patchloom.nets.weights import load_encoder
 
 
@@ -52,7 +53,7 @@ def layers(
     n_test = len(test.labels)
     guessed = majority("layers", train.labels, test.labels)
     quoted = (ours[-1], _best(ours), twins[-1], _best(twins), pixels)
-    size = tuple(vit.patch_embed.img_size)
+    size = input_size(vit)
     return Report(
         rows=[*ours, *twins, pixels, guessed],
         protocol=f"{_sentences(len(ours) - 2, k, train, test)} {circumstances(parts, train, test, size, cached)}",

@@ -20,7 +20,7 @@ from patchloom.evaluate.logistic import linear_probe
 from patchloom.evaluate.neighbours import TEMPERATURE, knn_accuracies
 from patchloom.evaluate.report import Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
-from patchloom.nets.encode import patch_positions, patch_side
+from patchloom.nets.encode import input_size, patch_positions, patch_side
 from patchloom.nets.weights import load_encoder
 from patchloom.patches.tokens import grid_of, patchify, unpatchify
 
@@ -48,7 +48,7 @@ def order(
     """
     vit, card = load_encoder(run)
     check_pooling(pooling, tokens_of(vit, None))
-    parts, size = parts_of(data, settings), tuple(vit.patch_embed.img_size)
+    parts, size = parts_of(data, settings), input_size(vit)
     shuffled = ShuffledPatches(parts.test, size, patch_side(vit), settings.seed)
     rows: list[Row] = []
     cached: list[str] = []

@@ -19,7 +19,7 @@ from patchloom.evaluate.position_scores import STORY, Cell, measure_positions, n
 from patchloom.evaluate.report import Report, lost_images
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
 from patchloom.hints import check
-from patchloom.nets.encode import encode, grid_size, patch_positions
+from patchloom.nets.encode import encode, grid_size, input_channels, input_size, patch_count, patch_positions
 from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
 from patchloom.patches.partition import random_dropped
 from patchloom.questions.positions import PositionPrediction
@@ -130,7 +130,7 @@ class PositionProbe(nn.Module):
     def __init__(self, vit: VisionTransformer, placeholder: Placeholder) -> None:
         super().__init__()
         self.vit = vit.requires_grad_(False).eval()
-        self.n, d = vit.patch_embed.num_patches, vit.embed_dim
+        self.n, d = patch_count(vit), vit.embed_dim
         self.token = nn.Parameter(torch.zeros(d), requires_grad=placeholder == "learned")
         self.standardize = nn.BatchNorm1d(d, affine=False)
         self.layer = nn.Linear(d, self.n)
@@ -173,7 +173,7 @@ def _measure(
     steps: int,
 ) -> tuple[list[Cell], list[str]]:
     """Train and test one encoder: results on the test images, and names of unreadable images."""
-    size, channels = tuple(vit.patch_embed.img_size), vit.patch_embed.proj.in_channels
+    size, channels = input_size(vit), input_channels(vit)
     unreadable: list[str] = []
     probe = PositionProbe(vit, placeholder).to(settings.at)
     reading = settings.seed, 0, steps, settings.workers_for(parts.train, steps), channels

@@ -112,49 +112,49 @@ struct Strides {
   long image, token, head;
 };
 struct Sizes {
-  long images, heads, asking, serving, side;
+  long images, heads, n_queries, n_keys, side;
 };
 
-// out [images asking heads side], weights [images heads asking padded] or null
+// out [images n_queries heads side], weights [images heads n_queries padded] or null
 extern "C" void attention(const half* q, Strides at_q, const half* k, const half* v, Strides at_kv, half* out,
                           half* weights, Sizes size, float scale, int threads) {
-  const long heads = size.heads, asking = size.asking, serving = size.serving, side = size.side;
-  const long padded = whole_lanes(serving);
+  const long heads = size.heads, n_queries = size.n_queries, n_keys = size.n_keys, side = size.side;
+  const long padded = whole_lanes(n_keys);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (long job = 0; job < size.images * heads; ++job) {
     const long image = job / heads, head = job % heads;
-    const long served = image * at_kv.image + head * at_kv.head;
+    const long kv_start = image * at_kv.image + head * at_kv.head;
     pair* keys = room(scratch.pairs, padded * side);
     pair* values = keys + padded * side / 2;
     float* scores = room(scratch.sums, kRows * (padded + side));
     float* mixed = scores + kRows * padded;
     half* some = room(scratch.halves, kRows * padded);
-    pair_columns(keys, k + served, at_kv.token, serving, padded, side);
-    std::fill(values + serving / 2 * side, values + padded / 2 * side, 0);
-    pair_rows(values, v + served, at_kv.token, serving, side);
+    pair_columns(keys, k + kv_start, at_kv.token, n_keys, padded, side);
+    std::fill(values + n_keys / 2 * side, values + padded / 2 * side, 0);
+    pair_rows(values, v + kv_start, at_kv.token, n_keys, side);
     const half* query = q + image * at_q.image + head * at_q.head;
-    for (long i = 0; i < asking; i += kRows) {
-      const int rows = std::min<long>(kRows, asking - i);
-      half* weight = weights ? weights + (job * asking + i) * padded : some;
+    for (long i = 0; i < n_queries; i += kRows) {
+      const int rows = std::min<long>(kRows, n_queries - i);
+      half* weight = weights ? weights + (job * n_queries + i) * padded : some;
       multiply(rows, padded, side / 2, (const pair*)(query + i * at_q.token), at_q.token / 2, 1, keys, scores);
-      for (int m = 0; m < rows; ++m) softmax(weight + m * padded, scores + m * padded, serving, padded, scale);
+      for (int m = 0; m < rows; ++m) softmax(weight + m * padded, scores + m * padded, n_keys, padded, scale);
       multiply(rows, side, padded / 2, (const pair*)weight, padded / 2, 1, values, mixed);
       for (int m = 0; m < rows; ++m)
-        narrow(out + ((image * asking + i + m) * heads + head) * side, mixed + m * side, side);
+        narrow(out + ((image * n_queries + i + m) * heads + head) * side, mixed + m * side, side);
     }
   }
 }
 
-// grad [images asking heads side]; dq lies as q does, dk and dv as k and v do, each by strides of its own
+// grad [images n_queries heads side]; dq lies as q does, dk and dv as k and v do, each by strides of its own
 extern "C" void attention_backward(const half* grad, const half* weights, const half* q, Strides at_q, const half* k,
                                    const half* v, Strides at_kv, half* dq, Strides at_dq, half* dk, half* dv,
                                    Strides at_dkv, Sizes size, float scale, int threads) {
-  const long heads = size.heads, asking = size.asking, serving = size.serving, side = size.side;
-  const long padded = whole_lanes(serving), pairs = (asking + 1) / 2, token = heads * side;
+  const long heads = size.heads, n_queries = size.n_queries, n_keys = size.n_keys, side = size.side;
+  const long padded = whole_lanes(n_keys), pairs = (n_queries + 1) / 2, token = heads * side;
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (long job = 0; job < size.images * heads; ++job) {
     const long image = job / heads, head = job % heads;
-    const long asked = image * at_q.image + head * at_q.head, served = image * at_kv.image + head * at_kv.head;
+    const long q_start = image * at_q.image + head * at_q.head, kv_start = image * at_kv.image + head * at_kv.head;
     pair* values = room(scratch.pairs, padded * side + 2 * pairs * (side + padded));
     pair* keys = values + padded * side / 2;
     pair* queries = keys + padded * side / 2;
@@ -164,16 +164,16 @@ extern "C" void attention_backward(const half* grad, const half* weights, const 
     float* scores = room(scratch.sums, kRows * (padded + side));
     float* sums = scores + kRows * padded;
     half* slope = room(scratch.halves, kRows * padded);
-    const half* given = grad + image * asking * token + head * side;
-    const half* weight = weights + job * asking * padded;
-    pair_columns(values, v + served, at_kv.token, serving, padded, side);
-    std::fill(keys + serving / 2 * side, keys + padded / 2 * side, 0);
-    pair_rows(keys, k + served, at_kv.token, serving, side);
-    pair_rows(queries, q + asked, at_q.token, asking, side);
-    pair_rows(grads, given, token, asking, side);
-    pair_rows(shares, weight, padded, asking, padded);
-    for (long i = 0; i < asking; i += kRows) {
-      const int rows = std::min<long>(kRows, asking - i);
+    const half* given = grad + image * n_queries * token + head * side;
+    const half* weight = weights + job * n_queries * padded;
+    pair_columns(values, v + kv_start, at_kv.token, n_keys, padded, side);
+    std::fill(keys + n_keys / 2 * side, keys + padded / 2 * side, 0);
+    pair_rows(keys, k + kv_start, at_kv.token, n_keys, side);
+    pair_rows(queries, q + q_start, at_q.token, n_queries, side);
+    pair_rows(grads, given, token, n_queries, side);
+    pair_rows(shares, weight, padded, n_queries, padded);
+    for (long i = 0; i < n_queries; i += kRows) {
+      const int rows = std::min<long>(kRows, n_queries - i);
       multiply(rows, padded, side / 2, (const pair*)(given + i * token), token / 2, 1, values, scores);
       for (int m = 0; m < rows; ++m) {  // through the softmax: weight * (score - sum of weight * score) * scale
         const half* w = weight + (i + m) * padded;
@@ -191,8 +191,8 @@ extern "C" void attention_backward(const half* grad, const half* weights, const 
       for (int m = 0; m < rows; ++m)
         narrow(dq + image * at_dq.image + (i + m) * at_dq.token + head * at_dq.head, sums + m * side, side);
     }
-    for (long j = 0; j < serving; j += kRows) {
-      const int rows = std::min<long>(kRows, serving - j);
+    for (long j = 0; j < n_keys; j += kRows) {
+      const int rows = std::min<long>(kRows, n_keys - j);
       const long at = image * at_dkv.image + j * at_dkv.token + head * at_dkv.head;
       multiply(rows, side, pairs, slopes + j, 1, padded, queries, sums);
       for (int m = 0; m < rows; ++m) narrow(dk + at + m * at_dkv.token, sums + m * side, side);

@@ -77,7 +77,7 @@ def library() -> ctypes.CDLL:
             return ctypes.CDLL(str(path))
     if command is None:
         raise PatchloomError(f"{path} cannot be loaded, and g++ was not found: use --kernels torch")
-    write_whole(path, lambda beside: _compile(command, beside))
+    write_whole(path, lambda unfinished: _compile(command, unfinished))
     try:
         return ctypes.CDLL(str(path))
     except OSError as problem:

@@ -1,6 +1,7 @@
 """The kernels as operators of torch: with gradients, and known to torch.compile.
 
-Letters as in `patchloom.patches`; h heads of width d. Everything is on the CPU; halves are bfloat16, the rest float32.
+Letters as in `patchloom.patches.tokens`; h heads of width d. Everything is on the CPU; halves are bfloat16, the rest
+float32.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class _Strides(ctypes.Structure):
 
 
 class _Sizes(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_long) for name in ("images", "heads", "asking", "serving", "side")]
+    _fields_ = [(name, ctypes.c_long) for name in ("images", "heads", "n_queries", "n_keys", "side")]
 
 
 def _strides(heads: Tensor) -> _Strides:
@@ -109,9 +110,8 @@ _attention.register_fake(_room_for_mixed)
 )
 def _attention_backward(grad: Tensor, weights: Tensor, q: Tensor, kv: Tensor | None) -> tuple[Tensor, Tensor]:
     dq, dkv = _room_for_slopes(grad, weights, q, kv)
-    asked, served = _parts(q, kv), _parts(dq, None if kv is None else dkv)
     grad = grad.contiguous()
-    (q, k, v), (to_q, to_k, to_v) = asked, served
+    (q, k, v), (to_q, to_k, to_v) = _parts(q, kv), _parts(dq, None if kv is None else dkv)
     given = _at(q), _strides(q), _at(k), _at(v), _strides(k)
     to = _at(to_q), _strides(to_q), _at(to_k), _at(to_v), _strides(to_k)
     scale = ctypes.c_float(q.shape[-1] ** -0.5)
