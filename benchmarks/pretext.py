@@ -29,7 +29,7 @@ from patchloom.tasks import ready_tasks
 
 
 def last_results(run: Path) -> dict[tuple[str, str], float]:
-    """(protocol, encoder) -> accuracy, as the closing evaluation quotes it."""
+    """(protocol, encoder) -> accuracy, as the final evaluation quotes it."""
     with open(run / "results.csv", newline="") as file:
         quoted = [row for row in csv.DictReader(file) if row["quoted"] == "True"]
     return {

@@ -97,6 +97,8 @@ def test_only_what_builds_and_runs_encoders_knows_timms_insides():
         used = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
         if path not in KNOWING:
             assert not used & inside, f"{path} touches {used & inside}"
+        if part_of(path) != "nets":
+            assert "patch_embed" not in used, f"{path} touches patch_embed: nets/encode.py tells sizes"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
