@@ -51,7 +51,7 @@ class PlainLUT(nn.Module):
         super().__init__()
         asked = task.agreement
         self.encoder, self.mask_token = deepcopy(task.encoder), deepcopy(task.mask_token)
-        self.pixels = nn.Linear(task.geometry.width, task.geometry.pixels)
+        self.pixels = nn.Linear(task.geometry.width, task.geometry.patch_dim)
         self.pixels.load_state_dict(task.questions["pixels"].decoder.state_dict(), strict=True)
         self.head, self.predictor = plain_head(asked.projection), plain_head(asked.prediction)
         self.teacher = deepcopy(asked.teacher.encoder).eval()
