@@ -235,3 +235,9 @@ def test_impossible_options_are_refused(options, said):
 def test_a_single_image_has_no_batch_statistics():
     with pytest.raises(ValueError, match="2 or more images"):
         make()(*torch.randn(2, 1, 3, 32, 32))
+
+
+def test_what_is_given_is_of_both_views():
+    task, (one, two) = make(), torch.randn(2, 4, 3, 32, 32)
+    with pytest.raises(ValueError, match="of 8 images in two views, what is given names 4"):
+        task(one, two, given=task.given(one, generator()))

@@ -152,12 +152,13 @@ class Positions(Question):
     def sheets(self, encoded: Encoded) -> list[Sheet]:
         """Which patches are placed rightly."""
         predicted, images = self.predict(encoded), encoded.given.images
-        p, seen = self.geometry.p, torch.zeros(len(images), self.geometry.n, dtype=torch.bool, device=images.device)
-        seen = seen.scatter(1, predicted.visible, encoded.given.has_content())
-        shown = torch.where(seen[..., None], patchify(images, p), WITHHELD)
-        marked = mark_wrong(images, p, predicted.visible, predicted.places())
-        caption = "Black: masked. White: placed wrongly. The rest: placed rightly, or its position was given."
-        return [Sheet("positions", caption, {"given": unpatchify(shown, p, self.geometry.grid), "placed": marked})]
+        g = self.geometry
+        shown = torch.zeros(len(images), g.n, dtype=torch.bool, device=images.device)
+        shown = shown.scatter(1, predicted.visible, encoded.given.has_content())
+        given = unpatchify(torch.where(shown[..., None], patchify(images, g.p), WITHHELD), g.p, g.grid)
+        marked = mark_wrong(given, g.p, predicted.visible, predicted.places())
+        caption = "Black: withheld. White: placed wrongly. The rest: placed rightly, or its position was given."
+        return [Sheet("positions", caption, {"given": given, "placed": marked})]
 
 
 def affinity(features: Tensor, prefix: int, temperature: float, has_class_token: bool = True) -> Tensor:

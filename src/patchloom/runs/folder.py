@@ -62,9 +62,10 @@ class RunFolder:
         if self.requested.exists():
             # a setting or an option that the version which began the run did not have yet is at its default
             before = Settings("").plain() | _read_yaml(self.requested)
-            with suppress(PatchloomError):  # options that are gone are named as differences
-                before["task"] = with_defaults(before["task"])
             now = settings.plain()
+            for one in (before, now):
+                with suppress(PatchloomError):  # options that are gone are named as differences
+                    one["task"] = with_defaults(one["task"])
             for name in LAUNCH:  # a run may go on with other devices
                 before[name] = now[name]
             differences = _differences(before, now)
