@@ -26,8 +26,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from options_swept import OPTION_SETS
 from sweep import build, views_of
 
-from patchloom.questions.position_pictures import predict_positions
-
 WORDS = ("caption", "to beat")  # words may change, and are told
 
 
@@ -83,7 +81,7 @@ def held_out(task: torch.nn.Module, generator: torch.Generator) -> dict[str, Any
     axes = {} if asked is None else asked.ratios
     found["axes"] = {axis: list(ratios) for axis, ratios in axes.items()}
     for ratios in [{}, {axis: values[1] for axis, values in axes.items()}] if axes else []:
-        placed = predict_positions(task, images, generator, **ratios)
+        placed = asked.predict(task.encode(images, task.given(images, generator, **ratios), generator))
         found[f"places {ratios}"] = [trace(one) for one in (placed.visible, placed.dropped, placed.logits)]
     found["drawn in the end"] = torch.rand((), generator=generator).item()
     return found

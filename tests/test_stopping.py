@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from killing import work_for_ever
+from killing import Numbers, work_for_ever
 
 from patchloom import cli
 from patchloom.data.workers import in_workers
@@ -109,18 +109,6 @@ def test_what_follows_from_a_signal_is_no_error_of_its_own(problem, monkeypatch,
     assert cli.main(["tasks"]) == 130 and capsys.readouterr().err == f"patchloom: {problem}\n"
 
 
-class Numbers:
-    """Numbers that a worker prepares; with the process that did, and one on which it works for ever."""
-
-    def __init__(self, stuck: int | None = None):
-        self.stuck = stuck
-
-    def __getitem__(self, number: int) -> tuple[int, int]:
-        while number == self.stuck:
-            time.sleep(0.05)
-        return number, os.getpid()
-
-
 def there(process: int) -> bool:
     """Whether it runs (and did not only leave its exit code behind)."""
     try:
@@ -163,7 +151,7 @@ def test_a_worker_that_does_not_end_is_ended():
 ALONE = """
 import os, sys, time
 sys.path[:0] = [{here!r}]
-from test_stopping import Numbers
+from killing import Numbers
 from patchloom.data.workers import in_workers
 if __name__ == "__main__":
     given = in_workers(Numbers(), range(100), 2)
@@ -177,7 +165,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("then", ["time.sleep(600)", "pass", "raise SystemExit(3)"])
 def test_no_worker_outlives_the_main_process(then):
     """Whether it is killed or ends with the reading under way."""
-    code = ALONE.format(here=str(Path(__file__).parent), then=then)
+    code = ALONE.format(here=str(Path(__file__).parent / "support"), then=then)
     main = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     workers = [int(word) for word in main.stdout.readline().split()]
     assert len(set(workers)) == 2

@@ -4,8 +4,11 @@ import math
 
 import pytest
 import torch
+from sweep import build
 
+from patchloom.nets.teacher import use_half_without_grad
 from patchloom.questions.agreement import agreement_with_others, byol_loss, cosine, info_nce, momentum_at
+from patchloom.withhold.encoder_input import all_patches
 
 
 def seeded(*shape):
@@ -74,3 +77,21 @@ def test_agreement_with_others_leaves_out_ones_own():
         agreement_with_others(constant, constant), torch.ones(4)
     )  # a collapsed pair agrees on everything
     torch.testing.assert_close(agreement_with_others(student[:1], teacher[:1]), cosine(student[:1], teacher[:1]))
+
+
+def test_measures_are_in_full_whatever_training_is_in():
+    task = build("mixture", asked={"withhold": {"mask": 0.5}, "ask": {"agreement": 1.0}}).eval()
+    images = torch.randn(3, 3, *task.geometry.size)
+    question = task.questions["agreement"]
+    full = question.teacher_output(images)
+    assert use_half_without_grad(task)
+    assert question.target(images).dtype == torch.bfloat16 and torch.equal(question.teacher_output(images), full)
+    encoded = task.encode(images, task.given(images))
+    assert torch.equal(question.measure(encoded).outputs, full)
+
+
+def test_an_instance_head_is_not_passed_over():
+    task = build("extrema")
+    given = all_patches(torch.randn(2, 3, *task.geometry.size), task.geometry.n)
+    with pytest.raises(ValueError, match="use represent"):
+        task.agreement.summary(torch.zeros(2, task.geometry.n, 32), given)

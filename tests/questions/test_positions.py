@@ -2,9 +2,19 @@
 
 import pytest
 import torch
+from answering import Answers, encoded_of, geometry_of, masking
 
 from patchloom.patches.partition import random_partition
-from patchloom.questions.positions import PositionPrediction, affinity, chance_accuracy, loss_weights, weighted_mean
+from patchloom.patches.tokens import patchify
+from patchloom.questions.positions import (
+    PositionPrediction,
+    Positions,
+    affinity,
+    chance_accuracy,
+    loss_weights,
+    weighted_mean,
+)
+from patchloom.withhold.encoder_input import blank_patches, drop_positions
 
 
 def test_affinity_prefers_what_resembles_the_class_token():
@@ -46,3 +56,23 @@ def test_predictions_count_what_was_asked_and_leave_what_was_known():
     assert predicted.places().tolist() == [[3, 0, 0], [1, 1, 2]]
     assert predicted.found().tolist() == pytest.approx([1 / 2, 2 / 3]) and predicted.known().tolist() == [1, 0]
     assert chance_accuracy(4, predicted.known()).tolist() == pytest.approx([1 / 3, 1 / 4])
+
+
+def test_the_picture_hides_what_was_masked_or_blank():
+    """Of four patches one is masked and one blank; of the others, one's position was given and one is misplaced."""
+    images = torch.rand(1, 3, 4, 4)
+    given = masking(images, 2, torch.tensor([[0, 1, 2]]), torch.tensor([[3]]))
+    given = drop_positions(blank_patches(given, torch.tensor([[1]])), torch.tensor([[2]]))
+    logits = torch.zeros(1, 3, 4)
+    logits[..., 0] = 1
+    question = Positions(geometry_of(images, 2), Answers(logits), {})
+    (sheet,) = question.sheets(encoded_of(images, given))
+    shown, placed = (patchify(sheet.columns[name], 2)[0] for name in ("given", "placed"))
+    truth = patchify(images, 2)[0]
+    assert torch.equal(shown[[0, 2]], truth[[0, 2]]) and shown[[1, 3]].isnan().all()
+    assert (
+        torch.equal(placed[0], truth[0])
+        and placed[1].isnan().all()
+        and (placed[2] == float("inf")).all()
+        and placed[3].isnan().all()
+    )

@@ -13,7 +13,7 @@ from patchloom.runs.checkpoint import Checkpoints, restore, tensors_of
 from patchloom.runs.folder import RunFolder, metrics_row, write_metrics
 from patchloom.runs.record import no_record
 from patchloom.runs.settings import Settings
-from patchloom.tasks import build_task
+from patchloom.tasks import build_task, with_defaults
 from patchloom.train.optim import build_optimizer
 
 SIZES = {"embed_dim": 32, "depth": 1, "num_heads": 2}
@@ -135,6 +135,15 @@ def test_a_run_of_an_older_version_is_known_again(tmp_path):
     assert folder.holds(ASKED) and folder.read_config().compile == "auto"
     with pytest.raises(PatchloomError, match="compile: was auto, now True"):
         folder.holds(replace(ASKED, compile=True))
+
+
+def test_an_option_that_a_task_did_not_have_is_at_its_default(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(ASKED, RESOLVED, {}, STATS, "abc", {}, no_record())
+    now = replace(ASKED, task=with_defaults(ASKED.task))
+    assert folder.holds(now)
+    with pytest.raises(PatchloomError, match="task.normalized_pixels: was True, now False"):
+        folder.holds(replace(ASKED, task=now.task | {"normalized_pixels": False}))
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):

@@ -43,6 +43,18 @@ def shorten_probes() -> None:
     logistic._ITERATIONS = PROBE_STEPS
 
 
+class Numbers:
+    """Numbers that a worker prepares; with the process that did, and one on which it works for ever."""
+
+    def __init__(self, stuck: int | None = None):
+        self.stuck = stuck
+
+    def __getitem__(self, number: int) -> tuple[int, int]:
+        while number == self.stuck:
+            time.sleep(0.05)
+        return number, os.getpid()
+
+
 def work_for_ever(path: str) -> None:
     """Tell the process id, and stay until a signal comes."""
     Path(path).write_text(str(os.getpid()))

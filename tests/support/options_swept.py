@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from sweep import TEACHER
 
 from patchloom.tasks import task_class
-from patchloom.tasks.mixture import _QUESTIONS, _SHARES, _STRENGTHS
+from patchloom.tasks.degradations import STRENGTHS
+from patchloom.tasks.mixture import _QUESTIONS, _SHARES
 
 _DECODER = {"decoder_width": 24, "decoder_heads": 3}
 _MIXED = {"mask": 0.5, "blank": 0.25, "drop_positions": 0.5, "limit_context": 0.5}
@@ -108,7 +109,7 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
 }
 
 # what the names in an option that is a dict may be
-_NAMES = {"withhold": {*_SHARES, *_STRENGTHS}, "ask": {*_QUESTIONS}}
+_NAMES = {"withhold": {*_SHARES, *STRENGTHS}, "ask": {*_QUESTIONS}}
 
 
 def left_out(name: str) -> list[str]:

@@ -17,10 +17,10 @@ def test_what_zooming_in_shows_is_put_at_its_place(degradation, options):
     task = make(degradation=degradation, mask_ratio=0.0, **options)
     images = pictures(task)
     given = degraded(task, images)
-    assert given.shown.tolist() == pytest.approx([2 / 3 if "canvas" in options else 0.5] * 3)
-    placed = task.degradation.in_frame(given.images, given.shown)
+    assert given.side_share.tolist() == pytest.approx([2 / 3 if "canvas" in options else 0.5] * 3)
+    placed = task.degradation.in_frame(given.images, given.side_share)
     frame = task.degradation.frame(images)
-    side = round(32 * given.shown[0].item()) - 4  # less the edge, which is blended with what is drawn out
+    side = round(32 * given.side_share[0].item()) - 4  # less the edge, which is blended with what is drawn out
     apart = (centre_crop(placed, (side, side)) - centre_crop(frame, (side, side))).abs()
     assert apart.mean() < 0.08 * frame.std()
     assert (placed - frame).abs()[:, :, :2].mean() > 5 * apart.mean()  # around it, the edge is drawn out

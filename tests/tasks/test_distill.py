@@ -1,21 +1,33 @@
 """Distill: a frozen teacher's features, at blank patches, on another grid and in another normalisation than ours."""
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import timm
 import torch
 from golden import close
+from killing import SMALL, draw_images
 from sweep import TEACHER, build, teacher_file, views_of
 from torch.nn import functional as F
 
+from patchloom.data import open_data
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.teacher import FrozenTeacher
 from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
 from patchloom.patches.tokens import gather_tokens, patchify, unpatchify
+from patchloom.runs.checkpoint import restore
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.held_out import own_held_out
+from patchloom.runs.record import read_record
+from patchloom.runs.settings import request
 from patchloom.tasks import build_task
 from patchloom.tasks.sizes import frozen_teacher
+from patchloom.train.pretrain import pretrain
+from patchloom.train.start import Start
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 
@@ -78,7 +90,7 @@ def test_a_right_answer_has_no_error_and_the_teachers_colours(name, asked, monke
     question, (images,) = task.questions["features"], views_of(task, b=4)
     encoded = task.encode(images, task.given(images, generator()))
     asked_patches, _ = question.answer(encoded)
-    truth = gather_tokens(question.targets(encoded), asked_patches)
+    truth = gather_tokens(question.teacher_features(encoded), asked_patches)
     monkeypatch.setattr(question, "answer", lambda encoded: (asked_patches, 3 * truth))  # of any length
     assert question(encoded, 0.5).loss < 1e-6
     assert question.measure(encoded).value > 0.9999 > question.measure(encoded).means()["mean feature"]
@@ -123,3 +135,77 @@ def test_a_teacher_of_the_same_grid_keeps_its_positions():
     assert torch.equal(same.encoder.pos_embed, before)
     features = same(torch.rand(2, 3, 16, 16))
     assert features.shape == (2, 4, 16) and features.mean(-1).abs().max() < 1e-5
+
+
+def test_checkpoints_leave_the_teacher_out_and_know_it_again(tmp_path):
+    task, other = build("distill"), build("distill", seed=3)
+    state = task.state_dict()
+    assert not any("teacher.encoder" in name for name in state)
+    assert "questions.features.teacher.digest" in state
+    other.load_state_dict(state, strict=True)
+    for one, two in zip(task.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+    another = build("distill", asked={"features_of": changed_teacher(tmp_path)})
+    before = another.questions["features"].teacher.encoder.norm.weight.clone()
+    with pytest.raises(PatchloomError, match="has changed since: put the one back that it began with"):
+        restore(state, another)
+    assert torch.equal(another.questions["features"].teacher.encoder.norm.weight, before)
+
+
+def changed_teacher(folder):
+    """The file of a teacher with other weights than that of the sweep."""
+    vit, card = load_encoder(teacher_file())
+    with torch.no_grad():
+        vit.norm.weight.mul_(1.5)
+    save_encoder(vit, card, folder / "changed.safetensors")
+    return str(folder / "changed.safetensors")
+
+
+def test_another_run_does_not_bring_its_teacher(tmp_path):
+    """`--from` with another teacher keeps the one that is asked for now."""
+    begun, now = build("distill"), build("distill", seed=1, asked={"features_of": changed_teacher(tmp_path)})
+    own = now.questions["features"].teacher.encoder.norm.weight.clone()
+    start = Start.__new__(Start)
+    start.run = start.asked = SimpleNamespace(task={"name": "distill"}, from_run="before")
+    start.weights, start.sentences = begun.state_dict(), []
+    start.rest(now)
+    question = now.questions["features"]
+    assert torch.equal(question.teacher.encoder.norm.weight, own)
+    assert torch.equal(question.decoder.weight, begun.questions["features"].decoder.weight)
+    assert "0 missing, 0 unexpected" in " ".join(start.sentences)
+
+
+def test_the_mean_feature_is_that_of_other_images():
+    task = build("distill").eval()
+    (images,) = views_of(task, b=3)
+    question, encoded = task.questions["features"], task.encode(images, task.given(images, generator()))
+    features, blank = question.teacher_features(encoded), encoded.given.blank
+    baseline = question.measure(encoded).baselines["mean feature"]
+    for i in range(3):
+        mean = (features.sum(0) - features[i]) / 2
+        expected = F.cosine_similarity(mean, features[i], dim=-1)[blank[i]].mean()
+        torch.testing.assert_close(baseline[i], expected)
+    alone = question.measure(task.encode(images[:1], task.given(images[:1], generator())))
+    assert alone.baselines["mean feature"].item() < 0.999
+
+
+def test_what_a_teacher_was_trained_on_is_not_called_new(tmp_path):
+    images = draw_images(tmp_path / "images", count=40)
+    small = SMALL | {"epochs": 1}
+    pretrain(images, "mae", out=tmp_path / "teacher", **small | {"held_out": 0.6, "seed": 1})
+    task = {"name": "distill", "features_of": str(tmp_path / "teacher")}
+    pretrain(images, task, out=tmp_path / "run", **small | {"held_out": 0.3})
+    folder, source = RunFolder(tmp_path / "run"), open_data(str(images)).train
+    held_out = own_held_out(folder, folder.read_config(), source)
+    trained = read_record(RunFolder(tmp_path / "teacher").trained_on).contents
+    assert len(held_out.indices) == 12 and not held_out.doubt
+    assert not np.isin(source.contents()[held_out.indices], trained).any()
+    assert str(tmp_path / "teacher") in held_out.sentence("The images")
+    assert np.isin(trained, read_record(folder.trained_on).contents).all()
+
+
+def test_a_teacher_is_named_from_any_folder(monkeypatch):
+    monkeypatch.chdir(Path(teacher_file()).parent)
+    asked = request("digits", {"name": "distill", "features_of": "teacher.safetensors"}, {})
+    assert asked.task["features_of"] == teacher_file()

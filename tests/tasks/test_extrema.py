@@ -39,7 +39,7 @@ def drawn(task, images, seed=0):
 
 def guesses(task, given):
     """The student's guesses [v b out] of the teacher's output, one for each of the v masks."""
-    made = task.agreement.guess(task.agreement.represent(task.encoder, given))
+    made = task.agreement.predict(task.agreement.represent(task.encoder, given))
     return made.unflatten(0, (-1, len(given.images)))
 
 

@@ -51,7 +51,7 @@ class PlainLUT(nn.Module):
         super().__init__()
         asked = task.agreement
         self.encoder, self.mask_token = deepcopy(task.encoder), deepcopy(task.mask_token)
-        self.pixels = nn.Linear(task.geometry.width, task.geometry.pixels)
+        self.pixels = nn.Linear(task.geometry.width, task.geometry.patch_dim)
         self.pixels.load_state_dict(task.questions["pixels"].decoder.state_dict(), strict=True)
         self.head, self.predictor = plain_head(asked.projection), plain_head(asked.prediction)
         self.teacher = deepcopy(asked.teacher.encoder).eval()
@@ -235,3 +235,9 @@ def test_impossible_options_are_refused(options, said):
 def test_a_single_image_has_no_batch_statistics():
     with pytest.raises(ValueError, match="2 or more images"):
         make()(*torch.randn(2, 1, 3, 32, 32))
+
+
+def test_what_is_given_is_of_both_views():
+    task, (one, two) = make(), torch.randn(2, 4, 3, 32, 32)
+    with pytest.raises(ValueError, match="of 8 images in two views, what is given names 4"):
+        task(one, two, given=task.given(one, generator()))

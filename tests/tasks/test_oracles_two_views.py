@@ -60,7 +60,7 @@ def test_extrema():
             assert max(weight.grad.abs().max(), expected[name].abs().max()) < 1e-7
             weight.grad.copy_(expected[name])
     gradients_agree(task, oracle)
-    close(task.agreement.guess(task.agreement.represent(task.encoder, given)), oracle["q"])
+    close(task.agreement.predict(task.agreement.represent(task.encoder, given)), oracle["q"])
     close(task.agreement.target(oracle["teacher_view"]), oracle["k"])
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from killing import SMALL, draw_images
 from options_swept import OPTION_SETS
+from sweep import asked_of
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -140,7 +141,7 @@ def counted(request, monkeypatch):
 def test_a_gpu_is_waited_for_once_an_update(name, how, counted, tmp_path):
     device, each = counted
     images = draw_images(tmp_path / "images")
-    pretrain(images, name, out=tmp_path / "run", **SMALL | {"epochs": 2, "device": device} | how)
+    pretrain(images, asked_of(name), out=tmp_path / "run", **SMALL | {"epochs": 2, "device": device} | how)
     *updates, after = each
     assert updates == [["tolist"]] * -(-6 // how.get("accumulate", 1))
     assert after == []

@@ -35,13 +35,13 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Answers [b k answers] for the k patch tokens of ``tokens`` [b prefix+k d]."""
-        return self.answer(self.norm(self.think(self.entered(tokens), self.prefix)))
+        return self.answer(self.norm(self.run(self.project_in(tokens), self.prefix)))
 
-    def entered(self, tokens: Tensor) -> Tensor:
+    def project_in(self, tokens: Tensor) -> Tensor:
         """The encoder's tokens at the decoder's width; autocast or not, what the blocks add to is kept in full."""
         return self.embed(tokens).to(self.embed.weight.dtype)
 
-    def think(self, tokens: Tensor, first: int) -> Tensor:
+    def run(self, tokens: Tensor, first: int) -> Tensor:
         """``tokens[:, first:]`` of [b t width] after all blocks.
 
         Where more than the prefix is in front, what the last block would make of that is never computed.
@@ -61,7 +61,7 @@ class MAEDecoder(Decoder):
     Args:
         in_width, answers, width, depth, heads, prefix: as in `Decoder`.
         positions: [n width] position embedding of every patch of the grid; fixed.
-        refills: False where no patch is ever masked, and a mask token would never be used.
+        has_masked: False where no patch is ever masked, and a mask token would never be used.
         visible_asked: of the patches that the encoder saw, the last so many are answered for, too (where the picture
             was degraded, or they were blank).
     """
@@ -74,13 +74,13 @@ class MAEDecoder(Decoder):
         depth: int = 8,
         heads: int = 16,
         prefix: int = 1,
-        refills: bool = True,
+        has_masked: bool = True,
         visible_asked: int = 0,
     ):
         super().__init__(in_width, answers, positions.shape[1], depth, heads, prefix)
         self.visible_asked = visible_asked
         self.register_buffer("positions", positions, persistent=False)
-        self.mask_token = nn.Parameter(torch.empty(positions.shape[1]).normal_(std=0.02)) if refills else None
+        self.mask_token = nn.Parameter(torch.empty(positions.shape[1]).normal_(std=0.02)) if has_masked else None
 
     def forward(self, tokens: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
         """Answers for the patches that the encoder did not see, and for the last ``visible_asked`` that it saw.
@@ -93,13 +93,13 @@ class MAEDecoder(Decoder):
         Returns:
             [b visible_asked+m answers], in the order of ``visible`` and then of ``masked``.
         """
-        known = self.entered(tokens)
+        known = self.project_in(tokens)
         prefix, known = known[:, : self.prefix], known[:, self.prefix :] + self.positions[visible]
         parts = [prefix, known]
         if self.mask_token is not None:
             parts.append(self.mask_token + self.positions[masked])
         tokens = torch.cat(parts, dim=1)
-        return self.answer(self.norm(self.think(tokens, tokens.shape[1] - masked.shape[1] - self.visible_asked)))
+        return self.answer(self.norm(self.run(tokens, tokens.shape[1] - masked.shape[1] - self.visible_asked)))
 
 
 class PatchHead(nn.Linear):

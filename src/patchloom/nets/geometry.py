@@ -52,6 +52,6 @@ class Geometry:
         return self.grid[0] * self.p, self.grid[1] * self.p
 
     @property
-    def pixels(self) -> int:
+    def patch_dim(self) -> int:
         """Numbers of a flat patch, c·p·p."""
         return self.channels * self.p**2

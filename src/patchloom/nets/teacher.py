@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
+from typing import Any
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom.nets.encode import encode, grid_size, patch_side
+from patchloom.nets.weights import checksum
 from patchloom.withhold.encoder_input import all_patches
 
 
@@ -90,10 +92,14 @@ class FrozenTeacher(nn.Module):
         vit: the encoder; its input size becomes that at which it has ``grid`` patches.
         mean, std: per channel, by which it wants images in [0, 1] to be normalised.
         grid: rows and columns of patches that are asked of it.
+
+    Its weights are in no ``state_dict``, since whoever builds it reads them anyway; a digest is, by which a checkpoint
+    is refused that was trained with another teacher.
     """
 
     mean: Tensor
     std: Tensor
+    digest: Tensor
 
     def __init__(self, vit: VisionTransformer, mean: Sequence[float], std: Sequence[float], grid: tuple[int, int]):
         super().__init__()
@@ -104,6 +110,10 @@ class FrozenTeacher(nn.Module):
         self.encoder = vit.requires_grad_(False)
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+        text = checksum(vit.state_dict(), f"{tuple(mean)} {tuple(std)}")
+        self.register_buffer("digest", torch.tensor(list(bytes.fromhex(text)[:16]), dtype=torch.uint8))
+        self.register_state_dict_post_hook(_leave_out)
+        self.register_load_state_dict_pre_hook(_keep)
         self.eval()
 
     def train(self, mode: bool = True) -> FrozenTeacher:
@@ -118,3 +128,20 @@ class FrozenTeacher(nn.Module):
             given = all_patches((images - self.mean) / self.std, self.encoder.patch_embed.num_patches)
             features = encode(self.encoder, given)[:, self.encoder.num_prefix_tokens :].float()
             return F.layer_norm(features, features.shape[-1:])
+
+
+def _leave_out(teacher: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:
+    for name in [name for name in state if name.startswith(f"{prefix}encoder.")]:
+        del state[name]
+
+
+def _keep(teacher: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Fill in the weights that `_leave_out` left out.
+
+    Raises:
+        ValueError: the state is of a training with another teacher.
+    """
+    digest = state.get(f"{prefix}digest")
+    if digest is not None and not torch.equal(digest.cpu(), teacher.digest.cpu()):
+        raise ValueError("the teacher whose features are asked has changed since: put the one back that it began with")
+    state.update({f"{prefix}encoder.{name}": value for name, value in teacher.encoder.state_dict().items()})

@@ -72,7 +72,13 @@ class Agreement(Question):
         return self.summary(encode(vit, given), given)
 
     def summary(self, tokens: Tensor, given: EncoderInput) -> Tensor:
-        """What of tokens [b prefix+k d] stands for the image [b d]: the class token, or a mean of the patches'."""
+        """What of tokens [b prefix+k d] stands for the image [b d]: the class token, or a mean of the patches'.
+
+        Raises:
+            ValueError: an instance head does, which takes tokens before the encoder's last norm: see `represent`.
+        """
+        if self.instance_head is not None:
+            raise ValueError("an instance head represents what was encoded without the last norm: use represent")
         if self.representation == "vit":
             return tokens[:, 0]
         patches = tokens[:, self.geometry.prefix :]
@@ -82,11 +88,15 @@ class Agreement(Question):
         return (patches * counted).sum(1) / counted.sum(1)
 
     def target(self, images: Tensor) -> Tensor:
-        """The teacher's output [b out] for whole images [b c h w]."""
+        """The teacher's output [b out] for whole images [b c h w], for training: perhaps in bfloat16."""
         with no_grad_autocast(self.teacher, images):
-            return self.teacher.projection(self.represent(self.teacher, all_patches(images, self.geometry.n)))
+            return self.teacher_output(images)
 
-    def guess(self, representation: Tensor) -> Tensor:
+    def teacher_output(self, images: Tensor) -> Tensor:
+        """The same in full, for measures."""
+        return self.teacher.projection(self.represent(self.teacher, all_patches(images, self.geometry.n)))
+
+    def predict(self, representation: Tensor) -> Tensor:
         """The student's guess [b out] of the teacher's output."""
         return self.prediction(self.projection(representation))
 
@@ -96,13 +106,10 @@ class Agreement(Question):
             return byol_loss(guess, target)
         return info_nce(guess.view(-1, *target.shape), target, self.temperature)
 
-    def _pair(self, encoded: Encoded) -> tuple[Tensor, Tensor]:
-        target = self.target(encoded.teacher_images)
-        return self.guess(self.summary(encoded.tokens, encoded.given)), target
-
     def forward(self, encoded: Encoded, progress: float) -> Outcome:
         """Disagreement with the teacher about what it sees of the same images."""
-        return Outcome(self.disagreement(*self._pair(encoded)), {})
+        target = self.target(encoded.teacher_images)
+        return Outcome(self.disagreement(self.predict(self.summary(encoded.tokens, encoded.given)), target), {})
 
     def after_step(self, progress: float, encoder: VisionTransformer) -> None:
         """The teacher follows; the next step sees it updated (as in the authors' programs)."""
@@ -110,7 +117,8 @@ class Agreement(Question):
 
     def measure(self, encoded: Encoded) -> Measure:
         """Agreement beside that with the teacher's outputs for other images."""
-        return agreement_measure(*self._pair(encoded))
+        predicted = self.predict(self.summary(encoded.tokens, encoded.given))
+        return agreement_measure(predicted, self.teacher_output(encoded.teacher_images))
 
     def sheets(self, encoded: Encoded) -> list[Sheet]:
         """Nearest neighbours by the teacher."""

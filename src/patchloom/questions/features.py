@@ -47,20 +47,25 @@ class Features(PatchQuestion):
     def forward(self, encoded: Encoded, progress: float) -> Outcome:
         """The mean loss over the patches asked; their mean cosine is a metric."""
         asked, answers = self.answer(encoded)
-        targets = gather_tokens(self.targets(encoded), asked)
+        targets = gather_tokens(self.teacher_features(encoded), asked)
         cosine = F.cosine_similarity(answers, targets, dim=-1)
         loss = 1 - cosine.mean() if self.loss == "cosine" else F.smooth_l1_loss(answers, targets)
         return Outcome(loss, {"feature_cosine": cosine.detach().mean()})
 
-    def targets(self, encoded: Encoded) -> Tensor:
+    def teacher_features(self, encoded: Encoded) -> Tensor:
         """The teacher's features [b n d] of the clean images."""
         return self.teacher(encoded.plain(encoded.images))
 
     def measure(self, encoded: Encoded) -> Measure:
-        """Cosine with the teacher's features, beside that of the mean feature of each place over all these images."""
+        """Cosine with the teacher's features, beside that of the mean feature of each place over the other images.
+
+        A single image is compared with the mean over its own patches.
+        """
         asked, answers = self.answer(encoded)
-        targets = self.targets(encoded)
-        of_place = gather_tokens(targets.mean(0, keepdim=True).expand_as(targets), asked)
+        targets = self.teacher_features(encoded)
+        b = len(targets)
+        mean = (targets.sum(0, keepdim=True) - targets) / (b - 1) if b > 1 else targets.mean(1, keepdim=True)
+        of_place = gather_tokens(mean.expand_as(targets), asked)
         targets = gather_tokens(targets, asked)
         found, blind = (F.cosine_similarity(one, targets, dim=-1).mean(1) for one in (answers, of_place))
         return Measure("feature cosine", found, {"mean feature": blind}, "mean feature", True, form=".3f")
@@ -69,7 +74,7 @@ class Features(PatchQuestion):
         """Original | given | the first three principal components of the target | those of the answer."""
         g = self.geometry
         asked, answers = self.answer(encoded)
-        targets = self.targets(encoded)
+        targets = self.teacher_features(encoded)
         # an answer says the direction of a feature, and by the cosine not its length
         answers = F.layer_norm(answers, answers.shape[-1:])
         everywhere = scatter_tokens(answers, asked, torch.full_like(targets, WITHHELD))

@@ -27,16 +27,23 @@ class PatchQuestion(Question):
         self.decoder, self.blank = decoder, blank
 
     def answer(self, encoded: Encoded) -> tuple[Tensor, Tensor]:
-        """Which patches are asked [b j], and the answers [b j f] for them, in float32."""
-        given, tokens, prefix, asked = encoded.given, encoded.tokens, self.geometry.prefix, self.decoder.visible_asked
+        """Which patches are asked [b j], and the answers [b j f] for them, in float32.
+
+        Raises:
+            ValueError: the input does not say which patches are masked.
+        """
+        given, tokens, prefix = encoded.given, encoded.tokens, self.geometry.prefix
         visible, masked = given.visible, given.masked
-        assert masked is not None  # whoever masks patches to ask for them says which
-        if 0 < asked < visible.shape[1]:  # the decoder answers for the last ones
+        if masked is None:
+            raise ValueError("what is asked of patches needs an input that says which of them are masked")
+        k = visible.shape[1]
+        visible_asked = k if self.decoder.visible_asked is None else self.decoder.visible_asked
+        if 0 < visible_asked < k:  # the decoder answers for the last ones
             order = _content_first(given)
             visible = gather_tokens(visible, order)
             tokens = torch.cat([tokens[:, :prefix], gather_tokens(tokens[:, prefix:], order)], dim=1)
         answers = self.decoder(tokens, visible, masked).float()
-        return torch.cat([visible[:, visible.shape[1] - asked :], masked], dim=1), answers
+        return torch.cat([visible[:, k - visible_asked :], masked], dim=1), answers
 
     def with_content(self, given: EncoderInput) -> Tensor:
         """[b j] the patches whose content the encoder saw; as many for every image."""

@@ -122,7 +122,7 @@ class Pixels(PatchQuestion):
         """Original | given | recovered."""
         asked, answers = self.answer(encoded)
         truth = patchify(self.truth(encoded), self.geometry.p, asked)
-        columns = {"original": encoded.images, "given": self.shown(encoded)}
+        columns = {"original": encoded.images, "given": self.given_picture(encoded)}
         if self.normalized:
             own, guessed = self.statistics(truth), self.guessed_statistics(encoded, asked)
             columns["recovered, own statistics"] = self.picture(encoded, asked, answers * own[1] + own[0])
@@ -137,7 +137,7 @@ class Pixels(PatchQuestion):
             )
         return [Sheet("recovered", caption, columns)]
 
-    def shown(self, encoded: Encoded) -> Tensor:
+    def given_picture(self, encoded: Encoded) -> Tensor:
         """What the encoder was given [b c h w]; black where it was nothing."""
         withheld = complement(self.with_content(encoded.given), self.geometry.n)
         return paint_patches(encoded.given.images, self.geometry.p, withheld, WITHHELD)
@@ -232,13 +232,13 @@ class Restoration(Pixels):
         """Pictures [b c h w] in [0, 1] that need no learning, by name."""
         g = self.geometry
         flat = patch_channel_statistics(patchify(self.truth(encoded), g.p), g.channels)[0]
-        return {"flat patches": unpatchify(flat, g.p, g.grid), "what was given": self.placed(encoded)}
+        return {"flat patches": unpatchify(flat, g.p, g.grid), "what was given": self.filled_in_frame(encoded)}
 
-    def placed(self, encoded: Encoded) -> Tensor:
+    def filled_in_frame(self, encoded: Encoded) -> Tensor:
         """What was given [b c h w] in [0, 1], holes blurred over, at its place in the picture that is asked."""
         seen, images = self.with_content(encoded.given), encoded.given.images
         filled = images if seen.shape[1] == self.geometry.n else spread(images, self.geometry.p, seen)
-        return self.degradation.in_frame(encoded.plain(filled), encoded.given.shown)
+        return self.degradation.in_frame(encoded.plain(filled), encoded.given.side_share)
 
     def picture(self, encoded: Encoded, asked: Tensor, pixels: Tensor) -> Tensor:
         """The picture [b c h w], normalised, with ``pixels`` [b j f] in [0, 1] at the patches ``asked``."""
@@ -248,7 +248,7 @@ class Restoration(Pixels):
 
     def guessed_statistics(self, encoded: Encoded, asked: Tensor) -> Statistics:
         """Those of what was given."""
-        return self.statistics(patchify(self.placed(encoded), self.geometry.p, asked))
+        return self.statistics(patchify(self.filled_in_frame(encoded), self.geometry.p, asked))
 
     def caption(self, encoded: Encoded, columns: dict[str, Tensor], error: Tensor) -> str:
         """What the sheet shows, with the mean errors over all images given."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -10,42 +10,25 @@ from torch import Tensor
 from patchloom.nets.geometry import Geometry
 from patchloom.patches.partition import random_partition, share_of
 from patchloom.patches.pictures import mark_wrong, put_together, scattered
-from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction, Positions
-from patchloom.questions.question import Encoded, Sheet
-from patchloom.withhold.encoder_input import EncoderInput
+from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction
+from patchloom.questions.question import Sheet
 
 _POSITION_MASK_RATIO = 0.95
 
 
-class AsksPositions(Protocol):
-    """A task whose questions have `Positions` under "positions", which can be asked at other ratios."""
-
-    geometry: Geometry
-    questions: dict[str, Positions]
-
-    def given(self, images: Tensor, generator: torch.Generator, **ratios: float) -> EncoderInput: ...
-    def encode(self, images: Tensor, given: EncoderInput, generator: torch.Generator) -> Encoded: ...
-
-
-def predict_positions(
-    task: AsksPositions, images: Tensor, generator: torch.Generator, **ratios: float
-) -> PositionPrediction:
-    """Where ``task`` places the patches of images [b c h w], by default at its own ratios."""
-    encoded = task.encode(images, task.given(images, generator, **ratios), generator)
-    return task.questions["positions"].predict(encoded)
-
-
-def figure_3(task: AsksPositions, images: Tensor, generator: torch.Generator) -> list[Sheet]:
+def figure_3(
+    geometry: Geometry, images: Tensor, predict: Callable[..., PositionPrediction], generator: torch.Generator
+) -> list[Sheet]:
     """Two sheets, over the mask ratios of Fig. 3: which patches are placed rightly, and the images put together again.
 
-    The task takes the ratios of `DROPPOS_RATIOS`.
+    ``predict`` places the patches of the images, at ratios that are named as those of `DROPPOS_RATIOS`.
     """
-    n, p = task.geometry.n, task.geometry.p
+    n, p = geometry.n, geometry.p
     marked, rebuilt = {"original": images}, {"original": images}
     for ratio in DROPPOS_RATIOS["mask_ratio"]:
         if share_of(n, 1 - ratio) < 2:  # nothing to compare with
             continue
-        answer = predict_positions(task, images, generator, mask_ratio=ratio, position_mask_ratio=_POSITION_MASK_RATIO)
+        answer = predict(mask_ratio=ratio, position_mask_ratio=_POSITION_MASK_RATIO)
         visible, placed = answer.visible, answer.places()
         if ratio == 0:
             rebuilt["given"] = put_together(images, p, visible, scattered(visible, answer.dropped, generator))

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from patchloom.nets.encode import encode
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.teacher import no_grad_autocast
-from patchloom.patches.pictures import mark_wrong
+from patchloom.patches.pictures import WITHHELD, mark_wrong
 from patchloom.patches.positions import smoothed_positions
-from patchloom.patches.tokens import gather_tokens
+from patchloom.patches.tokens import gather_tokens, patchify, unpatchify
 from patchloom.processes import total, world
 from patchloom.questions.measure import Measure
 from patchloom.questions.question import Encoded, Outcome, Question, Sheet
@@ -85,7 +85,7 @@ class Positions(Question):
         self.decoder, self.ratios, self.by_context = decoder, ratios, by_context
         self.sigma, self.squared_distances, self.temperature = sigma, squared_distances, temperature
         if temperature < float("inf"):
-            self.half_no_grad = False  # its passes without gradient may be in bfloat16
+            self.half_no_grad = False  # by which `use_half_without_grad` finds what has passes without gradient
 
     def predict(self, encoded: Encoded) -> PositionPrediction:
         """Where the visible patches are placed."""
@@ -152,9 +152,13 @@ class Positions(Question):
     def sheets(self, encoded: Encoded) -> list[Sheet]:
         """Which patches are placed rightly."""
         predicted, images = self.predict(encoded), encoded.given.images
-        marked = mark_wrong(images, self.geometry.p, predicted.visible, predicted.places())
-        caption = "Black: masked. White: placed wrongly. The rest: placed rightly, or its position was given."
-        return [Sheet("positions", caption, {"given": images, "placed": marked})]
+        g = self.geometry
+        shown = torch.zeros(len(images), g.n, dtype=torch.bool, device=images.device)
+        shown = shown.scatter(1, predicted.visible, encoded.given.has_content())
+        given = unpatchify(torch.where(shown[..., None], patchify(images, g.p), WITHHELD), g.p, g.grid)
+        marked = mark_wrong(given, g.p, predicted.visible, predicted.places())
+        caption = "Black: withheld. White: placed wrongly. The rest: placed rightly, or its position was given."
+        return [Sheet("positions", caption, {"given": given, "placed": marked})]
 
 
 def affinity(features: Tensor, prefix: int, temperature: float, has_class_token: bool = True) -> Tensor:

@@ -20,6 +20,7 @@ from patchloom.files import append, make_folder, remove_leftovers, write_whole
 from patchloom.runs.checkpoint import Checkpoints
 from patchloom.runs.record import Record, write_record
 from patchloom.runs.settings import LAUNCH, Settings
+from patchloom.tasks import with_defaults
 
 try:
     import fcntl
@@ -59,9 +60,12 @@ class RunFolder:
             PatchloomError: it holds a run with other settings, or something that is no run.
         """
         if self.requested.exists():
-            # a setting that the version which began the run did not have yet is at its default
+            # a setting or an option that the version which began the run did not have yet is at its default
             before = Settings("").plain() | _read_yaml(self.requested)
             now = settings.plain()
+            for one in (before, now):
+                with suppress(PatchloomError):  # options that are gone are named as differences
+                    one["task"] = with_defaults(one["task"])
             for name in LAUNCH:  # a run may go on with other devices
                 before[name] = now[name]
             differences = _differences(before, now)

@@ -23,8 +23,8 @@ class HeldOut(NamedTuple):
     Attributes:
         indices: int64 [h], sorted.
         copies: indices of exact copies of them, which are not trained on either.
-        doubt: "trained" if the weights with which the run begins were trained on some of them, since no others were
-            left; "unknown" if nobody can tell whether they were; "" if they were not.
+        doubt: "trained" if the weights with which the run begins, or those of its frozen teacher, were trained on some
+            of them, since no others were left; "unknown" if nobody can tell whether they were; "" if they were not.
         start: what those weights are called; "" for fresh ones.
         looked: exact copies were looked for.
     """
@@ -75,7 +75,7 @@ def choose_held_out(asked: Settings, source: Source) -> tuple[HeldOut, Record]:
     Raises:
         PatchloomError: fewer than 2 images; or ``from_run`` or ``init`` is not there, or its record is damaged.
     """
-    before, start = _record_before(asked), asked.from_run or asked.init or ""
+    before, start = _record_before(asked), " and ".join(asked.weights_before)
     contents = source.contents()
     known = not before.unknown and contents is not None and comparable(contents, before.contents)
     indices, copies = choose(source, wanted(asked, source), asked.seed, before.contents)
@@ -93,7 +93,7 @@ def stored_held_out(folder: RunFolder, settings: Settings, source: Source) -> He
 
     A run of a version that did not store it held out the images of certain numbers, copies or not.
     """
-    found, start = folder.read_data(), settings.from_run or settings.init or ""
+    found, start = folder.read_data(), " and ".join(settings.weights_before)
     if "held_out" in found:
         indices, copies = (np.array(found[name], np.int64) for name in ("held_out", "held_out_copies"))
         return HeldOut(indices, copies, found["held_out_doubt"], start, found.get("held_out_looked", True))
@@ -111,7 +111,7 @@ def own_held_out(folder: RunFolder, settings: Settings, source: Source) -> HeldO
 
 def doubt_of_test(folder: RunFolder, settings: Settings, test: Source) -> str:
     """What keeps test images that data brings from being new to a run: sentences after a space; "" if nothing does."""
-    record, start = read_record(folder.trained_on), settings.from_run or settings.init
+    record, start = read_record(folder.trained_on), " and ".join(settings.weights_before)
     doubt = "" if record is None else copies_sentence(test, record.contents)
     if start and (record is None or record.unknown or copies_among(test, record.contents) is None):
         doubt += f" The weights of {start}, with which the run began, may have been trained on the test images."
@@ -124,18 +124,23 @@ def wanted(settings: Settings, source: Source) -> int:
 
 
 def _record_before(asked: Settings) -> Record:
-    """Of the weights with which a run begins."""
-    if asked.from_run is not None:
-        return read_record(RunFolder(asked.from_run).trained_on) or no_record(asked.from_run)
-    if asked.init is None:
-        return no_record()
-    found = None if asked.init.startswith("timm:") else _record_beside(weights_file(asked.init))
-    return found or no_record(asked.init)
+    """Of the weights with which a run begins, and of a frozen teacher's, whose features tell what it has seen."""
+    found = no_record()
+    for source in asked.weights_before:
+        if source == asked.from_run:
+            record = read_record(RunFolder(source).trained_on)
+        else:
+            record = None if source.startswith("timm:") else _record_beside(weights_file(source))
+        record = record or no_record(source)
+        unknown = dict.fromkeys([*found.unknown, *record.unknown])
+        found = Record(np.unique(np.concatenate([found.contents, record.contents])), tuple(unknown))
+    return found
 
 
 def _known_again(asked: Settings, contents: np.ndarray, before: Record) -> bool:
     """Whether the files of the other run's data are still those: written anew, they would all seem to be new."""
-    if asked.from_run is None or RunFolder(asked.from_run).read_config().data != asked.data:
+    runs = [RunFolder(source) for source in asked.weights_before if Path(source).is_dir()]
+    if not any(run.config.exists() and run.read_config().data == asked.data for run in runs):
         return True
     return bool(np.isin(contents, before.contents).any())
 
@@ -150,7 +155,7 @@ def _record_beside(encoder: Path) -> Record | None:
 
 def _as_there(asked: Settings, source: Source) -> HeldOut | None:
     """What the run before held out, if that was new to it, and the data is the same, even though it has no contents."""
-    if asked.from_run is None or source.contents() is not None:
+    if asked.from_run is None or len(asked.weights_before) > 1 or source.contents() is not None:
         return None
     folder = RunFolder(asked.from_run)
     there = stored_held_out(folder, folder.read_config(), source)

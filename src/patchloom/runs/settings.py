@@ -148,6 +148,11 @@ class Settings:
             values["img_size"] = list(self.img_size)
         return values
 
+    @property
+    def weights_before(self) -> tuple[str, ...]:
+        """Whose weights the run begins with, and whose features it learns: a run, a file, or timm:NAME each."""
+        return tuple(one for one in (self.from_run or self.init, self.task.get("features_of")) if one)
+
     def encoder_spec(self) -> EncoderSpec:
         """The encoder that resolved settings describe."""
         sizes = {name: value for name, value in self.model.items() if name != "name" and value is not None}
@@ -174,9 +179,12 @@ def request(data: str | Path, task: str | dict[str, Any], settings: dict[str, An
     for name in ("from_run", "init"):
         if given.get(name) is not None and Path(given[name]).exists():
             given[name] = str(Path(given[name]).absolute())
+    options = with_defaults({"name": task} if isinstance(task, str) else task)
+    if options.get("features_of") is not None and Path(options["features_of"]).exists():
+        options["features_of"] = str(Path(options["features_of"]).absolute())
     asked = Settings(
         data=_lasting(data),
-        task=with_defaults({"name": task} if isinstance(task, str) else task),
+        task=options,
         model={"name": model} if isinstance(model, str) else {"name": "auto", **model},
         **given,
     )

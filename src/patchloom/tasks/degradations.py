@@ -11,6 +11,8 @@ from patchloom.withhold.degradation import Degradation, Kind
 
 Strength = float | list[float] | Literal["auto"]
 
+# a degradation, and the option that says how strong it is
+STRENGTHS = {"zoom_in": "scale", "zoom_out": "scale", "fisheye": "twist", "blur": "kernel", "decolorize": "saturation"}
 _WITH_CANVAS = ("zoom_in", "fisheye")
 
 
@@ -36,8 +38,7 @@ def build_degradation(
         )
     strengths = strengths or {}
     size = task.geometry.size
-    asked = {"zoom_in": "scale", "zoom_out": "scale", "fisheye": "twist", "blur": "kernel", "decolorize": "saturation"}
-    option = asked.get(kind)
+    option = STRENGTHS.get(kind)
     for other, value in strengths.items():
         if value != "auto" and other != option:
             raise PatchloomError(f"--task.{other} is not for the degradation {kind}: leave it out")

@@ -44,10 +44,10 @@ class Distill(Task):
         head = PatchHead(g.width, teacher.encoder.embed_dim, g.prefix, visible_asked=blank)
         self.questions["features"] = Features(g, head, teacher, loss, blank)
 
-    def given(self, images: Tensor, generator: torch.Generator | None = None, **ratios: float) -> EncoderInput:
+    def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
         """All patches, some of them blank."""
-        _, masked = random_partition(len(images), self.geometry.n, self.sizes, generator, images.device)
-        return blank_patches(all_patches(images, self.geometry.n), masked)
+        _, blank = random_partition(len(images), self.geometry.n, self.sizes, generator, images.device)
+        return blank_patches(all_patches(images, self.geometry.n), blank)
 
     def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """The mask token."""

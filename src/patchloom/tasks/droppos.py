@@ -16,7 +16,7 @@ from patchloom.patches.partition import random_dropped, random_partition
 from patchloom.processes import draw
 from patchloom.questions.pixels import Pixels
 from patchloom.questions.position_pictures import figure_3
-from patchloom.questions.positions import DROPPOS_RATIOS, Positions
+from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction, Positions
 from patchloom.questions.question import Sheet
 from patchloom.tasks.sizes import check_normalizable, decoder_sizes, patch_decoder, visible_of
 from patchloom.tasks.task import Size, Task
@@ -102,14 +102,22 @@ class DropPos(Task):
             decoder = patch_decoder(self, decoder_width, pixel_decoder_depth, decoder_heads, "pixel_decoder_depth")
             self.questions["pixels"] = Pixels(g, decoder, normalized_pixels)
 
-    def given(self, images: Tensor, generator: torch.Generator | None = None, **ratios: float) -> EncoderInput:
+    def given(
+        self,
+        images: Tensor,
+        generator: torch.Generator | None = None,
+        *,
+        mask_ratio: float | None = None,
+        position_mask_ratio: float | None = None,
+    ) -> EncoderInput:
         """The visible patches, and only some of their positions; at least one is dropped."""
         b, n, device = len(images), self.geometry.n, images.device
-        k = visible_of(self.geometry, ratios.get("mask_ratio", self.mask_ratio))
+        k = visible_of(self.geometry, self.mask_ratio if mask_ratio is None else mask_ratio)
         visible, masked = random_partition(b, n, (k, n - k), generator, device)
         if not self.shuffle:
             visible = visible.sort(dim=1).values
-        dropped = random_dropped(b, k, ratios.get("position_mask_ratio", self.position_mask_ratio), generator, device)
+        ratio = self.position_mask_ratio if position_mask_ratio is None else position_mask_ratio
+        dropped = random_dropped(b, k, ratio, generator, device)
         return drop_positions(mask_patches(all_patches(images, n), visible, masked), dropped)
 
     def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
@@ -123,7 +131,12 @@ class DropPos(Task):
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """The picture of the paper's Fig. 3, and the images rebuilt by putting patches where they were predicted."""
-        sheets = figure_3(self, images, generator)
+
+        def predict(**ratios: float) -> PositionPrediction:
+            given = self.given(images, generator, **ratios)
+            return self.questions["positions"].predict(self.encode(images, given, generator))
+
+        sheets = figure_3(self.geometry, images, predict, generator)
         if "pixels" in self.questions:
             encoded = self.encode(images, self.given(images, generator), generator)
             sheets += self.questions["pixels"].sheets(encoded)

@@ -10,6 +10,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.data import TwoViews
+from patchloom.data.crop import Sharing
 from patchloom.errors import PatchloomError
 from patchloom.hints import check
 from patchloom.nets.encode import attention_heads
@@ -22,8 +23,6 @@ from patchloom.tasks.sizes import agreement_heads, check_momentum, refuse_unused
 from patchloom.tasks.task import Size, Task
 from patchloom.tasks.two_views import augmented, views_sheet
 from patchloom.withhold.encoder_input import EncoderInput, all_patches
-
-Share = Literal["none", "shared", "own"]
 
 
 class ExtreMA(Task):
@@ -55,8 +54,8 @@ class ExtreMA(Task):
         loss: Loss = "byol",
         temperature: float | Literal["auto"] = "auto",
         class_token: Representation = "cait",
-        crop: Share = "shared",
-        color: Share = "own",
+        crop: Sharing = "shared",
+        color: Sharing = "own",
         momentum: float = 0.996,
         head_width: Size = "auto",
         head_out: Size = "auto",
@@ -107,7 +106,7 @@ class ExtreMA(Task):
         """What is asked."""
         return self.questions["agreement"]
 
-    def given(self, images: Tensor, generator: torch.Generator | None = None, **ratios: float) -> EncoderInput:
+    def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
         """Several masks of every image [v*b k] that share its pixels; no patch is visible in two of them."""
         parts = random_partition(len(images), self.geometry.n, self.sizes, generator, images.device)
         return EncoderInput(images, torch.cat(parts))
@@ -124,14 +123,14 @@ class ExtreMA(Task):
         """The loss on a batch of two views: from each mask of one, the teacher's output for the whole other."""
         given = given or self.given(student, generator)
         target = self.agreement.target(teacher)
-        guesses = self.agreement.guess(self.agreement.represent(self.encoder, given))  # all masks in one batch
+        guesses = self.agreement.predict(self.agreement.represent(self.encoder, given))  # all masks in one batch
         return Outcome(self.agreement.disagreement(guesses.unflatten(0, (-1, len(student))), target), {})
 
     def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
         """Agreement with the teacher from one mask, beside that with the teacher's outputs for other images."""
         one_mask = EncoderInput(images, self.given(images, generator).visible[: len(images)])
-        guess = self.agreement.guess(self.agreement.represent(self.encoder, one_mask))
-        return agreement_measure(guess, self.agreement.target(images))
+        guess = self.agreement.predict(self.agreement.represent(self.encoder, one_mask))
+        return agreement_measure(guess, self.agreement.teacher_output(images))
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """The views and masks of a step; and the images that teacher and student hold to be nearest to some."""

@@ -42,7 +42,7 @@ class LUT(Task):
         encoder: the ViT to train.
         base: mae removes masked patches and decodes their pixels; simmim replaces them by a mask token.
         mask_ratio: share γ of the patches withheld from each view; auto: 0.75 on mae, 0.6 on simmim.
-        context_weight: of the broader-context loss on the unmasked tokens.
+        context_weight: of the broader-context loss on the unmasked tokens: agreement with the teacher.
         pixel_weight: of the pixel loss on the first view; 0 trains by the broader-context loss alone.
         normalized_pixels: ask for pixels normalised within each patch; auto: true on mae, false on simmim.
         mask_unit: side of a mask unit in pixels on simmim; auto: two patches. On mae it is one patch.
@@ -102,7 +102,10 @@ class LUT(Task):
         self.mask_token = None if sparse else nn.Parameter(torch.empty(g.width).normal_(std=0.02))
         if pixel_weight:
             blank = 0 if sparse else g.n - visible * self.unit**2
-            decoder = PatchHead(g.width, g.pixels, g.prefix, blank) if blank else patch_decoder(self, *sizes.values())
+            if sparse:
+                decoder = patch_decoder(self, decoder_width, decoder_depth, decoder_heads)
+            else:
+                decoder = PatchHead(g.width, g.patch_dim, g.prefix, blank)
             self.questions["pixels"] = Pixels(g, decoder, normalized, absolute=not sparse, blank=blank)
         self.questions["agreement"] = Agreement(encoder, *heads, momentum)
         self.question_weights = {"pixels": pixel_weight, "agreement": context_weight}
@@ -117,8 +120,8 @@ class LUT(Task):
         """What is asked."""
         return self.questions["agreement"]
 
-    def given(self, images: Tensor, generator: torch.Generator | None = None, **ratios: float) -> EncoderInput:
-        """A part of each image's patches."""
+    def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
+        """A part of each image's patches: what is given of one view, for measures."""
         return self.given_parts(images, self.random_parts(len(images), generator, images.device)[0])
 
     def random_parts(self, b: int, generator: torch.Generator | None, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -148,11 +151,16 @@ class LUT(Task):
         """The loss on a batch of two views: pixels of the first, and for each the teacher's output for the other.
 
         ``given`` fixes what is given of both views, one after the other [2*b ...].
+
+        Raises:
+            ValueError: it is of one view only.
         """
         images = torch.cat([one, two])
         if given is None:
             parts = self.random_parts(len(one), generator, one.device)
             given = self.given_parts(images, torch.cat(parts))
+        elif len(given.visible) != len(images):
+            raise ValueError(f"of {len(images)} images in two views, what is given names {len(given.visible)}")
         encoded = self.encode(images, given)
         guesses = self.guesses(encoded)
         targets = self.agreement.target(images).chunk(2)
@@ -161,7 +169,7 @@ class LUT(Task):
         outcomes = {"agreement": Outcome(context, {})}
         if "pixels" in self.questions:
             outcomes = {"pixels": self.questions["pixels"](first(encoded, len(one)), progress)} | outcomes
-        return self.asked(outcomes)
+        return self.weighted_sum(outcomes)
 
     def guesses(self, encoded: Encoded) -> tuple[Tensor, ...]:
         """The student's guesses [b d] of the teacher's output for each of the two views.
@@ -169,7 +177,7 @@ class LUT(Task):
         They go through the heads one after the other, so that each has batch statistics of its own.
         """
         summary = self.agreement.summary(encoded.tokens, encoded.given)
-        return tuple(self.agreement.guess(view) for view in summary.chunk(2))
+        return tuple(self.agreement.predict(view) for view in summary.chunk(2))
 
     def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
         """Agreement with the teacher from a masked view, beside that with the teacher's outputs for other images."""

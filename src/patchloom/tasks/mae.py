@@ -44,7 +44,7 @@ class MAE(Task):
         decoder = patch_decoder(self, decoder_width, decoder_depth, decoder_heads)
         self.questions["pixels"] = Pixels(self.geometry, decoder, normalized_pixels)
 
-    def given(self, images: Tensor, generator: torch.Generator | None = None, **ratios: float) -> EncoderInput:
+    def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
         """The visible patches."""
         n = self.geometry.n
         visible, masked = random_partition(len(images), n, self.sizes, generator, images.device)

@@ -20,7 +20,7 @@ from patchloom.questions.features import FeatureLoss, Features
 from patchloom.questions.pixels import Restoration
 from patchloom.questions.positions import DROPPOS_RATIOS, MP3_RATIOS, Positions
 from patchloom.questions.question import Question
-from patchloom.tasks.degradations import build_degradation
+from patchloom.tasks.degradations import STRENGTHS, build_degradation
 from patchloom.tasks.sizes import (
     agreement_heads,
     check_momentum,
@@ -45,11 +45,7 @@ from patchloom.withhold.encoder_input import (
 Second = Literal["same", "second", "none"]
 
 _SHARES = ("mask", "blank", "drop_positions", "limit_context")
-# a degradation, and the option that says how strong it is
-_STRENGTHS = {"zoom_in": "scale", "zoom_out": "scale", "fisheye": "twist", "blur": "kernel", "decolorize": "saturation"}
 _QUESTIONS = ("pixels", "positions", "agreement", "features")
-# what is withheld at the ratios of `Positions.ratios`
-_RATIOS = {"mask_ratio": "mask", "position_mask_ratio": "drop_positions", "context_mask_ratio": "limit_context"}
 
 
 class Mixture(Task):
@@ -113,9 +109,9 @@ class Mixture(Task):
                 raise PatchloomError(
                     f"{name} {self.withhold[name]} takes none of the patches: raise it in --task.withhold"
                 )
-        degradations = [name for name in self.withhold if name in _STRENGTHS]
+        degradations = [name for name in self.withhold if name in STRENGTHS]
         kind: Kind = degradations[0] if degradations else "none"
-        strengths = {_STRENGTHS[kind]: float(self.withhold[kind])} if degradations else {}
+        strengths = {STRENGTHS[kind]: float(self.withhold[kind])} if degradations else {}
         self.degradation = build_degradation(self, kind, min(self.geometry.size), strengths)
         if second == "second":
             self.augment = TwoViews(self.augment.size, crop="own", color="none")
@@ -163,7 +159,7 @@ class Mixture(Task):
         if self.degradation.changes_pixels:
             asked = self.counts.get("mask", self.geometry.n)
         masks = "mask" in self.counts
-        return patch_decoder(self, width, depth, heads, answers=answers, refills=masks, visible_asked=asked)
+        return patch_decoder(self, width, depth, heads, answers=answers, has_masked=masks, visible_asked=asked)
 
     def _positions(self, width: Size, depth: Size, heads: Size, sigma: float) -> Positions:
         """DropPos' question, or MP3's where every position is withheld."""
@@ -183,7 +179,7 @@ class Mixture(Task):
     def _check(self, second: Second) -> None:
         """Refuse what cannot be answered."""
         for option, given, known in (
-            ("withhold", self.withhold, (*_SHARES, *_STRENGTHS)),
+            ("withhold", self.withhold, (*_SHARES, *STRENGTHS)),
             ("ask", self.question_weights, _QUESTIONS),
         ):
             for name in given:
@@ -196,12 +192,12 @@ class Mixture(Task):
             share = self.withhold.get(name)
             if share is not None and not 0 < share < 1 and (name, share) != ("drop_positions", 1):
                 raise PatchloomError(f"--task.withhold {name} is a share between 0 and 1, not {share}")
-        if sum(name in _STRENGTHS for name in self.withhold) > 1:
+        if sum(name in STRENGTHS for name in self.withhold) > 1:
             raise PatchloomError("--task.withhold takes one degradation of the picture at a time")
         order = list(self.withhold)
         if "limit_context" in order and "mask" in order and order.index("limit_context") < order.index("mask"):
             raise PatchloomError("limit_context chooses among the patches that enter: put it after mask")
-        content = [name for name in order if name in ("mask", "blank", *_STRENGTHS)]
+        content = [name for name in order if name in ("mask", "blank", *STRENGTHS)]
         for name in ("pixels", "features"):
             if name in self.question_weights and not content:
                 raise PatchloomError(f"no pixels are withheld, so asking for {name} teaches nothing: add mask or blank")
@@ -245,15 +241,24 @@ class Mixture(Task):
             raise PatchloomError("every patch would be blank: lower blank in --task.withhold")
         return counts
 
-    def given(self, images: Tensor, generator: torch.Generator | None = None, **ratios: float) -> EncoderInput:
+    def given(
+        self,
+        images: Tensor,
+        generator: torch.Generator | None = None,
+        *,
+        mask_ratio: float | None = None,
+        position_mask_ratio: float | None = None,
+        context_mask_ratio: float | None = None,
+    ) -> EncoderInput:
         """What is left of a batch after all withholdings; no patch loses both its content and its position.
 
-        At other ``ratios`` than the mixture's own nothing is blanked, since of a blank patch no position can be asked.
+        At other ratios than the mixture's own nothing is blanked, since of a blank patch no position can be asked.
         """
         counts = self.counts
-        if ratios:
+        ratios = {"mask": mask_ratio, "drop_positions": position_mask_ratio, "limit_context": context_mask_ratio}
+        if other := {name: ratio for name, ratio in ratios.items() if ratio is not None}:
             withhold = {name: share for name, share in self.withhold.items() if name != "blank"}
-            counts = self._count(withhold | {_RATIOS[name]: ratio for name, ratio in ratios.items()})
+            counts = self._count(withhold | other)
         b, n, device = len(images), self.geometry.n, images.device
         given = self.degradation(all_patches(images, n), self.mean, self.std, generator)
         if "mask" in counts:

@@ -73,10 +73,13 @@ class MP3(Task):
             defaults["positions"] = ("none", "mp3 withholds them all")
         return defaults
 
-    def given(self, images: Tensor, generator: torch.Generator | None = None, **ratios: float) -> EncoderInput:
+    def given(
+        self, images: Tensor, generator: torch.Generator | None = None, *, context_mask_ratio: float | None = None
+    ) -> EncoderInput:
         """All patches without positions, or with a few; only some serve as keys and values."""
         b, n, device = len(images), self.geometry.n, images.device
-        m = max(1, share_of(n, 1 - ratios.get("context_mask_ratio", self.context_mask_ratio)))
+        ratio = self.context_mask_ratio if context_mask_ratio is None else context_mask_ratio
+        m = max(1, share_of(n, 1 - ratio))
         context, _ = random_partition(b, n, (m, n - m), generator, device)
         _, dropped = random_partition(b, n, (self.known, n - self.known), generator, device)
         given = drop_positions(all_patches(images, n), dropped)

@@ -97,10 +97,10 @@ class Restore(Task):
         # where nothing but patches is missing, the visible ones have nothing to answer
         asked = visible if self.degradation.changes_pixels or not masks else 0
         sizes = decoder_width, decoder_depth, decoder_heads
-        decoder = patch_decoder(self, *sizes, usual=(384, 4, 6), refills=masks, visible_asked=asked)
+        decoder = patch_decoder(self, *sizes, usual=(384, 4, 6), has_masked=masks, visible_asked=asked)
         self.questions["pixels"] = Restoration(g, decoder, self.degradation, normalized_pixels, band_weight=weight)
 
-    def given(self, images: Tensor, generator: torch.Generator | None = None, **ratios: float) -> EncoderInput:
+    def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
         """The visible patches of the degraded picture."""
         b, g = len(images), self.geometry
         given = self.degradation(all_patches(images, g.n), self.mean, self.std, generator)

@@ -42,14 +42,14 @@ class SimMIM(Task):
             check_normalizable(self.geometry)
         g, blank = self.geometry, self.sizes[1] * self.unit**2
         self.mask_token = nn.Parameter(torch.empty(g.width).normal_(std=0.02))
-        head = PatchHead(g.width, g.pixels, g.prefix, visible_asked=blank)
+        head = PatchHead(g.width, g.patch_dim, g.prefix, visible_asked=blank)
         self.questions["pixels"] = Pixels(g, head, normalized_pixels, absolute=True, blank=blank)
 
-    def given(self, images: Tensor, generator: torch.Generator | None = None, **ratios: float) -> EncoderInput:
+    def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
         """All patches, of which those of the masked units are blank."""
         g = self.geometry
-        _, masked = random_unit_partition(len(images), g.grid, self.unit, self.sizes, generator, images.device)
-        return blank_patches(all_patches(images, g.n), masked)
+        _, blank = random_unit_partition(len(images), g.grid, self.unit, self.sizes, generator, images.device)
+        return blank_patches(all_patches(images, g.n), blank)
 
     def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """The mask token."""

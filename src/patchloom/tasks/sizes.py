@@ -55,7 +55,7 @@ def patch_decoder(
     depth_option: str = "decoder_depth",
     usual: tuple[int, int, int] = (512, 8, 16),
     answers: int | None = None,
-    refills: bool = True,
+    has_masked: bool = True,
     visible_asked: int = 0,
 ) -> MAEDecoder:
     """A decoder that answers for the patches of ``task``: by default with the pixels of those that are masked.
@@ -66,7 +66,7 @@ def patch_decoder(
         depth_option: what the option for the depth is called.
         usual: width, depth and heads that ``auto`` becomes.
         answers: numbers a patch; None: its pixels.
-        refills, visible_asked: as for `MAEDecoder`.
+        has_masked, visible_asked: as for `MAEDecoder`.
 
     Raises:
         PatchloomError: sizes that do not go together, or nothing that is asked would reach the encoder.
@@ -78,8 +78,8 @@ def patch_decoder(
             f"encoder learns nothing by them: give --task.{depth_option} 1 or more"
         )
     g = task.geometry
-    numbers = g.pixels if answers is None else answers
-    return MAEDecoder(g.width, numbers, sincos_2d(width, g.grid), depth, heads, g.prefix, refills, visible_asked)
+    numbers = g.patch_dim if answers is None else answers
+    return MAEDecoder(g.width, numbers, sincos_2d(width, g.grid), depth, heads, g.prefix, has_masked, visible_asked)
 
 
 def agreement_heads(

@@ -15,7 +15,7 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.encode import encode
 from patchloom.nets.geometry import Geometry
 from patchloom.questions.measure import Measure
-from patchloom.questions.question import Encoded, Outcome, Question, Sheet
+from patchloom.questions.question import ROWS, Encoded, Outcome, Question, Sheet
 from patchloom.withhold.encoder_input import EncoderInput
 
 Size = int | Literal["auto"]
@@ -30,7 +30,7 @@ class Task(nn.Module, ABC):
     Attributes:
         encoder: the ViT that is being trained; `patchloom export` writes its ``state_dict``.
         geometry: of its images and tokens.
-        questions: what is asked, by name; the first one is measured and reported.
+        questions: what is asked, by name; the first one is what `measure` reports, unless it is overridden.
         question_weights: of the questions' losses, by name; 1 where none is named.
         augment: turns one image and a random generator into the views that `forward` takes.
         chosen: by option, what each ``auto`` became, and why.
@@ -84,13 +84,15 @@ class Task(nn.Module, ABC):
             buffer.copy_(torch.tensor(values).view(-1, 1, 1))
 
     @abstractmethod
-    def given(self, images: Tensor, generator: torch.Generator | None = None, **ratios: float) -> EncoderInput:
+    def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
         """What the encoder is given of a batch.
 
         Args:
             images: [b c h w] normalised.
             generator: source of what is random, on any device; the global one if absent.
-            ratios: how much is withheld where it is other than in training: those of `Positions.ratios`.
+
+        A task with `Positions` also takes their ``ratios`` by name: how much is withheld where it is other than in
+        training.
         """
 
     def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
@@ -126,9 +128,9 @@ class Task(nn.Module, ABC):
         """
         images = views[0]
         encoded = self.encode(images, given or self.given(images, generator), generator, *views[1:])
-        return self.asked({name: question(encoded, progress) for name, question in self.questions.items()})
+        return self.weighted_sum({name: question(encoded, progress) for name, question in self.questions.items()})
 
-    def asked(self, outcomes: Mapping[str, Outcome]) -> Outcome:
+    def weighted_sum(self, outcomes: Mapping[str, Outcome]) -> Outcome:
         """The weighted sum of the questions' losses; of several, each is a metric, too."""
         loss = sum(self.question_weights.get(name, 1.0) * outcome.loss for name, outcome in outcomes.items())
         metrics = {name: value for outcome in outcomes.values() for name, value in outcome.metrics.items()}
@@ -154,7 +156,7 @@ class Task(nn.Module, ABC):
     @property
     def pictured(self) -> int:
         """How many images `draw` wants; of these the first few are shown."""
-        return max(question.pictured for question in self.questions.values())
+        return max((question.pictured for question in self.questions.values()), default=ROWS)
 
     def extra_modules(self) -> dict[str, nn.Module]:
         """What is saved beside the encoder, by file name without suffix: modules whose ``sizes`` build them again."""

@@ -202,7 +202,8 @@ def train(
         measure, columns = validation.run(fabric.device, stepper.autocast, first=True)
         state.rows.append(metrics_row({"step": 0, "epoch": 0.0, "images": 0} | columns))
         if not save_checkpoint(folder, stepper, state, unreadable):
-            raise PatchloomError("the weights with which the run would begin are not finite: begin with others")
+            reason = "the weights with which the run would begin are not finite: begin with others"
+            raise PatchloomError(reason) if fabric.is_global_zero else AlreadyReported(reason)
 
     generator = Shared(fabric.device)
     smallest, saved, measured = each, time.perf_counter(), "" if measure is None else in_words(measure)
@@ -267,9 +268,10 @@ def train(
                 diverged = not save_checkpoint(folder, stepper, state, unreadable)
                 saved = time.perf_counter()
             if diverged:
-                state = go_back(folder, stepper, state, unreadable, reporter)
                 reading.close()
-                pace, batches = Pace(steps, state.step, images_per_step, state.seconds), None
+                batches = None
+                state = go_back(folder, stepper, state, unreadable, reporter)
+                pace = Pace(steps, state.step, images_per_step, state.seconds)
                 smallest, saved = each, time.perf_counter()
             elif stopping or ended:
                 fabric.barrier()  # whoever started these processes may end all of them when one has ended

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.public import Matched, load_public, public_shape
+from patchloom.nets.teacher import FrozenTeacher
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import Settings
 from patchloom.tasks.task import Task
@@ -93,8 +94,10 @@ class Start:
         """
         if self.run is None or self.run.task["name"] != self.asked.task["name"]:
             return
-        source = {name: weight for name, weight in self.weights.items() if not name.startswith(_ENCODER)}
-        own = {name: weight for name, weight in task.state_dict().items() if not name.startswith(_ENCODER)}
+        # a frozen teacher is the one that is asked for now
+        left = (_ENCODER, *(f"{name}." for name, one in task.named_modules() if isinstance(one, FrozenTeacher)))
+        source = {name: weight for name, weight in self.weights.items() if not name.startswith(left)}
+        own = {name: weight for name, weight in task.state_dict().items() if not name.startswith(left)}
         fits = {name: source[name] for name in own if name in source and source[name].shape == own[name].shape}
         task.load_state_dict(fits, strict=False)
         if not own and not source:

@@ -52,10 +52,10 @@ class Degradation:
         b, device = len(images), images.device
         if self.kind == "zoom_in":
             if self.canvas != self.size:
-                shown = torch.full((b,), self.size[0] / self.canvas[0], device=device)
-                return replace(given, images=centre_crop(images, self.size), shown=shown)
-            shown = draw_from(self.strengths, b, generator, device)
-            return replace(given, images=degrade.zoom_in(images, shown), shown=shown)
+                side_share = torch.full((b,), self.size[0] / self.canvas[0], device=device)
+                return replace(given, images=centre_crop(images, self.size), side_share=side_share)
+            side_share = draw_from(self.strengths, b, generator, device)
+            return replace(given, images=degrade.zoom_in(images, side_share), side_share=side_share)
         if self.kind == "zoom_out":
             sizes = [tuple(max(1, round(side * one)) for side in self.size) for one in self.strengths]
             which = draw_index(len(sizes), b, generator, device)
@@ -83,16 +83,16 @@ class Degradation:
             return centre_crop(images, self.size)
         return F.interpolate(images, self.size, mode="area")
 
-    def in_frame(self, images: Tensor, shown: Tensor | None) -> Tensor:
+    def in_frame(self, images: Tensor, side_share: Tensor | None) -> Tensor:
         """What was seen [b c h w] at its place in the frame, its edges drawn out: a guess that needs no learning.
 
         Args:
             images: [b c h w].
-            shown: [b] share of the frame's side that they show; None: all of it.
+            side_share: [b] share of the frame's side that they show; None: all of it.
         """
-        if shown is None:
+        if side_share is None:
             return images
         scale = torch.zeros(len(images), 2, 3, device=images.device)
-        scale[:, 0, 0] = scale[:, 1, 1] = 1 / shown
+        scale[:, 0, 0] = scale[:, 1, 1] = 1 / side_share
         grid = F.affine_grid(scale, list(images.shape), align_corners=False)
         return F.grid_sample(images.float(), grid, padding_mode="border", align_corners=False)

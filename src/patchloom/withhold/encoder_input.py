@@ -28,7 +28,7 @@ class EncoderInput:
         blank: [b k] True where the content is replaced by a mask token (SimMIM), or None.
         dropped: [b k] True where the position embedding is withheld (DropPos, MP3), or None.
         context: [b m] places within ``visible`` of the patches that serve as keys and values (MP3), or None: all do.
-        shown: [b] share of the picture's side that the images show, where they were zoomed into; None: all of it.
+        side_share: [b] share of the picture's side that the images show, where they were zoomed into; None: all of it.
     """
 
     images: Tensor
@@ -37,7 +37,7 @@ class EncoderInput:
     blank: Tensor | None = None
     dropped: Tensor | None = None
     context: Tensor | None = None
-    shown: Tensor | None = None
+    side_share: Tensor | None = None
 
     def has_content(self) -> Tensor:
         """[b k] True where a visible patch kept its content."""

@@ -129,6 +129,14 @@ def test_the_projections_first_layer_is_the_tasks_own(tmp_path: Path, class_toke
     assert trained == {id(weight) for weight in model.parameters() if weight.requires_grad}
 
 
+def test_a_projection_without_its_instance_head_is_refused(tmp_path: Path) -> None:
+    run, _ = _extrema(tmp_path)
+    (head,) = Path(run).rglob("instance_head.safetensors")
+    head.unlink()
+    with pytest.raises(PatchloomError, match="the instance head is missing there: copy it, too"):
+        evaluate("few-shot", run, "digits", per_class=2, head_on="projection", **QUICK)
+
+
 def test_a_head_on_the_projection_end_to_end(tmp_path: Path) -> None:
     run, _ = _extrema(tmp_path)
     report = evaluate("few-shot", run, "digits", per_class=2, head_on="projection", recipe="extrema", batch=10, **QUICK)

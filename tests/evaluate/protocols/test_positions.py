@@ -19,7 +19,6 @@ from patchloom.evaluate.protocols.positions import positions
 from patchloom.evaluate.report import Row
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.patches.partition import random_dropped
-from patchloom.questions.position_pictures import predict_positions
 from patchloom.questions.positions import PositionPrediction
 from patchloom.tasks import build_task, encoder_defaults, with_defaults
 from patchloom.withhold.encoder_input import all_patches
@@ -47,6 +46,11 @@ TASKS = {
     },
     "mixture like mp3": {"name": "mixture", "withhold": {"mask": 0.25, "drop_positions": 1}, "ask": {"positions": 1.0}},
 }
+
+
+def predict_positions(task, images, generator, **ratios):
+    given = task.given(images, generator, **ratios)
+    return task.questions["positions"].predict(task.encode(images, given, generator))
 
 
 def made(kind):

@@ -171,6 +171,11 @@ def projections(run: str | Path, card: EncoderCard, seed: int) -> tuple[dict[str
         raise PatchloomError(
             f"the task {card.task} has left no projection beside the encoder of {run}: use --head_on features"
         )
+    if stem.pooling == "instance" and head is None:
+        raise PatchloomError(
+            f"the projection beside the encoder of {run} is on its instance representation, and the instance head is "
+            "missing there: copy it, too"
+        )
     blank = Stem.fresh(**stem.sizes)
     same = {"pooling": stem.pooling, "width": stem.sizes["hidden"]}
     return {**same, "stem": stem, "instance": head}, {**same, "stem": blank, "instance": fresh}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from patchloom.data import Source, open_data, plain_batches
 from patchloom.errors import PatchloomError
@@ -23,7 +24,7 @@ from patchloom.evaluate.position_scores import (
 )
 from patchloom.evaluate.report import Drawing, lost_images
 from patchloom.look import Map
-from patchloom.questions.position_pictures import predict_positions
+from patchloom.questions.positions import PositionPrediction, Positions
 from patchloom.runs.folder import plain_name
 from patchloom.runs.held_out import doubt_of_test, stored_held_out
 from patchloom.runs.task import Loaded, load_task
@@ -52,12 +53,17 @@ def positions(run: str | Path, data: str | Path, settings: EvalSettings, *, imag
         raise PatchloomError(f"--images must be 1 or more, not {images}")
     loaded = load_task(run)
     task, card, folder = loaded.task, loaded.card, loaded.folder
-    if "positions" not in task.questions:
+    question = next((one for one in task.questions.values() if isinstance(one, Positions)), None)
+    if question is None:
         raise PatchloomError(
             f"{folder.path} was trained by {loaded.settings.task['name']}, which asks for no positions, so none can be "
             "measured: give a run of droppos or mp3, or measure its encoder with position-sensitivity"
         )
-    axes, grid = task.questions["positions"].ratios, task.geometry.grid
+
+    def predict(images: Tensor, generator: torch.Generator, **ratios: float) -> PositionPrediction:
+        return question.predict(task.encode(images, task.given(images, generator, **ratios), generator))
+
+    axes, grid = question.ratios, task.geometry.grid
     source, story = _test_images(loaded, data)
     some = np.random.default_rng(settings.seed).permutation(len(source))[:images]
     if len(some) < len(source):
@@ -69,7 +75,7 @@ def positions(run: str | Path, data: str | Path, settings: EvalSettings, *, imag
     drawn = plain_batches(source, size, **settings.reading(source), channels=task.geometry.channels, device=settings.at)
     batches = normalized(drawn, card, unreadable)
     task.to(settings.at)
-    cells = measure_positions(partial(predict_positions, task), axes, grid, batches, settings.seed)
+    cells = measure_positions(predict, axes, grid, batches, settings.seed)
     rows = rows_of("positions", {card.name: cells}, grid)
     quoted = tuple(row for row in rows if row.settings["measure"] == "top-1" and AVERAGE in row.settings.values())
     n_test, n = len(cells[0].values["top-1"]), task.geometry.n
