@@ -15,7 +15,8 @@ from patchloom.tasks import TASKS
 from patchloom.version import __version__
 
 if TYPE_CHECKING:
-    from patchloom.nets.weights import load_encoder, load_extra_module
+    from patchloom.nets.extra_modules import load_extra_module
+    from patchloom.nets.weights import load_encoder
     from patchloom.train.pretrain import pretrain
 
 __all__ = ["TASKS", "PatchloomError", "__version__", "load_encoder", "load_extra_module", "pretrain"]
@@ -23,7 +24,7 @@ __all__ = ["TASKS", "PatchloomError", "__version__", "load_encoder", "load_extra
 _HOMES = {
     "pretrain": "patchloom.train.pretrain",
     "load_encoder": "patchloom.nets.weights",
-    "load_extra_module": "patchloom.nets.weights",
+    "load_extra_module": "patchloom.nets.extra_modules",
 }
 
 

@@ -15,8 +15,9 @@ from patchloom.data import normalize, open_data, plain_batches
 from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
 from patchloom.nets.encode import encode, final_norm, patch_count
+from patchloom.nets.extra_modules import extra_module_file, load_extra_module
 from patchloom.nets.heads import represent
-from patchloom.nets.weights import EncoderCard, extra_module_file, load_encoder, load_extra_module
+from patchloom.nets.weights import EncoderCard, load_encoder
 from patchloom.runs.folder import RunFolder
 from patchloom.withhold.encoder_input import all_patches
 

@@ -18,16 +18,9 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate import evaluate, extract, frozen
 from patchloom.evaluate.features import poolings_of, tokens_of
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.extra_modules import load_extra_module, save_extra_module
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.weights import (
-    FORMAT,
-    EncoderCard,
-    load_extra_module,
-    save_encoder,
-    save_extra_module,
-    save_net,
-    untrained_twin,
-)
+from patchloom.nets.weights import FORMAT, EncoderCard, save_encoder, save_net, untrained_twin
 from patchloom.tasks import build_task, with_defaults
 from patchloom.tasks.extrema import ExtreMA
 from patchloom.withhold.encoder_input import all_patches
@@ -236,3 +229,17 @@ def test_without_a_head_it_is_one_sentence(tmp_path: Path, photos: Path, capsys:
     out, err = capsys.readouterr()
     assert err == ("patchloom: this encoder has no module beside it to give instance features: use --pooling mean\n")
     assert not out and not (tmp_path / "results.csv").exists()
+
+
+def test_a_module_that_nothing_builds_again_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Identity is not in EXTRA_MODULES"):
+        save_extra_module(torch.nn.Identity(), tmp_path / "other.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_card_with_impossible_names_is_called_damaged(tmp_path: Path) -> None:
+    card = _save(_task(), tmp_path)
+    strange = replace(card, extra_modules={"a/b": "pooling"})
+    save_encoder(_task().encoder, strange, tmp_path / "encoder.safetensors")
+    with pytest.raises(PatchloomError, match="is not what patchloom wrote"):
+        load_extra_module(tmp_path, "pooling")

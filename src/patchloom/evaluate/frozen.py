@@ -25,8 +25,9 @@ from patchloom.evaluate.features import (
 from patchloom.evaluate.report import Report, Row, lost_images
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified
 from patchloom.nets.encode import input_size
+from patchloom.nets.extra_modules import load_extra_module
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.weights import EncoderCard, load_encoder, load_extra_module, untrained_twin
+from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
 
 UNTRAINED, PIXELS, CHANCE = "untrained", "raw pixels", "majority class"
 

@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.nets.encode import encode, grid_size, patch_side
+from patchloom.nets.encode import encode, grid_size, patch_count, patch_side
 from patchloom.nets.weights import checksum
 from patchloom.withhold.encoder_input import all_patches
 
@@ -125,7 +125,7 @@ class FrozenTeacher(nn.Module):
         with no_grad_autocast(self, images):
             if images.shape[2:] != self.size:
                 images = F.interpolate(images, self.size, mode="bilinear", antialias=True, align_corners=False)
-            given = all_patches((images - self.mean) / self.std, self.encoder.patch_embed.num_patches)
+            given = all_patches((images - self.mean) / self.std, patch_count(self.encoder))
             features = encode(self.encoder, given)[:, self.encoder.num_prefix_tokens :].float()
             return F.layer_norm(features, features.shape[-1:])
 

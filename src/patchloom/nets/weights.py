@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,10 +24,9 @@ from torch import Tensor, nn
 from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
 from patchloom.nets.build import EncoderSpec, build_encoder, check_servable
-from patchloom.nets.heads import EXTRA_MODULES, InstanceHead, Use
+from patchloom.nets.heads import InstanceHead, Use
 
 FORMAT = "patchloom-encoder-1"
-MODULE_FORMAT = "patchloom-module-1"
 _SUM = "sha256"
 _DAMAGED = "{} is not what patchloom wrote ({}): restore it from a copy, or make it again"
 
@@ -57,14 +56,6 @@ class EncoderCard:
 def save_encoder(vit: VisionTransformer, card: EncoderCard, path: Path) -> None:
     """Write the encoder's ``state_dict`` and card; the file appears whole or not at all."""
     save_net(vit, FORMAT, asdict(card), path)
-
-
-def save_extra_module(module: nn.Module, path: Path) -> None:
-    """Write the ``state_dict`` of a module of `EXTRA_MODULES`, its class, and the ``sizes`` that build it again.
-
-    The file appears whole or not at all.
-    """
-    save_net(module, MODULE_FORMAT, {"kind": type(module).__name__, "sizes": module.sizes}, path)
 
 
 def save_net(net: nn.Module, key: str, about: dict[str, Any], path: Path) -> None:
@@ -213,54 +204,6 @@ def load_encoder(source: str | Path) -> tuple[VisionTransformer, EncoderCard]:
     with as_patchloom_wrote(path):
         vit.load_state_dict(weights, strict=True)
     return vit.eval(), card
-
-
-def extra_module_file(source: str | Path, use: Use) -> Path | None:
-    """The file of the module beside an encoder that is good for ``use``; None if the encoder's card names none.
-
-    Args:
-        source: as `load_encoder` takes it. A file that is not called encoder.safetensors has no modules beside it,
-            since those in its folder may be another encoder's.
-        use: for which a module is wanted.
-
-    Raises:
-        PatchloomError: no encoder there, or a damaged one, or one that an older version wrote with a head beside it.
-    """
-    if str(source).startswith("timm:") or (path := weights_file(source)).name != "encoder.safetensors":
-        return None
-    named = (path.with_name(f"{name}.safetensors") for name, good_for in _extra_modules(path) if good_for == use)
-    return next((file for file in named if file.exists()), None)  # an encoder may have been copied alone
-
-
-def _extra_modules(path: Path) -> Iterable[tuple[str, Use]]:
-    if not is_ours(path):
-        return ()
-    head, about = path.with_name("instance_head.safetensors"), read_about(path, FORMAT, "encoder weights")
-    if head.exists() and "extra_modules" not in about:  # else another pooling would be quoted without a word
-        raise PatchloomError(
-            f"an older patchloom wrote {head} for {path}, and this one cannot read it: evaluate with that version, "
-            "train again, or move the head away"
-        )
-    return read_card(path).extra_modules.items()
-
-
-def load_extra_module(source: str | Path, use: Use) -> nn.Module | None:
-    """The module beside an encoder that is good for ``use``, in eval mode; None if there is none.
-
-    Args:
-        source, use: as `extra_module_file` takes them.
-
-    Raises:
-        PatchloomError: no encoder there, or the module's file is damaged, or not one that patchloom wrote.
-    """
-    path = extra_module_file(source, use)
-    if path is None:
-        return None
-    about, weights = read_about(path, MODULE_FORMAT, "a module beside an encoder"), read_weights(path)
-    with as_patchloom_wrote(path):
-        module = EXTRA_MODULES[about["kind"]](**about["sizes"])
-        module.load_state_dict(weights, strict=True)
-    return module.eval()
 
 
 def stock_encoder(name: str) -> VisionTransformer:

@@ -18,7 +18,8 @@ from patchloom.evaluate import KNN, LINEAR, EvalSettings, Parts, Report, append_
 from patchloom.files import write_whole
 from patchloom.look import draw_curves
 from patchloom.look.pictures import draw_task
-from patchloom.nets.weights import EncoderCard, save_encoder, save_extra_module
+from patchloom.nets.extra_modules import save_extra_module
+from patchloom.nets.weights import EncoderCard, save_encoder
 from patchloom.questions.measure import Measure
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import HeldOut, doubt_of_test

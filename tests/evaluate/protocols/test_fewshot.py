@@ -15,7 +15,8 @@ from patchloom.evaluate.protocols.finetune import builder
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder, save_extra_module
+from patchloom.nets.extra_modules import save_extra_module
+from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
 from patchloom.tasks.extrema import ExtreMA
 from patchloom.tasks.lut import LUT
 from patchloom.withhold.encoder_input import all_patches

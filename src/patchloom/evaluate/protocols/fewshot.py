@@ -21,8 +21,9 @@ from patchloom.evaluate.report import Report
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified
 from patchloom.evaluate.trained import SCRATCH, Candidate, plan_for, train_and_test
 from patchloom.hints import check_options
+from patchloom.nets.extra_modules import load_extra_module
 from patchloom.nets.heads import Stem
-from patchloom.nets.weights import EncoderCard, load_encoder, load_extra_module, untrained_twin
+from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
 
 Method = Literal["finetune", "linear"]
 HeadOn = Literal["features", "projection"]
