@@ -15,7 +15,7 @@ from safetensors.torch import save
 from patchloom.cli import main
 from patchloom.data import Source, open_data
 from patchloom.data.sources.builtin import Torchvision
-from patchloom.evaluate import EvalSettings, Features, cache, evaluate
+from patchloom.evaluate import EvalSettings, ImageFeatures, cache, evaluate
 from patchloom.evaluate.cache import about_encoder, cache_folder, remembered
 from patchloom.evaluate.frozen import extractors
 from patchloom.nets.build import EncoderSpec, build_encoder
@@ -27,10 +27,10 @@ SMALL = {"depth": 1, "embed_dim": 32, "num_heads": 2}
 CPU = EvalSettings(device="cpu")
 
 
-def _made(source: Source, value: float = 1.0) -> Features:
+def _made(source: Source, value: float = 1.0) -> ImageFeatures:
     n = len(source)
     tokens = {"mean": torch.full((n, 2), value), "class": torch.zeros(n, 2)}
-    return Features(tokens, torch.from_numpy(source.labels), torch.arange(n), [])
+    return ImageFeatures(tokens, torch.from_numpy(source.labels), torch.arange(n), [])
 
 
 def _passes(about: str, source: Source, times: int = 2) -> list[bool]:

@@ -15,7 +15,7 @@ from patchloom.data import normalize, open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import EvalSettings
 from patchloom.evaluate.classifier import Classifier, fresh_blocks
-from patchloom.evaluate.fit import Plan, Views, _Training, answers, of_step, train
+from patchloom.evaluate.fit import FitPlan, Views, _Training, answers, of_step, train
 from patchloom.evaluate.protocols import protocol_of
 from patchloom.evaluate.recipes import RECIPES, Recipe, recipe_for
 from patchloom.nets.build import EncoderSpec, build_encoder
@@ -29,8 +29,8 @@ SIZES = {"S": (384, 12), "B": (768, 12), "L": (1024, 24)}
 SETTINGS = EvalSettings(device="cpu")
 
 
-def planned(recipe: Recipe) -> Plan:
-    return Plan("small", recipe, (recipe.blr,), CARD, SETTINGS, "float32")
+def planned(recipe: Recipe) -> FitPlan:
+    return FitPlan("small", recipe, (recipe.blr,), CARD, SETTINGS, "float32")
 
 
 def of_size(size: str, name: str, **changes) -> Recipe:

@@ -1,6 +1,14 @@
 """Evaluation protocols: every number beside its controls, with a sentence on what was done."""
 
-from patchloom.evaluate.features import Features, Pooling, classes_of, extract, has_labels, labelled, pixel_features
+from patchloom.evaluate.features import (
+    ImageFeatures,
+    Pooling,
+    classes_of,
+    extract,
+    has_labels,
+    labelled,
+    pixel_features,
+)
 from patchloom.evaluate.frozen import compare
 from patchloom.evaluate.logistic import Choice, Probe, choose_strength, linear_probe
 from patchloom.evaluate.neighbours import knn_accuracies
@@ -13,7 +21,7 @@ from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
 
 __all__ = [
     "Choice",
-    "Features",
+    "ImageFeatures",
     "EvalSettings",
     "KNN",
     "LINEAR",

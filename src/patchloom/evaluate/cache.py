@@ -26,7 +26,7 @@ from torch import Tensor
 
 from patchloom.data import Source
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.features import Features, Precision, labelled, labels_of, runs_in_bfloat16
+from patchloom.evaluate.features import ImageFeatures, Precision, labelled, labels_of, runs_in_bfloat16
 from patchloom.files import cache_root, write_whole
 from patchloom.nets.encode import attention_heads, input_size
 from patchloom.nets.heads import InstanceHead
@@ -74,8 +74,8 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
 
 
 def remembered(
-    about: Sequence[str], source: Source, make: Callable[[Source], Features], *, keep: bool = True
-) -> Features:
+    about: Sequence[str], source: Source, make: Callable[[Source], ImageFeatures], *, keep: bool = True
+) -> ImageFeatures:
     """``make(source)``, or its cached result for the same images.
 
     Damaged files are ignored and replaced. Where nothing can be written, nothing is cached.
@@ -104,7 +104,7 @@ def remembered(
     return found
 
 
-def _read(path: Path, source: Source) -> Features | None:
+def _read(path: Path, source: Source) -> ImageFeatures | None:
     try:
         with safe_open(path, "pt") as file:
             about = json.loads((file.metadata() or {})[_ABOUT])
@@ -118,10 +118,10 @@ def _read(path: Path, source: Source) -> Features | None:
     places = tensors.pop("indices")
     labels = labels_of(source, places)
     missing = np.setdiff1d(np.arange(len(source)), places.numpy())
-    return Features(tensors, labels, places, [source.describe(int(i)) for i in missing], cached=True)
+    return ImageFeatures(tensors, labels, places, [source.describe(int(i)) for i in missing], cached=True)
 
 
-def _write(path: Path, features: Features) -> None:
+def _write(path: Path, features: ImageFeatures) -> None:
     tensors = {**features.tokens, "indices": features.indices}
     if sum(values.nbytes for values in tensors.values()) > MAX_BYTES:
         return

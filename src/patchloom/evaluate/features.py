@@ -34,7 +34,7 @@ PIXELS_SIDE = 32
 
 
 @dataclass(frozen=True)
-class Features:
+class ImageFeatures:
     """Features of labelled images, on the CPU.
 
     Attributes:
@@ -127,7 +127,7 @@ def extract(
     precision: Precision = "auto",
     head: InstanceHead | None = None,
     layers: bool = False,
-) -> Features:
+) -> ImageFeatures:
     """Features of every labelled image, in one pass.
 
     These are the class token, the mean of the patch tokens and the instance representation, after the encoder's last
@@ -184,7 +184,7 @@ def _pass(
     batch_size: int,
     workers: int,
     precision: Precision,
-) -> Features:
+) -> ImageFeatures:
     """Apply ``pools``, from images [b c h w] to [b d] by name, to every labelled image."""
     source = labelled(source)
     channels, size = input_channels(vit), input_size(vit)
@@ -218,7 +218,7 @@ def pixel_features(
     std: Sequence[float],
     batch_size: int = 256,
     workers: int = 0,
-) -> Features:
+) -> ImageFeatures:
     """Normalised pixels as features "pixels" [n c·h·w], the control without any encoder.
 
     Args:
@@ -247,6 +247,6 @@ def pixels_size(size: tuple[int, int]) -> tuple[int, int]:
     return max(1, round(h * shrink)), max(1, round(w * shrink))
 
 
-def _features(tokens: dict[str, Tensor], source: Source, indices: list[Tensor], unreadable: list[str]) -> Features:
+def _features(tokens: dict[str, Tensor], source: Source, indices: list[Tensor], unreadable: list[str]) -> ImageFeatures:
     places = torch.cat(indices)
-    return Features(tokens, labels_of(source, places), places, unreadable)
+    return ImageFeatures(tokens, labels_of(source, places), places, unreadable)

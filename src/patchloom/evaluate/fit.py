@@ -37,7 +37,7 @@ _OPERATIONS, _PROBABILITY, _MAX_MAGNITUDE, _BINS = 2, 0.5, 10, 31
 
 
 @dataclass(frozen=True)
-class Plan:
+class FitPlan:
     """How the encoder and its controls are trained.
 
     Attributes:
@@ -56,7 +56,7 @@ class Plan:
     settings: EvalSettings
     precision: Precision
 
-    def at(self, rate: float) -> Plan:
+    def at(self, rate: float) -> FitPlan:
         """The same with another base learning rate."""
         return replace(self, recipe=replace(self.recipe, blr=rate))
 
@@ -117,7 +117,7 @@ def seeded(seed: int) -> Iterator[None]:
             np.random.set_state(before[1])
 
 
-def train(model: Classifier, source: Source, plan: Plan, name: str) -> Classifier:
+def train(model: Classifier, source: Source, plan: FitPlan, name: str) -> Classifier:
     """Train on all images of ``source``, whose labels are 0 ... c-1.
 
     Args:
@@ -143,7 +143,7 @@ def train(model: Classifier, source: Source, plan: Plan, name: str) -> Classifie
 
 
 class _Training:
-    def __init__(self, model: Classifier, source: Source, plan: Plan) -> None:
+    def __init__(self, model: Classifier, source: Source, plan: FitPlan) -> None:
         recipe, settings = plan.recipe, plan.settings
         self.recipe, self.card, self.device, self.seed = recipe, plan.card, settings.at, settings.seed
         self.model = model.to(self.device).train()

@@ -14,7 +14,7 @@ from torch import Tensor
 from patchloom.data import Source
 from patchloom.evaluate.cache import about_encoder, remembered
 from patchloom.evaluate.features import (
-    Features,
+    ImageFeatures,
     Pooling,
     check_pooling,
     extract,
@@ -32,16 +32,16 @@ from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
 UNTRAINED, PIXELS, CHANCE = "untrained", "raw pixels", "majority class"
 
 # test images -> settings of the row and accuracy of each number that the protocol gives
-Score = Callable[[Features], list[tuple[dict[str, Any], float]]]
+Score = Callable[[ImageFeatures], list[tuple[dict[str, Any], float]]]
 # training images, pooling, settings -> how test images are scored; all that is chosen is chosen here
-Fit = Callable[[Features, str, EvalSettings], Score]
+Fit = Callable[[ImageFeatures, str, EvalSettings], Score]
 
 
 class FeatureExtractor(NamedTuple):
     """A name, a function from images to features, and the encoder behind it, which raw pixels lack."""
 
     name: str
-    features_of: Callable[[Source], Features]
+    features_of: Callable[[Source], ImageFeatures]
     encoder: VisionTransformer | None
 
 
@@ -61,7 +61,7 @@ class FrozenProtocol:
     fit: Fit
     quoted: Callable[[Sequence[Row]], Row]
     title: Callable[[Row], str]
-    sentence: Callable[[Features, Features], str]
+    sentence: Callable[[ImageFeatures, ImageFeatures], str]
 
 
 def measure_run(
@@ -107,8 +107,8 @@ def extractors(
     at, keep = settings.at, settings.cache
     size, what = input_size(vit), "layers" if layers else "pooled"
 
-    def by(net: VisionTransformer, its_head: InstanceHead | None) -> Callable[[Source], Features]:
-        def take(source: Source) -> Features:
+    def by(net: VisionTransformer, its_head: InstanceHead | None) -> Callable[[Source], ImageFeatures]:
+        def take(source: Source) -> ImageFeatures:
             if layers:
                 return extract(net, card, source, device=at, head=None, layers=True, **settings.reading(source))
             return extract(net, card, source, device=at, head=its_head, **settings.reading(source))
@@ -116,7 +116,7 @@ def extractors(
         about = (what, *about_encoder(net, card, at, its_head)) if keep else ()
         return lambda source: remembered(about, source, take, keep=keep)
 
-    def pixels(source: Source) -> Features:
+    def pixels(source: Source) -> ImageFeatures:
         about = ("pixels", str(pixels_size(size)), str(card.mean), str(card.std))
         take = partial(pixel_features, size=size, mean=card.mean, std=card.std, **settings.reading(source))
         return remembered(about, source, take, keep=keep)
@@ -183,8 +183,8 @@ def _report(
     around: str,
     parts: Parts,
     settings: EvalSettings,
-    train: Features,
-    test: Features,
+    train: ImageFeatures,
+    test: ImageFeatures,
 ) -> Report:
     quoted = tuple(map(protocol.quoted, rows))
     trained, untrained, pixels = quoted
@@ -205,7 +205,12 @@ def _report(
 
 
 def circumstances(
-    parts: Parts, train: Features, test: Features, size: tuple[int, int], cached: Sequence[str], instance: bool = False
+    parts: Parts,
+    train: ImageFeatures,
+    test: ImageFeatures,
+    size: tuple[int, int],
+    cached: Sequence[str],
+    instance: bool = False,
 ) -> str:
     """Sentences for any protocol on frozen features: origin of images and features, and what the controls are.
 

@@ -14,7 +14,7 @@ from patchloom.data import Source, hold_out
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier, class_names
 from patchloom.evaluate.features import Precision, classes_of, labels_of, runs_in_bfloat16
-from patchloom.evaluate.fit import Answers, Plan, answers, seeded, train
+from patchloom.evaluate.fit import Answers, FitPlan, answers, seeded, train
 from patchloom.evaluate.frozen import majority
 from patchloom.evaluate.recipes import Recipe, recipe_for
 from patchloom.evaluate.report import Report, Row, lost_images
@@ -52,7 +52,7 @@ def plan_for(
     train_on: Source,
     settings: EvalSettings,
     precision: Precision,
-) -> Plan:
+) -> FitPlan:
     """The plan for an encoder and training images; ``changes`` of the recipe may have a list of values for ``blr``.
 
     Raises:
@@ -71,10 +71,10 @@ def plan_for(
             f"{n} training images are too few for {len(class_names(train_on))} classes: give at least one of each"
         )
     recipe = recipes[0].settled(n, settings.at.type)
-    return Plan(name, recipe, tuple(sorted({recipe.blr for recipe in recipes})), card, settings, precision)
+    return FitPlan(name, recipe, tuple(sorted({recipe.blr for recipe in recipes})), card, settings, precision)
 
 
-def fit(candidate: Candidate, plan: Plan, source: Source) -> tuple[Classifier, dict[str, Any]]:
+def fit(candidate: Candidate, plan: FitPlan, source: Source) -> tuple[Classifier, dict[str, Any]]:
     """Train a candidate on all images, with the base learning rate chosen on a held-out, stratified tenth of them.
 
     Of equally good rates the lowest is chosen.
@@ -98,14 +98,14 @@ def fit(candidate: Candidate, plan: Plan, source: Source) -> tuple[Classifier, d
     return _fitted(candidate, plan, source, candidate.name), row_settings
 
 
-def _fitted(candidate: Candidate, plan: Plan, source: Source, name: str) -> Classifier:
+def _fitted(candidate: Candidate, plan: FitPlan, source: Source, name: str) -> Classifier:
     with seeded(plan.settings.seed):
         model = candidate.build(plan.recipe)
     return train(model, source, plan, name)
 
 
 def train_and_test(
-    protocol: str, title: str, done: str, candidates: Sequence[Candidate], plan: Plan, parts: Parts
+    protocol: str, title: str, done: str, candidates: Sequence[Candidate], plan: FitPlan, parts: Parts
 ) -> Report:
     """Train every candidate, then test each on the test images, which are not read before.
 
@@ -166,7 +166,7 @@ def report_of(
     )
 
 
-def _recipe_sentence(plan: Plan, parts: Parts, row_settings: Mapping[str, Any]) -> str:
+def _recipe_sentence(plan: FitPlan, parts: Parts, row_settings: Mapping[str, Any]) -> str:
     values = {name: row_settings[name] for name in (*plan.recipe.plain(), "precision")}
     values["blr"] = " or ".join(f"{rate:g}" for rate in plan.rates)
     recipe = ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in values.items())

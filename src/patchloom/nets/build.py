@@ -17,7 +17,7 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.encode import grid_size
 from patchloom.patches.positions import sincos_2d
 
-Positions = Literal["sincos", "learned", "random", "none"]
+PositionKind = Literal["sincos", "learned", "random", "none"]
 
 # Ours are small, for images of 8 to 64 pixels. Each is a stock timm model with other sizes, so timm can load it alone.
 _SMALL = "vit_tiny_patch16_224"
@@ -68,7 +68,7 @@ class EncoderSpec:
     img_size: tuple[int, int]
     patch_size: int
     channels: int = 3
-    positions: Positions = "sincos"
+    positions: PositionKind = "sincos"
     options: dict[str, Any] = field(default_factory=dict)
 
     def timm_arguments(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.features import Features, Pooling
+from patchloom.evaluate.features import ImageFeatures, Pooling
 from patchloom.evaluate.frozen import FrozenProtocol, Score, measure_run
 from patchloom.evaluate.neighbours import TEMPERATURE, knn_accuracies
 from patchloom.evaluate.report import Report, Row
@@ -50,8 +50,8 @@ def knn_with(ks: Sequence[int]) -> FrozenProtocol:
     return FrozenProtocol("knn", partial(_fit, ks=ks), _quoted, _title, partial(_sentence, ks=ks))
 
 
-def _fit(train: Features, pooling: str, settings: EvalSettings, *, ks: Sequence[int]) -> Score:
-    def score(test: Features) -> list[tuple[dict[str, float], float]]:
+def _fit(train: ImageFeatures, pooling: str, settings: EvalSettings, *, ks: Sequence[int]) -> Score:
+    def score(test: ImageFeatures) -> list[tuple[dict[str, float], float]]:
         found = knn_accuracies(train.pooled(pooling), train.labels, test.pooled(pooling), test.labels, ks)
         return [({"k": k, "temperature": TEMPERATURE}, value) for k, value in found.items()]
 
@@ -67,7 +67,7 @@ def _title(row: Row) -> str:
     return f"kNN (k={row.settings['k']}, {row.pooling})"
 
 
-def _sentence(train: Features, test: Features, *, ks: Sequence[int]) -> str:
+def _sentence(train: ImageFeatures, test: ImageFeatures, *, ks: Sequence[int]) -> str:
     n, m = len(train.labels), len(test.labels)
     large = ", ".join(f"k = {k}" for k in ks if k > n)
     return (

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.features import Features
+from patchloom.evaluate.features import ImageFeatures
 from patchloom.evaluate.frozen import PIXELS, circumstances, extractors, majority
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, hold_out_for_choice
 from patchloom.evaluate.neighbours import TEMPERATURE, knn_accuracies
@@ -73,7 +73,7 @@ def _vote(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor, k: in
     return knn_accuracies(*(part.to(settings.at) for part in (gallery, labels, queries, truth)), (k,))[k]
 
 
-def _held_out(train: Features, k: int, settings: EvalSettings) -> list[dict[str, Any]]:
+def _held_out(train: ImageFeatures, k: int, settings: EvalSettings) -> list[dict[str, Any]]:
     """Each layer's name and its kNN accuracy on held-out training images, with the other ones as the gallery."""
     if len(train.labels) < 2:
         raise PatchloomError("the best layer is chosen on held-out training images: add a second training image")
@@ -94,7 +94,7 @@ def _best(rows: list[Row]) -> Row:
     return max(rows, key=lambda row: row.settings["held_out_accuracy"])
 
 
-def _sentences(blocks: int, k: int, train: Features, test: Features) -> str:
+def _sentences(blocks: int, k: int, train: ImageFeatures, test: ImageFeatures) -> str:
     return (
         f"Layers: the mean of the patch tokens as they enter the blocks, after each of {blocks} blocks and after the "
         f"final norm, all of one pass; in each layer the {k} most similar of {len(train.labels):,} training images "

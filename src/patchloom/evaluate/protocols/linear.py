@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from patchloom.evaluate.features import Features, Pooling
+from patchloom.evaluate.features import ImageFeatures, Pooling
 from patchloom.evaluate.frozen import FrozenProtocol, Score, measure_run
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, STRENGTHS, linear_probe
 from patchloom.evaluate.report import Report, Row
@@ -28,7 +28,7 @@ def linear(
     return measure_run(LINEAR, run, data, settings, pooling)
 
 
-def _fit(train: Features, pooling: str, settings: EvalSettings) -> Score:
+def _fit(train: ImageFeatures, pooling: str, settings: EvalSettings) -> Score:
     probe, choice = linear_probe(train.pooled(pooling), train.labels, seed=settings.seed, device=settings.at)
     row_settings = {"l2": choice.strength, "held_out_accuracy": choice.accuracy, "held_out": choice.held_out}
     return lambda test: [(row_settings, probe.accuracy(test.pooled(pooling), test.labels))]
@@ -42,7 +42,7 @@ def _title(row: Row) -> str:
     return f"Linear probe ({row.pooling})"
 
 
-def _sentence(train: Features, test: Features) -> str:
+def _sentence(train: ImageFeatures, test: ImageFeatures) -> str:
     return (
         f"Linear probe: a logistic regression on the frozen, standardised features of {len(train.labels):,} training "
         f"images, tested on {len(test.labels):,} others; its L2 strength (of {len(STRENGTHS)} from "

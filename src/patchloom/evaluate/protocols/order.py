@@ -14,7 +14,7 @@ from torch import Tensor
 
 from patchloom.data import CentreCrop, Source
 from patchloom.data.sources.base import digest
-from patchloom.evaluate.features import Features, check_pooling, tokens_of
+from patchloom.evaluate.features import ImageFeatures, check_pooling, tokens_of
 from patchloom.evaluate.frozen import circumstances, extractors, majority
 from patchloom.evaluate.logistic import linear_probe
 from patchloom.evaluate.neighbours import TEMPERATURE, knn_accuracies
@@ -126,7 +126,9 @@ def without_positions(vit: VisionTransformer) -> VisionTransformer:
     return copy
 
 
-def _probes(train: Features, pooled: str, k: int, settings: EvalSettings) -> dict[str, Callable[[Features], float]]:
+def _probes(
+    train: ImageFeatures, pooled: str, k: int, settings: EvalSettings
+) -> dict[str, Callable[[ImageFeatures], float]]:
     """Probes fitted to training features, by name, each a function from test features to accuracy."""
     features, labels = train.pooled(pooled), train.labels
     probe, _ = linear_probe(features, labels, seed=settings.seed, device=settings.at)
