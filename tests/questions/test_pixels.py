@@ -8,7 +8,7 @@ from answering import Answers, encoded_of, geometry_of, masking
 
 from patchloom.patches.partition import complement, random_partition
 from patchloom.patches.pictures import spread
-from patchloom.patches.tokens import normalize_patches, patchify
+from patchloom.patches.tokens import patch_statistics, patchify
 from patchloom.questions.pixels import Pixels, Restoration
 from patchloom.withhold.degradation import Degradation
 
@@ -56,7 +56,8 @@ def test_right_predictions_recover_the_image():
     encoded, truth = encoded_of(images, masking(images, 4, visible, masked)), patchify(images, 4, masked)
     (sheet,) = asking(images, False, truth).sheets(encoded)
     torch.testing.assert_close(sheet.columns["recovered"], images)
-    (sheet,) = asking(images, True, normalize_patches(truth)).sheets(encoded)
+    mean, deviation = patch_statistics(truth)
+    (sheet,) = asking(images, True, (truth - mean) / deviation).sheets(encoded)
     torch.testing.assert_close(sheet.columns["recovered, own statistics"], images, rtol=1e-4, atol=1e-4)
 
 

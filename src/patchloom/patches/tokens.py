@@ -67,14 +67,8 @@ def unpatchify(patches: Tensor, p: int, grid: tuple[int, int]) -> Tensor:
 
 
 def patch_statistics(patches: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation [b n 1] of each patch over all its numbers, as MAE normalises: unbiased, 1e-6 inside."""
+    """Mean and deviation [b n 1] of each patch over all its numbers: MAE's (section 3), unbiased, 1e-6 inside."""
     return patches.mean(-1, keepdim=True), (patches.var(-1, keepdim=True) + 1e-6).sqrt()
-
-
-def normalize_patches(patches: Tensor) -> Tensor:
-    """Each patch [b n f] with zero mean and unit deviation: MAE's normalised pixels (section 3, "per-patch")."""
-    mean, deviation = patch_statistics(patches)
-    return (patches - mean) / deviation
 
 
 def patch_channel_statistics(patches: Tensor, channels: int) -> tuple[Tensor, Tensor]:

@@ -125,11 +125,11 @@ class Pixels(PatchQuestion):
         columns = {"original": encoded.images, "given": self.given_picture(encoded)}
         if self.normalized:
             own, guessed = self.statistics(truth), self.guessed_statistics(encoded, asked)
-            columns["recovered, own statistics"] = self.picture(encoded, asked, answers * own[1] + own[0])
+            recovered = columns["recovered, own statistics"] = self.picture(encoded, asked, answers * own[1] + own[0])
             columns["guessed statistics"] = self.picture(encoded, asked, answers * guessed[1] + guessed[0])
         else:
-            columns["recovered"] = self.picture(encoded, asked, answers)
-        caption = self.caption(encoded, columns, self.errors(encoded, asked, answers)["loss"].mean())
+            recovered = columns["recovered"] = self.picture(encoded, asked, answers)
+        caption = self.caption(encoded, recovered, self.errors(encoded, asked, answers)["loss"].mean())
         if self.normalized:
             caption += (
                 " Pixels are predicted normalised within each patch. Own statistics: each patch's mean and deviation "
@@ -155,8 +155,8 @@ class Pixels(PatchQuestion):
         mean, deviation = (patchify(spread(one, g.p, seen), g.p, asked) for one in painted)
         return mean.mean(-1, keepdim=True), deviation.mean(-1, keepdim=True)
 
-    def caption(self, encoded: Encoded, columns: dict[str, Tensor], error: Tensor) -> str:
-        """What the sheet shows; ``error`` is the mean loss of its images."""
+    def caption(self, encoded: Encoded, recovered: Tensor, error: Tensor) -> str:
+        """What the sheet shows; ``recovered`` [b c h w] are its answers, and ``error`` is their mean loss."""
         withheld = 1 - self.with_content(encoded.given).shape[1] / self.geometry.n
         return f"{withheld:.0%} of the patches are masked; visible patches are the original's."
 
@@ -250,9 +250,8 @@ class Restoration(Pixels):
         """Those of what was given."""
         return self.statistics(patchify(self.filled_in_frame(encoded), self.geometry.p, asked))
 
-    def caption(self, encoded: Encoded, columns: dict[str, Tensor], error: Tensor) -> str:
+    def caption(self, encoded: Encoded, recovered: Tensor, error: Tensor) -> str:
         """What the sheet shows, with the mean errors over all images given."""
-        recovered = next(image for heading, image in columns.items() if heading.startswith("recovered"))
         off = (encoded.plain(recovered) - self.truth(encoded)).square().mean()
         masked = 1 - self.with_content(encoded.given).shape[1] / self.geometry.n
         return (
