@@ -75,9 +75,9 @@ class Pixels(PatchQuestion):
 
     def forward(self, encoded: Encoded, progress: float) -> Outcome:
         """The mean error over the patches asked."""
-        errors = self.errors(encoded, *self.answer(encoded))
-        loss = errors.pop("loss").mean()
-        return Outcome(loss, {name: values.detach().mean() for name, values in errors.items()})
+        asked, answers = self.answer(encoded)
+        loss = F.l1_loss if self.absolute else F.mse_loss  # in one pass: no differences are kept for the way back
+        return Outcome(loss(answers, self.targets(encoded, asked)), {})
 
     def measure(self, encoded: Encoded) -> Measure:
         """The error beside those of each patch's mean colour and of a blurred copy.
@@ -203,6 +203,12 @@ class Restoration(Pixels):
         mask, band = self.canvas_errors(encoded, in_grid_order(answers, asked))
         loss = (1 - self.band_weight) * mask + self.band_weight * band
         return {"loss": loss, "mask_loss": mask, "band_loss": band}
+
+    def forward(self, encoded: Encoded, progress: float) -> Outcome:
+        """The mean error over the patches asked, or the weighted sum of the two, which are metrics."""
+        errors = self.errors(encoded, *self.answer(encoded))
+        loss = errors.pop("loss").mean()
+        return Outcome(loss, {name: values.detach().mean() for name, values in errors.items()})
 
     def canvas_errors(self, encoded: Encoded, answers: Tensor) -> tuple[Tensor, Tensor]:
         """The two errors [b] of masking and zooming in (m + a), of answers [b n f] for the whole picture.
