@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from patchloom.data import Source, normalize, plain_batches
-from patchloom.evaluate import Features, Report, classes_of, extract, has_labels, knn_accuracies, pixel_features
+from patchloom.evaluate import ImageFeatures, Report, classes_of, extract, has_labels, knn_accuracies, pixel_features
 from patchloom.nets.encode import input_size
 from patchloom.nets.weights import EncoderCard, untrained_twin
 from patchloom.questions.measure import Measure
@@ -107,7 +107,7 @@ class Validation:
             found.append(self.task.measure(images, generator))
         return Measure.joined(found)
 
-    def _knn(self, features_of: Callable[[Source], Features], pooling: str) -> float:
+    def _knn(self, features_of: Callable[[Source], ImageFeatures], pooling: str) -> float:
         gallery, queries = features_of(self.gallery), features_of(self.held_out)
         k = min(_K, len(gallery.labels))
         pooled = gallery.pooled(pooling), gallery.labels, queries.pooled(pooling), queries.labels
