@@ -89,7 +89,7 @@ class _Worker(multiprocessing.Process):
 
     @staticmethod
     def _Popen(process_obj: multiprocessing.Process) -> object:
-        begun = multiprocessing.Process._Popen(process_obj)
+        begun: Any = multiprocessing.Process._Popen(process_obj)
         begun.terminate = begun.kill
         return begun
 

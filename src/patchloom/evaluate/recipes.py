@@ -203,7 +203,7 @@ def takes_recipe(protocol: Callable[..., Report]) -> Callable[..., Report]:
     hints["blr"] = float | list[float] | None
     added = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=hint) for name, hint in hints.items()]
     own_options = [parameter for parameter in own.parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD]
-    protocol.__signature__ = own.replace(parameters=[*own_options, *added])
+    protocol.__signature__ = own.replace(parameters=[*own_options, *added])  # type: ignore[attr-defined]
     protocol.__annotations__ |= hints
     descriptions = inspect.cleandoc(Recipe.__doc__).partition("Attributes:\n")[2]
     descriptions = descriptions.replace(

@@ -98,7 +98,7 @@ def ready_tasks() -> list[str]:
     return [name for name, entry in TASKS.items() if not entry.needs]
 
 
-def task_class(name: str) -> type:
+def task_class(name: str) -> type[Task]:
     """The class of a task by its name.
 
     Raises:
