@@ -88,13 +88,13 @@ def _follow(mine: list[torch.Tensor], theirs: list[torch.Tensor], momentum: floa
 class FrozenTeacher(nn.Module):
     """An encoder that is never trained, and its features of whole images.
 
+    Its weights are in no ``state_dict``, since whoever builds it reads them anyway; a digest is, by which a checkpoint
+    is refused that was trained with another teacher.
+
     Args:
         vit: the encoder; its input size becomes that at which it has ``grid`` patches.
         mean, std: per channel, by which it wants images in [0, 1] to be normalised.
         grid: rows and columns of patches that are asked of it.
-
-    Its weights are in no ``state_dict``, since whoever builds it reads them anyway; a digest is, by which a checkpoint
-    is refused that was trained with another teacher.
     """
 
     mean: Tensor

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from patchloom.nets.decode import MAEDecoder, PatchHead
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.teacher import FrozenTeacher
-from patchloom.patches.partition import complement
-from patchloom.patches.pictures import WITHHELD, paint_patches
+from patchloom.patches.pictures import WITHHELD
 from patchloom.patches.tokens import gather_tokens, scatter_tokens, unpatchify
 from patchloom.questions.measure import Measure
 from patchloom.questions.patches import PatchQuestion
@@ -78,11 +77,7 @@ class Features(PatchQuestion):
         # an answer says the direction of a feature, and by the cosine not its length
         answers = F.layer_norm(answers, answers.shape[-1:])
         everywhere = scatter_tokens(answers, asked, torch.full_like(targets, WITHHELD))
-        withheld = complement(self.with_content(encoded.given), g.n)
-        columns = {
-            "original": encoded.images,
-            "given": paint_patches(encoded.given.images, g.p, withheld, WITHHELD),
-        }
+        columns = {"original": encoded.images, "given": self.given_picture(encoded.given)}
         for name, features in {"teacher's features": targets, "answer": everywhere}.items():
             colours = self._colours(features, targets)
             columns[name] = encoded.normalized(unpatchify(colours.repeat_interleave(g.p**2, dim=-1), g.p, g.grid))

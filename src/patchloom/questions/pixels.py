@@ -8,8 +8,7 @@ from torch.nn import functional as F
 
 from patchloom.nets.decode import MAEDecoder, PatchHead
 from patchloom.nets.geometry import Geometry
-from patchloom.patches.partition import complement
-from patchloom.patches.pictures import WITHHELD, paint_patches, spread
+from patchloom.patches.pictures import spread
 from patchloom.patches.tokens import (
     in_grid_order,
     patch_channel_statistics,
@@ -122,7 +121,7 @@ class Pixels(PatchQuestion):
         """Original | given | recovered."""
         asked, answers = self.answer(encoded)
         truth = patchify(self.truth(encoded), self.geometry.p, asked)
-        columns = {"original": encoded.images, "given": self.given_picture(encoded)}
+        columns = {"original": encoded.images, "given": self.given_picture(encoded.given)}
         if self.normalized:
             own, guessed = self.statistics(truth), self.guessed_statistics(encoded, asked)
             recovered = columns["recovered, own statistics"] = self.picture(encoded, asked, answers * own[1] + own[0])
@@ -136,11 +135,6 @@ class Pixels(PatchQuestion):
                 "come from the original. Guessed: from what was given, so nothing withheld is shown."
             )
         return [Sheet("recovered", caption, columns)]
-
-    def given_picture(self, encoded: Encoded) -> Tensor:
-        """What the encoder was given [b c h w]; black where it was nothing."""
-        withheld = complement(self.with_content(encoded.given), self.geometry.n)
-        return paint_patches(encoded.given.images, self.geometry.p, withheld, WITHHELD)
 
     def picture(self, encoded: Encoded, asked: Tensor, pixels: Tensor) -> Tensor:
         """The picture [b c h w], normalised, with ``pixels`` [b j f] at the patches ``asked``."""

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from patchloom.nets.encode import encode
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.teacher import no_grad_autocast
-from patchloom.patches.pictures import WITHHELD, mark_wrong
+from patchloom.patches.pictures import mark_wrong
 from patchloom.patches.positions import smoothed_positions
-from patchloom.patches.tokens import gather_tokens, patchify, unpatchify
+from patchloom.patches.tokens import gather_tokens
 from patchloom.processes import total, world
 from patchloom.questions.measure import Measure
 from patchloom.questions.question import Encoded, Outcome, Question, Sheet
@@ -151,12 +151,9 @@ class Positions(Question):
 
     def sheets(self, encoded: Encoded) -> list[Sheet]:
         """Which patches are placed rightly."""
-        predicted, images = self.predict(encoded), encoded.given.images
-        g = self.geometry
-        shown = torch.zeros(len(images), g.n, dtype=torch.bool, device=images.device)
-        shown = shown.scatter(1, predicted.visible, encoded.given.has_content())
-        given = unpatchify(torch.where(shown[..., None], patchify(images, g.p), WITHHELD), g.p, g.grid)
-        marked = mark_wrong(given, g.p, predicted.visible, predicted.places())
+        predicted = self.predict(encoded)
+        given = self.given_picture(encoded.given)
+        marked = mark_wrong(given, self.geometry.p, predicted.visible, predicted.places())
         caption = "Black: withheld. White: placed wrongly. The rest: placed rightly, or its position was given."
         return [Sheet("positions", caption, {"given": given, "placed": marked})]
 

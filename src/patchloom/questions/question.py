@@ -6,10 +6,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from patchloom.nets.geometry import Geometry
+from patchloom.patches.pictures import WITHHELD
+from patchloom.patches.tokens import patchify, unpatchify
 from patchloom.questions.measure import Measure
 from patchloom.withhold.encoder_input import EncoderInput
 
@@ -97,6 +100,13 @@ class Question(nn.Module, ABC):
     @abstractmethod
     def sheets(self, encoded: Encoded) -> list[Sheet]:
         """Pictures of the answers."""
+
+    def given_picture(self, given: EncoderInput) -> Tensor:
+        """What the encoder was given [b c h w]; black where it was nothing."""
+        g, images = self.geometry, given.images
+        shown = torch.zeros(len(images), g.n, dtype=torch.bool, device=images.device)
+        shown = shown.scatter(1, given.visible, given.has_content())
+        return unpatchify(torch.where(shown[..., None], patchify(images, g.p), WITHHELD), g.p, g.grid)
 
     def after_step(self, progress: float, encoder: VisionTransformer) -> None:
         """Called after each update of the weights; a moving-average teacher follows the ``encoder`` here."""

@@ -100,13 +100,13 @@ class LUT(Task):
         self.augment = TwoViews(self.augment.size, crop="own", color="none")
         heads = agreement_heads(self, head_width, g.width, layers=(2, 2), norm="batch")
         self.mask_token = None if sparse else nn.Parameter(torch.empty(g.width).normal_(std=0.02))
-        if pixel_weight:
-            blank = 0 if sparse else g.n - visible * self.unit**2
-            if sparse:
-                decoder = patch_decoder(self, decoder_width, decoder_depth, decoder_heads)
-            else:
-                decoder = PatchHead(g.width, g.patch_dim, g.prefix, blank)
-            self.questions["pixels"] = Pixels(g, decoder, normalized, absolute=not sparse, blank=blank)
+        if pixel_weight and sparse:
+            decoder = patch_decoder(self, decoder_width, decoder_depth, decoder_heads)
+            self.questions["pixels"] = Pixels(g, decoder, normalized)
+        elif pixel_weight:
+            blank = g.n - visible * self.unit**2
+            head = PatchHead(g.width, g.patch_dim, g.prefix, blank)
+            self.questions["pixels"] = Pixels(g, head, normalized, absolute=True, blank=blank)
         self.questions["agreement"] = Agreement(encoder, *heads, momentum)
         self.question_weights = {"pixels": pixel_weight, "agreement": context_weight}
 
