@@ -119,10 +119,12 @@ class Data:
     Attributes:
         train: training images.
         test: test images, if the data brings its own.
+        notes: a line for each thing that was left out or taken otherwise than its name says: how many, which, why.
     """
 
     train: Source
     test: Source | None
+    notes: tuple[str, ...] = ()
 
 
 def digest(parts: Iterable[str]) -> str:
