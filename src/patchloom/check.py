@@ -35,6 +35,7 @@ class Checked:
         channels: that all images are given.
         proposal: for pre-training.
         out: the file that lists what could not be read, or None.
+        notes: on what the data has that is not read, or taken otherwise than its name says.
     """
 
     train: Survey
@@ -42,6 +43,7 @@ class Checked:
     channels: int
     proposal: Proposal
     out: str | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def splits(self) -> dict[str, Survey]:
@@ -60,10 +62,12 @@ class Checked:
         return [("", *self.splits), *(row for row in rows if any(row[1:]))]
 
     def sentences(self) -> list[str]:
-        """What is wrong, with examples, and what to do where that is sure."""
-        said: list[str] = []
+        """What is left out, or read otherwise, and what is wrong, with examples; what to do where that is sure."""
+        said = [f"{note}." for note in self.notes]
         for split, found in self.splits.items():
-            said += _faults(found, "" if self.test is None else f"{split}: ")
+            where = "" if self.test is None else f"{split}: "
+            said += [f"{where}{line}." for line in found.noticed.sentences(found.source.describe, len(found.rows))]
+            said += _faults(found, where)
         if self.leaks:
             pairs = [f"{self.test.name(one)} = {self.train.name(two)}" for one, two in self.leaks[:_GROUPS]]
             said.append(
@@ -153,7 +157,7 @@ def check(
     channels = channels_for_all(examples, opened.train.name)
     resolved = resolve(asked, len(training), channels, found[0].stats(channels))
     proposal = propose(data, training, *resolved, estimate)
-    return Checked(found[0], found[1] if len(found) > 1 else None, channels, proposal, out)
+    return Checked(found[0], found[1] if len(found) > 1 else None, channels, proposal, out, opened.notes)
 
 
 def _column(found: Survey, stats: Stats) -> dict[str, str]:

@@ -4,7 +4,8 @@ from patchloom.data.batches import plain_batches, steps_per_epoch, training_batc
 from patchloom.data.cache import cache_images
 from patchloom.data.contents import comparable, copies_among, copies_sentence
 from patchloom.data.crop import CentreCrop, RandomCrop, TwoViews
-from patchloom.data.read import IMAGE_SUFFIXES, Unreadable, read_image, to_channels
+from patchloom.data.formats import IMAGE_SUFFIXES
+from patchloom.data.read import Unreadable, read_image, to_channels
 from patchloom.data.sources.base import Data, Source
 from patchloom.data.sources.builtin import BUILTIN
 from patchloom.data.sources.open import lasting, open_data

@@ -19,11 +19,12 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from patchloom.data.arrays import channels_first, from_array, notice_alpha, over_white, refuse_bomb, upright
+from patchloom.data.formats import DICOM, HEIF
+from patchloom.data.noticed import notice, watched
 from patchloom.errors import PatchloomError
 
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # it logs broken files, which are reported by name here
-
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".npy"})
 
 _ORIENTATION = 274  # the tag, in EXIF as in TIFF
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
@@ -46,8 +47,9 @@ class Unreadable(PatchloomError):
 def read_image(path: str | Path) -> Tensor:
     """Decode an image file: JPEG, PNG, WebP, BMP, TIFF, the first frame of a GIF, or a ``.npy`` array [h w (c)].
 
-    The EXIF orientation is applied, and transparency is composited over white. A grey image has 1 channel. Pages of a
-    TIFF are channels where its metadata says so; otherwise the first page is the image.
+    HEIC and DICOM need their extras. The EXIF orientation is applied, and transparency is composited over white. A grey
+    image has 1 channel. Pages of a TIFF are channels where its metadata says so; otherwise the first page is the image.
+    `patchloom.data.noticed` tells which of this was done.
 
     Returns:
         [c h w], uint8 for 8-bit files, float32 in [0, 1] for deeper ones (16 bits are divided by 65535).
@@ -73,6 +75,10 @@ def decode_image(content: bytes, name: str) -> Tensor:
         Unreadable: as `read_image`.
     """
     suffix = next((suffix for begin, suffix in _BEGINNINGS.items() if content.startswith(begin)), "")
+    if content[4:8] == b"ftyp":  # a container of many formats: the next four letters say which
+        suffix = ".heic"
+    elif content[128:132] == b"DICM":
+        suffix = ".dcm"
     return _read(BytesIO(content), suffix, name)
 
 
@@ -100,11 +106,19 @@ def _decoded(source: Path | BytesIO, suffix: str) -> Tensor:
         array = np.load(source, mmap_mode="r" if isinstance(source, Path) else None, allow_pickle=False)
         if array.ndim not in (2, 3):
             raise ValueError(f"an array of {array.ndim} dimensions is no image; save it as [h w] or [h w c]")
-        return _from_array(array)
+        return _bands(from_array(array))
     if suffix in (".tif", ".tiff"):
         return _read_tiff(source)
     if suffix == ".png" and _is_16_bit_png(source):
         return _read_deep_png(source)
+    if suffix in DICOM:
+        from patchloom.data.dicom import read_dicom  # an extra
+
+        return from_array(read_dicom(source))
+    if suffix in HEIF:
+        from pillow_heif import register_heif_opener  # an extra
+
+        register_heif_opener()
     quick = _read_jpeg(source) if suffix in (".jpg", ".jpeg") else None
     if quick is not None:
         return quick
@@ -122,10 +136,14 @@ def _opened(source: Path | BytesIO) -> AbstractContextManager[BinaryIO]:
 
 def from_pil(image: Image.Image) -> Tensor:
     """An 8-bit PIL image as uint8 [c h w] with c 1 or 3, its orientation applied and composited over white."""
+    if watched():
+        _notice_of(image)
     ImageOps.exif_transpose(image, in_place=True)
     if image.has_transparency_data:
         grey = image.mode in ("L", "LA")
-        image = image.convert("RGBA")
+        tiff, image = image.format == "TIFF", image.convert("RGBA")
+        if watched():
+            notice_alpha(np.asarray(image.getchannel("A")) / np.float32(255), tiff)
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("L" if grey else "RGB")
     elif image.mode == "1":
         image = image.convert("L")
@@ -133,7 +151,19 @@ def from_pil(image: Image.Image) -> Tensor:
         if image.mode == "F" or image.mode.startswith("I"):
             raise ValueError(f"pixels of mode {image.mode} are not supported; save it as 8 or 16-bit PNG or TIFF")
         image = image.convert("RGB")
-    return _channels_first(np.array(image))
+    return channels_first(np.array(image))
+
+
+def _notice_of(image: Image.Image) -> None:
+    """Notice what the head of an image says."""
+    if image.getexif().get(_ORIENTATION, 1) in range(2, 9):
+        notice("turned")
+    if image.mode in ("P", "PA") and image.format != "GIF":
+        notice("palette")
+    elif image.mode not in ("1", "L", "LA", "La", "RGB", "RGBA", "RGBa", "P", "PA"):
+        notice("colours")
+    if image.format not in ("TIFF", "MPO") and getattr(image, "is_animated", False):
+        notice("frames")
 
 
 def to_channels(image: Tensor, channels: int) -> Tensor:
@@ -154,52 +184,6 @@ def to_channels(image: Tensor, channels: int) -> Tensor:
         f"an image has {have} channels where {channels} are expected: only 1 and 3 can be turned into each other, "
         f"so take the others out or train on images of {have} channels alone"
     )
-
-
-def _channels_first(array: np.ndarray) -> Tensor:
-    # A view, not a copy: memory stays channels-last, for which torchvision's uint8 resize is fastest.
-    return torch.from_numpy(array if array.ndim == 3 else array[..., None]).permute(2, 0, 1)
-
-
-def _refuse_bomb(height: int, width: int) -> None:
-    # PIL refuses at the same size; this serves the formats that do not pass through PIL.
-    if Image.MAX_IMAGE_PIXELS is not None and height * width > 2 * Image.MAX_IMAGE_PIXELS:
-        raise ValueError(f"{height} x {width} pixels could be a decompression bomb; cut it into smaller images")
-
-
-def _from_array(array: np.ndarray) -> Tensor:
-    """An array [h w] or [h w c] of uint8, uint16 or floats in [0, 1] as a tensor [c h w]."""
-    if array.size == 0:
-        raise ValueError("it holds no pixels")
-    _refuse_bomb(*array.shape[:2])
-    if array.dtype == np.uint8:
-        return _channels_first(np.array(array))
-    if array.dtype.kind == "u" and array.dtype.itemsize == 2:  # of either byte order
-        return _channels_first(array.astype(np.float32) / np.float32(65535))
-    if array.dtype.kind == "f":
-        low, high = float(array.min()), float(array.max())  # NaN anywhere makes both NaN, and so fails the comparison
-        if not (low >= 0 and high <= 1):
-            raise ValueError(f"its values run from {low:g} to {high:g}; scale floating-point images to [0, 1]")
-        return _channels_first(array.astype(np.float32))
-    raise ValueError(f"values of type {array.dtype} are not supported; save them as uint8, uint16 or floats in [0, 1]")
-
-
-def _over_white(array: np.ndarray, premultiplied: bool) -> np.ndarray:
-    """Composite [h w c+1] in [0, 1], alpha last, over white: [h w c]."""
-    colour, alpha = array[..., :-1], array[..., -1:]
-    return np.clip((colour if premultiplied else colour * alpha) + (1 - alpha), 0, 1)
-
-
-def _upright(array: np.ndarray, orientation: int) -> np.ndarray:
-    """Undo an EXIF orientation (1 to 8) of an array [h w ...]."""
-    if orientation in (5, 6, 7, 8):
-        array = array.swapaxes(0, 1)
-    if orientation in (3, 4, 7, 8):
-        array = array[::-1]
-    if orientation in (2, 3, 6, 7):
-        array = array[:, ::-1]
-    # np.ascontiguousarray would leave negative strides, which torch refuses, to sides of one pixel
-    return array.copy() if orientation in range(2, 9) else array
 
 
 def _read_jpeg(source: Path | BytesIO) -> Tensor | None:
@@ -223,7 +207,9 @@ def _read_jpeg(source: Path | BytesIO) -> Tensor | None:
         return None
     if array.dtype != np.uint8 or array.shape[:2] != (height, width) or array.shape[2:] not in ((), (3,)):
         return None
-    return _channels_first(_upright(array, orientation))
+    if orientation in range(2, 9):
+        notice("turned")
+    return channels_first(upright(array, orientation))
 
 
 def _is_16_bit_png(source: Path | BytesIO) -> bool:
@@ -239,18 +225,27 @@ def _read_deep_png(source: Path | BytesIO) -> Tensor:
         file.seek(0)
         content = file.read()
     array = imagecodecs.png_decode(content).astype(np.float32) / np.float32(65535)
+    notice("deep")
+    if orientation in range(2, 9):
+        notice("turned")
     if array.ndim == 3 and array.shape[2] in (2, 4):
-        array = _over_white(array, premultiplied=False)
-    return _channels_first(_upright(array, orientation))
+        notice_alpha(array[..., -1], tiff=False)
+        array = over_white(array, premultiplied=False)
+    return channels_first(upright(array, orientation))
 
 
 def _read_tiff(source: Path | BytesIO) -> Tensor:
     with tifffile.TiffFile(source) as tiff:
         page, series = tiff.pages.first, tiff.series[0]
-        _refuse_bomb(page.imagelength, page.imagewidth)
+        refuse_bomb(page.imagelength, page.imagewidth)
         alpha = [int(kind) for kind in page.extrasamples][-1:] in ([1], [2])
         plain = page.samplesperpixel - alpha in (1, 3) or page.photometric == tifffile.PHOTOMETRIC.SEPARATED
         channel_pages = len(series.axes) == 3 and series.axes[0] in "CQ"
+        if watched() and not channel_pages and len(series.pages) > 1:
+            notice("pages")
+        inverted = page.photometric == tifffile.PHOTOMETRIC.MINISWHITE and page.bitspersample > 1
+        if inverted:
+            notice("inverted")
         if page.bitspersample <= 8 and plain and not channel_pages:
             # PIL knows palettes, CMYK and transparency. It gets an open file, since from a path it would map the pixels
             # into memory and, as of Pillow 13, scramble those of a file whose orientation tag swaps its sides.
@@ -261,10 +256,22 @@ def _read_tiff(source: Path | BytesIO) -> Tensor:
             array = np.moveaxis(array, 0, -1)
         if array.ndim not in (2, 3):
             raise ValueError(f"axes {series.axes} are not an image; save it as [h w] or [h w c]")
-        if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE and array.dtype.kind == "u":
+        if inverted and array.dtype.kind == "u":
             array = np.iinfo(array.dtype).max - array
-        decoded = _from_array(_upright(array, int(page.tags.valueof(_ORIENTATION, 1))))
-        if alpha and not channel_pages and decoded.is_floating_point():
-            over = _over_white(decoded.permute(1, 2, 0).numpy(), premultiplied=int(page.extrasamples[-1]) == 1)
-            return _channels_first(over)
-        return decoded
+        orientation = int(page.tags.valueof(_ORIENTATION, 1))
+        if orientation in range(2, 9):
+            notice("turned")
+        decoded = from_array(upright(array, orientation))
+        if alpha and not channel_pages:
+            deep = decoded.is_floating_point()
+            unit = decoded.permute(1, 2, 0).numpy() / np.float32(1 if deep else 255)
+            notice_alpha(unit[..., -1], tiff=True)
+            over = over_white(unit, premultiplied=int(page.extrasamples[-1]) == 1)
+            decoded = channels_first(over if deep else np.round(over * 255).astype(np.uint8))
+        return _bands(decoded)
+
+
+def _bands(image: Tensor) -> Tensor:
+    if len(image) == 4:
+        notice("bands")
+    return image

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from patchloom.data.noticed import Noticed, noticing
 from patchloom.data.read import Unreadable, to_channels
 from patchloom.data.sources.base import Source
 from patchloom.errors import PatchloomError
@@ -25,6 +26,7 @@ class Stats(NamedTuple):
         height, width: medians in pixels.
         sampled: number of images read.
         unreadable: names of images that could not be read.
+        noticed: sentences on what reading made of some of them.
     """
 
     mean: tuple[float, ...]
@@ -33,6 +35,7 @@ class Stats(NamedTuple):
     width: int
     sampled: int
     unreadable: list[str]
+    noticed: tuple[str, ...] = ()
 
 
 class Moments:
@@ -101,11 +104,14 @@ def statistics_of(source: Source, channels: int, sample: int = 1000, seed: int =
     moments = Moments(channels)
     unreadable: list[str] = []
     sizes: list[tuple[int, int]] = []
-    for _, image in sampled(source, sample, seed, unreadable):
+    noticed = Noticed()
+    for _, image in sampled(source, sample, seed, unreadable, noticed):
         moments.add(to_channels(image, channels))
         sizes.append((image.shape[-2], image.shape[-1]))
     height, width = np.median(sizes, axis=0)
-    return Stats(*moments.mean_and_std(), round(height), round(width), len(sizes), unreadable)
+    images = "images" if len(sizes) + len(unreadable) == len(source) else "sampled images"
+    said = tuple(noticed.sentences(source.describe, len(sizes), images))
+    return Stats(*moments.mean_and_std(), round(height), round(width), len(sizes), unreadable, said)
 
 
 def normalize(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> Tensor:
@@ -131,17 +137,25 @@ def drawn(n: int, sample: int, seed: int) -> list[int]:
     return sorted(np.random.default_rng(seed).permutation(n)[:sample].tolist())
 
 
-def sampled(source: Source, sample: int, seed: int, unreadable: list[str]) -> Iterator[tuple[int, Tensor]]:
-    """Yield (index, image) of a random sample, in order; names of unreadable ones are added to ``unreadable``."""
+def sampled(
+    source: Source, sample: int, seed: int, unreadable: list[str], noticed: Noticed | None = None
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield (index, image) of a random sample, in order.
+
+    Names of unreadable ones are added to ``unreadable``, and what reading made of the others to ``noticed``.
+    """
     first, come = None, 0
     for i in drawn(len(source), sample, seed):
         try:
-            image = source.read(i)
+            with noticing() as words:
+                image = source.read(i)
         except Unreadable as error:
             first = first or error
             unreadable.append(source.describe(i))
             continue
         come += 1
+        if noticed is not None:
+            noticed.add(i, words)
         yield i, image
     if not come:
         raise PatchloomError(f"nothing could be read in {source.name}: {first or 'it is empty'}")

@@ -21,6 +21,7 @@ from rich.progress import track
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from patchloom.data.noticed import Noticed, noticing
 from patchloom.data.read import Unreadable, silent
 from patchloom.data.sources.base import Source
 from patchloom.data.sources.builtin import in_memory
@@ -55,6 +56,7 @@ class Survey:
         moments: of the pixels, by number of channels.
         kinds: number of readable files by PIL's format and mode, such as "PNG RGB"; by suffix where PIL knows neither.
         broken: index and reason of the images that could not be read.
+        noticed: what reading made of some of them, such as laying an alpha channel over white.
     """
 
     source: Source
@@ -62,6 +64,7 @@ class Survey:
     moments: dict[int, Moments]
     kinds: dict[str, int]
     broken: tuple[tuple[int, str], ...]
+    noticed: Noticed
 
     @property
     def tried(self) -> int:
@@ -153,15 +156,16 @@ def survey(source: Source, max_images: int | None = None, workers: int | None = 
     moments: dict[int, Moments] = {}
     kinds: Counter[str] = Counter()
     broken: list[tuple[int, str]] = []
+    noticed = Noticed()
     for part in parts:
         rows.append(part.rows)
+        noticed.join(part.noticed)
         for channels, some in part.moments.items():
             moments.setdefault(channels, Moments(channels)).join(some)
         kinds.update(part.kinds)
         broken += [(i, sys.intern(reason)) for i, reason in part.broken]  # a thousand files have few reasons
-    found = Survey(
-        source, np.concatenate([*rows, np.empty(0, _ROW)]), moments, dict(kinds.most_common()), tuple(broken)
-    )
+    whole = np.concatenate([*rows, np.empty(0, _ROW)])
+    found = Survey(source, whole, moments, dict(kinds.most_common()), tuple(broken), noticed)
     if not len(found.rows):
         first = f"{source.describe(broken[0][0])} {broken[0][1]}" if broken else "it is empty"
         raise PatchloomError(f"nothing could be read in {source.name}: {first}")
@@ -176,6 +180,7 @@ class _Part:
     moments: dict[int, Moments]
     kinds: dict[str, int]
     broken: list[tuple[int, str]]
+    noticed: Noticed
 
 
 class _Parts(Dataset[_Part]):
@@ -192,17 +197,20 @@ class _Parts(Dataset[_Part]):
         moments: dict[int, Moments] = {}
         kinds: Counter[str] = Counter()
         broken: list[tuple[int, str]] = []
+        noticed = Noticed()
         for i in self.indices[number * self.each : (number + 1) * self.each]:
             try:
-                image = self.source.read(i)
+                with noticing() as words:
+                    image = self.source.read(i)
             except Unreadable as error:
                 broken.append((i, str(error).rpartition(" cannot be read as an image: ")[2]))
                 continue
+            noticed.add(i, words)
             rows.append(_row(i, image))
             moments.setdefault(len(image), Moments(len(image))).add(image)
             if isinstance(self.source, Files):
                 kinds[_kind(Path(self.source.describe(i)))] += 1
-        return _Part(np.array(rows, _ROW), moments, dict(kinds), broken)
+        return _Part(np.array(rows, _ROW), moments, dict(kinds), broken, noticed)
 
 
 def _row(i: int, image: Tensor) -> tuple[int | bool | bytes, ...]:

@@ -112,7 +112,8 @@ def labelled(source: Source) -> Source:
         PatchloomError: there are none.
     """
     if not has_labels(source):
-        raise PatchloomError(f"{source.name} has no labels: put each class's images in a sub-folder of its own")
+        why = f"{source.no_labels}, so " if source.no_labels else ""
+        raise PatchloomError(f"{source.name} has no labels: {why}put each class's images in a sub-folder of its own")
     return source if (source.labels >= 0).all() else source.subset(np.flatnonzero(source.labels >= 0))
 
 

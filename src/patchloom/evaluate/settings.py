@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -9,7 +12,7 @@ from typing import Any, Literal, get_type_hints
 import numpy as np
 import torch
 
-from patchloom.data import Source, copies_sentence, open_data, split_for_test
+from patchloom.data import Data, Source, copies_sentence, open_data, split_for_test
 from patchloom.data.sources.builtin import in_memory
 from patchloom.data.splits import pick
 from patchloom.errors import PatchloomError
@@ -18,6 +21,8 @@ from patchloom.hints import check
 from patchloom.machine import Cores, cores, workers
 
 _FEW_BATCHES = 8  # on a CPU: for fewer, starting processes costs more than it saves (seconds where they are not forked)
+
+_told: ContextVar[set[str] | None] = ContextVar("told", default=None)  # notes on the data
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,31 @@ class Parts:
     story: str
 
 
+@contextmanager
+def telling() -> Iterator[None]:
+    """Inside, what is to be known of the data is printed when it is opened, and once, however many seeds open it."""
+    before = _told.set(set())
+    try:
+        yield
+    finally:
+        _told.reset(before)
+
+
+def open_and_tell(data: str | Path) -> Data:
+    """Open images; where `telling` is asked for, print what of them was left out or taken otherwise.
+
+    Raises:
+        PatchloomError: no such data, or no images in it.
+    """
+    opened, told = open_data(data), _told.get()
+    if told is not None:
+        for note in opened.notes:
+            if note not in told:
+                print(f"{note}.", flush=True)
+        told.update(opened.notes)
+    return opened
+
+
 def parts_of(data: str | Path, settings: EvalSettings, labels: bool = True) -> Parts:
     """The training and test images of ``data``; without test images, a stratified fifth is split off.
 
@@ -115,7 +145,7 @@ def parts_of(data: str | Path, settings: EvalSettings, labels: bool = True) -> P
     Raises:
         PatchloomError: no such data, or no labels where they are needed.
     """
-    opened = open_data(data)
+    opened = open_and_tell(data)
     own = opened.test if not labels or has_labels(opened.test) else None
     whole = labelled(opened.train) if labels else opened.train
     if own is not None:

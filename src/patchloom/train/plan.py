@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from patchloom.data import Data, Source, Stats, channels_of, statistics_of
+from patchloom.data import Data, Stats, channels_of, statistics_of
 from patchloom.errors import PatchloomError
 from patchloom.machine import Cores
 from patchloom.processes import world
@@ -124,7 +124,7 @@ class Planner:
 def announce(
     plan: Plan,
     asked: Settings,
-    whole: Source,
+    data: Data,
     task: Task,
     sentences: list[str],
     folder: RunFolder,
@@ -135,18 +135,20 @@ def announce(
     Args:
         plan: of the run.
         asked: the settings as the user gave them.
-        whole: all images that are not test images.
+        data: the images.
         task: with its weights.
         sentences: about these.
         folder: of the run.
         reporter: prints.
     """
-    s, say, held = plan.settings, reporter.say, plan.held_out
+    s, say, held, whole = plan.settings, reporter.say, plan.held_out, data.train
     training, held_out = held.parts(whole)
     counts = f"{len(training):,} images to train on, {len(held_out):,} held out"
     if copies := len(held.copies):
         counts += f", {copies:,} left out as exact copies of those"
     say(f"{s.task['name']} on {whole.name}: {counts}")
+    for line in (*data.notes, *plan.stats.noticed):
+        say(f"  {line}")
     if not held.looked:
         say("  exact copies among the images were not looked for")
     if held.doubt:

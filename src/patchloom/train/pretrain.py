@@ -125,7 +125,7 @@ def pretrain(
         if not plan.resumed:
             first_decides(fabric, lambda: planner.store(plan))
         reporter = Reporter(folder, fabric.is_global_zero)
-        announce(plan, asked, opened.train, pretext, start.sentences if start else [], folder, reporter)
+        announce(plan, asked, opened, pretext, start.sentences if start else [], folder, reporter)
 
         # ---- the training
         card = run_card(plan.settings, plan.stats.mean, plan.stats.std, folder.path.name)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from patchloom.data.sources import folder as folder_file
-from patchloom.data.sources.folder import images_in
+from patchloom.data.sources import listing as folder_file
+from patchloom.data.sources.listing import images_in
 
 
 @pytest.fixture(autouse=True)

@@ -23,11 +23,13 @@ class Source(ABC):
         name: what the user typed.
         classes: names of the classes, () without labels.
         labels: int64 [n], -1 for images without a label, or None if no image has one.
+        no_labels: why there are none, where that is known.
     """
 
     name: str
     classes: tuple[str, ...] = ()
     labels: np.ndarray | None = None
+    no_labels: str = ""
     _contents: np.ndarray | None = None  # of `contents_on_disc`
 
     @abstractmethod
@@ -86,7 +88,7 @@ class Subset(Source):
 
     def __init__(self, source: Source, indices: Sequence[int] | np.ndarray) -> None:
         self.source, self.indices = source, np.asarray(indices, dtype=np.int64)
-        self.name, self.classes = source.name, source.classes
+        self.name, self.classes, self.no_labels = source.name, source.classes, source.no_labels
         self.labels = None if source.labels is None else source.labels[self.indices]
 
     def __len__(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -43,6 +44,23 @@ class Names(Sequence[str]):
         if not 0 <= i < len(self.ends):
             raise IndexError(i)
         return self.letters[self.ends[i - 1] if i else 0 : self.ends[i]].decode("utf-8", "surrogateescape")
+
+    def under(self, prefix: str) -> range:
+        """The places of those that begin with ``prefix``, which is not empty; all must be sorted."""
+        return range(bisect_left(self, prefix), bisect_left(self, prefix[:-1] + chr(ord(prefix[-1]) + 1)))
+
+    def where(self, kept: np.ndarray, cut: int = 0) -> Names:
+        """Some of them, without their first bytes.
+
+        Args:
+            kept: bool [n].
+            cut: number of bytes.
+        """
+        lengths = np.diff(self.ends, prepend=0)
+        starts = self.ends - lengths
+        letters = np.repeat(kept, lengths)
+        letters[(starts[kept][:, None] + np.arange(cut)).ravel()] = False
+        return Names.of(np.frombuffer(self.letters, np.uint8)[letters].tobytes(), np.cumsum(lengths[kept] - cut))
 
 
 class Files(Source):

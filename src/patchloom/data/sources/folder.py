@@ -1,171 +1,191 @@
-"""A folder of images. The listing of a large one is cached, and holds as long as no folder in it has changed."""
+"""A folder of images: its splits, its classes, and what in it is not taken for an image."""
 
 from __future__ import annotations
 
-import json
 import os
-import time
-from collections import Counter
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from patchloom.data.read import IMAGE_SUFFIXES
-from patchloom.data.sources.base import TEST_SPLITS, Data, digest
+from patchloom.data.formats import IMAGE_SUFFIXES
+from patchloom.data.noticed import some_of
+from patchloom.data.sources.base import TEST_SPLITS, Data
 from patchloom.data.sources.files import Files, Names
+from patchloom.data.sources.label_maps import without_label_maps
+from patchloom.data.sources.listing import images_in, list_files, note_on_others, some_images
 from patchloom.errors import PatchloomError
-from patchloom.files import cache_root, write_whole
 
-_FORMAT = "listing 1"
-_WORTH_CACHING = 20_000  # images; fewer are listed in no time
-# file systems that update a folder's mtime when its entries change; some mounts of cloud storage do not
-_TRUSTED = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay"}
-_SETTLED = 2 * 10**9  # nanoseconds: a change just after the listing could carry the same mtime
+__all__ = ["images_in", "open_folder"]
+
+_TRAIN = ("train", "training")
+_TEST = ("test", "testing", *TEST_SPLITS[1:], "valid")  # in order of preference
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Images of a folder.
+
+    Attributes:
+        root: to which the paths are relative.
+        paths: of the images.
+        where: what notes call the folder, relative to the one that the user gave, with a slash at the end; "" for that.
+    """
+
+    root: Path
+    paths: Names
+    where: str
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @property
+    def only_folder(self) -> str:
+        """The first-level sub-folder in which all images lie; "" if there is none."""
+        top, slash, _ = self.paths[0].partition("/") if len(self) else ("", "", "")
+        return top if slash and len(self.paths.under(f"{top}/")) == len(self) else ""
+
+    def inside(self, folder: str) -> _Part:
+        """What lies in a first-level sub-folder."""
+        kept = np.zeros(len(self), bool)
+        there = self.paths.under(f"{folder}/")
+        kept[there.start : there.stop] = True
+        cut = len(f"{folder}/".encode("utf-8", "surrogateescape"))
+        return _Part(self.root / folder, self.paths.where(kept, cut), f"{self.where}{folder}/")
 
 
 def open_folder(folder: Path, name: str) -> Data:
     """Open a folder of images, at any depth. Hidden files are skipped; a folder that links reach twice is read once.
 
-    Sub-folders ``train`` and one of ``test``, ``val``, ``validation`` are the splits. First-level sub-folders are
-    classes if at least two of them hold images and no image lies beside them. A test split with images directly in it
-    has no labels, whatever the training split has.
+    Sub-folders ``train`` and one of ``test``, ``val``, ``validation`` are the splits, also where they lie in another,
+    as ``images/train`` does. Of several for the test the first is taken, and the others are left out. Label maps are
+    left out, too. First-level sub-folders are classes if at least two of them hold images and no image lies beside
+    them. A test split with images directly in it has no labels, whatever the training split has.
 
     Raises:
         PatchloomError: no images, or a class in the test split that the training split lacks.
     """
-    test = next((folder / split for split in TEST_SPLITS if (folder / split).is_dir()), None)
-    if test is None or not (folder / "train").is_dir():
-        return Data(_folder_source(folder, name, images_in(folder, name)), None)
-    train = _folder_source(folder / "train", name, images_in(folder / "train", f"{name} (train)"))
-    return Data(train, _test_source(test, name, train.classes))
+    with os.scandir(folder) as entries:
+        seen = [(entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(".")]
+    children = sorted(child for child, is_folder in seen if is_folder)
+    if splits := _splits(children):
+        images = sum(
+            not is_folder and os.path.splitext(child)[1].lower() in IMAGE_SUFFIXES for child, is_folder in seen
+        )
+        return _split_here(folder, name, children, splits, images)
+    listed = some_images(list_files(folder), name)
+    paths, notes = without_label_maps(folder, listed)
+    whole = _Part(folder, paths, "")
+    others = note_on_others({"": listed})
+    split_within: dict[str, list[str]] = {}
+    for one in listed.folders:
+        parent, _, child = one.rpartition("/")
+        if parent and "/" not in parent and len(paths.under(f"{one}/")):
+            split_within.setdefault(parent, []).append(child)
+    split_within = {parent: inside for parent, inside in split_within.items() if _splits(inside)}
+    if len(split_within) == 1:
+        ((parent, inside),) = split_within.items()
+        within = whole.inside(parent)
+        parts = {child: within.inside(child) for child in sorted(inside)}
+        directly = len(within) - sum(map(len, parts.values()))
+        elsewhere = {f"{parent} itself": directly, "other folders": len(whole) - len(within)}
+        return _of_splits(name, parts, _splits(inside), elsewhere, [*notes, *others])
+    if split_within:
+        where = some_of(split_within, len(split_within))
+        notes.append(f"Train and test within other folders are taken for no splits: all are trained on ({where})")
+    if notes and whole.only_folder:
+        whole = whole.inside(whole.only_folder)
+    return Data(_source(name, whole), None, (*notes, *others))
 
 
-def _folder_source(root: Path, name: str, paths: Sequence[str]) -> Files:
-    classes = tuple(sorted({path.split("/")[0] for path in paths if "/" in path}))
-    if len(classes) < 2 or any("/" not in path for path in paths):
-        return Files(name, root, paths)
-    return Files(name, root, paths, classes, _labels(paths, classes))
+def _splits(folders: Iterable[str]) -> tuple[str, str] | None:
+    """Which of some folders are for training and for the test, if there are both."""
+    known = {folder.lower(): folder for folder in folders}
+    train, test = (next((known[word] for word in words if word in known), None) for words in (_TRAIN, _TEST))
+    return None if train is None or test is None else (train, test)
 
 
-def _test_source(root: Path, name: str, classes: tuple[str, ...]) -> Files:
-    paths = images_in(root, f"{name} ({root.name})")
+def _split_here(folder: Path, name: str, children: list[str], splits: tuple[str, str], directly: int) -> Data:
+    """A folder in which the splits lie. Each is listed by itself, since links may lead from one into another."""
+    listings = {child: list_files(folder / child) for child in children}
+    for split in splits:
+        some_images(listings[split], f"{name} ({split})")
+    parts: dict[str, _Part] = {}
+    notes: list[str] = []
+    holder = ""  # the sub-folder of a split that holds its images, beside one of label maps
+    for child in [*splits, *(child for child in children if child not in splits)]:
+        paths, said = without_label_maps(folder / child, listings[child], f"{child}/")
+        part = _Part(folder / child, paths, f"{child}/")
+        holder = part.only_folder if said and not holder else holder
+        parts[child] = part.inside(holder) if holder and part.only_folder == holder else part
+        notes += said
+    notes += note_on_others({f"{child}/": listed for child, listed in listings.items()})
+    return _of_splits(name, parts, splits, {"the folder itself": directly}, notes)
+
+
+def _of_splits(
+    name: str,
+    parts: Mapping[str, _Part],
+    splits: tuple[str, str] | None,
+    elsewhere: Mapping[str, int],
+    notes: list[str],
+) -> Data:
+    """Data from the folders that stand side by side.
+
+    Args:
+        name: what the user typed.
+        parts: by name, the splits among them.
+        splits: names of the two that are taken.
+        elsewhere: numbers of images that are in none of them, and where.
+        notes: on what was left out.
+    """
+    assert splits is not None
+    train, test = (parts[split] for split in splits)
+    left = {part.where.rstrip("/"): len(part) for child, part in parts.items() if child not in splits}
+    left = {where: count for where, count in (left | dict(elsewhere)).items() if count}
+    trained, tested = (f"{part.where.rstrip('/')} ({len(part):,})" for part in (train, test))
+    if left:
+        total = len(train) + len(test) + sum(left.values())
+        places = " and ".join(f"{where} ({count:,})" for where, count in left.items())
+        are, them = ("is", "it") if len(left) == 1 else ("are", "them")
+        notes = [
+            f"Of {total:,} images, {trained} is trained on, {tested} is the test, and {places} {are} left out: "
+            f"choose between runs by {them}, or move {them} into {splits[0]} to train on {them}",
+            *notes,
+        ]
+    elif splits[1].lower() not in _TEST[:2]:
+        notes = [f"{tested} is the test, as no folder is called so", *notes]
+    source = _source(name, train)
+    return Data(source, _test_source(name, test, splits[1], source.classes), tuple(notes))
+
+
+def _source(name: str, part: _Part) -> Files:
+    tops = sorted({path.split("/")[0] for path in part.paths if "/" in path})
+    outside = next((path for path in part.paths if "/" not in path), None)
+    if len(tops) > 1 and outside is None:
+        return Files(name, part.root, part.paths, tuple(tops), _labels(part.paths, tuple(tops)))
+    source = Files(name, part.root, part.paths)
+    if tops and outside is not None:
+        source.no_labels = f"labels are the names of sub-folders, but {part.where}{outside} lies outside of them"
+    elif tops:
+        source.no_labels = f"labels are the names of sub-folders, and there is only one ({part.where}{tops[0]})"
+    return source
+
+
+def _test_source(name: str, part: _Part, split: str, classes: tuple[str, ...]) -> Files:
+    paths = part.paths
     if not classes or any("/" not in path for path in paths):
-        return Files(name, root, paths)
+        return Files(name, part.root, paths)
     strange = sorted({path.split("/")[0] for path in paths} - set(classes))
     if strange:
         raise PatchloomError(
-            f"{name} has the class {strange[0]} in {root.name} but not in train: "
+            f"{name} has the class {strange[0]} in {split} but not in train: "
             "name the class folders of both alike, or take that one out"
         )
-    return Files(name, root, paths, classes, _labels(paths, classes))
+    return Files(name, part.root, paths, classes, _labels(paths, classes))
 
 
-def _labels(paths: Sequence[str], classes: tuple[str, ...]) -> np.ndarray:
+def _labels(paths: Names, classes: tuple[str, ...]) -> np.ndarray:
     number = {word: i for i, word in enumerate(classes)}
     return np.array([number[path.split("/")[0]] for path in paths], dtype=np.int64)
-
-
-def images_in(root: Path, name: str) -> Names:
-    """Sorted paths of the images under a folder, relative to it, with forward slashes.
-
-    Hidden files are skipped, and a folder that links reach twice is read once. The listing of a large folder is cached
-    with the state of every sub-folder, so that one ``stat`` per folder shows whether it is still valid.
-
-    Args:
-        root: the folder.
-        name: what the user calls it.
-
-    Raises:
-        PatchloomError: there are no images in it.
-    """
-    cached = cache_root() / "listings" / digest([_FORMAT, os.path.abspath(root)])
-    paths = _read(cached, root)
-    if paths is not None:
-        return paths
-    begin = time.time_ns()
-    found, folders = _walk(root, name)
-    paths = Names(found)
-    settled = all(changed < begin - _SETTLED for *_, changed in folders)
-    if len(paths) >= _WORTH_CACHING and settled and _trusted({device for _, device, *_ in folders}):
-        about = json.dumps(folders).encode()
-        sizes = np.array([len(about), len(paths)], np.int64).tobytes()
-        try:
-            write_whole(cached, b"".join([sizes, about, paths.ends.tobytes(), paths.letters]))
-        except PatchloomError:  # a full or read-only disc only costs another listing
-            pass
-    return paths
-
-
-def _read(cached: Path, root: Path) -> Names | None:
-    """The cached listing, if it is still valid."""
-    try:
-        content = cached.read_bytes()
-        about, count = np.frombuffer(content, np.int64, 2).tolist()
-        folders = json.loads(content[16 : 16 + about])
-        if not all(_state(os.path.join(root, folder)) == state for folder, *state in folders):
-            return None
-        ends = np.frombuffer(content, np.int64, count, 16 + about).copy()  # aligned
-        letters = content[16 + about + ends.nbytes :]
-        return Names.of(letters, ends) if count and ends[-1] == len(letters) else None
-    except (OSError, ValueError, TypeError):  # not cached, damaged, or a folder is gone
-        return None
-
-
-def _state(folder: str) -> list[int]:
-    """A folder's device, inode and mtime in nanoseconds."""
-    found = os.stat(folder)
-    return [found.st_dev, found.st_ino, found.st_mtime_ns]
-
-
-def _trusted(devices: set[int]) -> bool:
-    """Whether all devices have file systems on which the mtime of a folder can be relied on."""
-    try:
-        lines = Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
-    except OSError:  # not on Linux
-        return False
-    kinds = {}
-    for line in lines:
-        place, _, rest = line.partition(" - ")
-        major, _, minor = place.split()[2].partition(":")
-        kinds[os.makedev(int(major), int(minor))] = rest.split()[0]
-    return all(kinds.get(device) in _TRUSTED for device in devices)
-
-
-def _walk(root: Path, name: str) -> tuple[list[str], list[list[Any]]]:
-    """The paths of the images, and for every folder [its path, *state]."""
-    found: list[list[str]] = []
-    folders: list[list[Any]] = []
-    others: Counter[str] = Counter()
-    seen: set[str] = set()
-    start = len(os.path.join(root, ""))
-    for folder, subfolders, files in os.walk(root, followlinks=True):
-        state = _state(folder)
-        real = os.path.realpath(folder)
-        folders.append([os.path.join(folder, "")[start:], *state])
-        if real in seen:
-            subfolders.clear()
-            continue
-        seen.add(real)
-        subfolders[:] = sorted(sub for sub in subfolders if not sub.startswith("."))
-        inside = os.path.join(folder, "")[start:].replace(os.sep, "/")
-        images: list[str] = []
-        for file in files:
-            suffix = os.path.splitext(file)[1].lower()
-            if file.startswith("."):
-                continue
-            if suffix in IMAGE_SUFFIXES:
-                images.append(inside + file)
-            else:
-                others[suffix or "no suffix"] += 1
-        found.append(images)
-    paths = sorted(chain.from_iterable(found))
-    if not paths and others:
-        types = ", ".join(suffix for suffix, _ in others.most_common(5))
-        wanted = ", ".join(sorted(IMAGE_SUFFIXES))
-        raise PatchloomError(f"{name} holds no images, only files of other types ({types}): images end in {wanted}")
-    if not paths:
-        raise PatchloomError(f"{name} is an empty folder: put images into it, at any depth")
-    return paths, folders

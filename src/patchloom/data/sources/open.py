@@ -6,7 +6,7 @@ import difflib
 import os
 from pathlib import Path
 
-from patchloom.data.read import IMAGE_SUFFIXES
+from patchloom.data.formats import IMAGE_SUFFIXES
 from patchloom.data.sources.addresses import is_address
 from patchloom.data.sources.base import Data
 from patchloom.data.sources.builtin import BUILTIN, is_builtin, open_builtin

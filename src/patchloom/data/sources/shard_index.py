@@ -11,7 +11,7 @@ import tarfile
 from dataclasses import asdict, dataclass
 from typing import BinaryIO
 
-from patchloom.data.read import IMAGE_SUFFIXES
+from patchloom.data.formats import IMAGE_SUFFIXES
 from patchloom.data.sources.addresses import Shard, in_words
 from patchloom.data.sources.base import digest
 from patchloom.data.sources.fetch import open_shard

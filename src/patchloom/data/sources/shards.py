@@ -19,7 +19,8 @@ import numpy as np
 from torch import Tensor
 
 from patchloom.data.contents import contents_on_disc
-from patchloom.data.read import IMAGE_SUFFIXES, Unreadable, decode_image
+from patchloom.data.formats import IMAGE_SUFFIXES
+from patchloom.data.read import Unreadable, decode_image
 from patchloom.data.sources.addresses import Shard, addresses_of, is_address, states_of
 from patchloom.data.sources.base import TEST_SPLITS, Data, Source, digest
 from patchloom.data.sources.fetch import check_room, part_of

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.data import Source, open_data, plain_batches
+from patchloom.data import Source, plain_batches
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import EvalSettings, Report, Row
 from patchloom.evaluate.position_scores import (
@@ -23,6 +23,7 @@ from patchloom.evaluate.position_scores import (
     rows_of,
 )
 from patchloom.evaluate.report import Drawing, lost_images
+from patchloom.evaluate.settings import open_and_tell
 from patchloom.look import Map
 from patchloom.questions.positions import PositionPrediction, Positions
 from patchloom.runs.folder import plain_name
@@ -111,7 +112,7 @@ def positions(run: str | Path, data: str | Path, settings: EvalSettings, *, imag
 
 def _test_images(loaded: Loaded, data: str | Path) -> tuple[Source, str]:
     """The images to measure on, and in words whether they were trained on."""
-    opened = open_data(data)
+    opened = open_and_tell(data)
     if opened.test is not None:
         doubt = doubt_of_test(loaded.folder, loaded.settings, opened.test)
         return opened.test, f"The data brings its own test images.{doubt}"

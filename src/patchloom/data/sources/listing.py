@@ -1,0 +1,225 @@
+"""The files of a folder at any depth. A large listing is cached, and holds as long as no folder in it has changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from patchloom.data.formats import EXTRAS, IMAGE_SUFFIXES, LOOK_ALIKES
+from patchloom.data.noticed import EXAMPLES, some_of
+from patchloom.data.sources.base import digest
+from patchloom.data.sources.files import Names
+from patchloom.errors import PatchloomError
+from patchloom.files import cache_root, write_whole
+
+_FORMAT = "listing 2"
+_WORTH_CACHING = 20_000  # images; fewer are listed in no time
+# file systems that update a folder's mtime when its entries change; some mounts of cloud storage do not
+_TRUSTED = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay"}
+_SETTLED = 2 * 10**9  # nanoseconds: a change just after the listing could carry the same mtime
+
+
+@dataclass(frozen=True)
+class Others:
+    """The files of one suffix that are not read.
+
+    Attributes:
+        count: of the files.
+        examples: paths of the first of them.
+    """
+
+    count: int
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What lies in a folder. All paths are relative to it, with forward slashes.
+
+    Attributes:
+        paths: of the images, sorted.
+        folders: all of them, the folder itself, "", among them.
+        others: files that are not read, by suffix ("" without one).
+    """
+
+    paths: Names
+    folders: tuple[str, ...]
+    others: Mapping[str, Others]
+
+
+def list_files(root: Path) -> Listing:
+    """List a folder. Hidden files are skipped, and a folder that links reach twice is read once.
+
+    The listing of a large folder is cached with the state of every sub-folder, so that one ``stat`` per folder shows
+    whether it is still valid.
+    """
+    suffixes = ",".join(sorted(IMAGE_SUFFIXES))  # which depend on the extras that are installed
+    cached = cache_root() / "listings" / digest([_FORMAT, suffixes, os.path.abspath(root)])
+    listed = _read(cached, root)
+    if listed is not None:
+        return listed
+    begin = time.time_ns()
+    listed, folders = _walk(root)
+    paths = listed.paths
+    settled = all(changed < begin - _SETTLED for *_, changed in folders)
+    if len(paths) >= _WORTH_CACHING and settled and _trusted({device for _, device, *_ in folders}):
+        others = {suffix: [some.count, *some.examples] for suffix, some in listed.others.items()}
+        about = json.dumps([folders, others]).encode()
+        sizes = np.array([len(about), len(paths)], np.int64).tobytes()
+        try:
+            write_whole(cached, b"".join([sizes, about, paths.ends.tobytes(), paths.letters]))
+        except PatchloomError:  # a full or read-only disc only costs another listing
+            pass
+    return listed
+
+
+def images_in(root: Path, name: str) -> Names:
+    """Sorted paths of the images under a folder, as `list_files` finds them.
+
+    Args:
+        root: the folder.
+        name: what the user calls it.
+
+    Raises:
+        PatchloomError: there are no images in it.
+    """
+    return some_images(list_files(root), name).paths
+
+
+def some_images(listed: Listing, name: str) -> Listing:
+    """The same listing, if there are images in it.
+
+    Args:
+        listed: of a folder.
+        name: what the user calls the folder.
+
+    Raises:
+        PatchloomError: there are none.
+    """
+    if len(listed.paths):
+        return listed
+    if not listed.others:
+        raise PatchloomError(f"{name} is an empty folder: put images into it, at any depth")
+    common = sorted(listed.others, key=lambda suffix: (-listed.others[suffix].count, not suffix, suffix))[:5]
+    wanted = ", ".join(sorted(IMAGE_SUFFIXES))
+    raise PatchloomError(
+        f"{name} holds no images, only files of other types ({', '.join(map(_with_remedy, common))}): "
+        f"images end in {wanted}"
+    )
+
+
+def note_on_others(listings: Mapping[str, Listing]) -> list[str]:
+    """A sentence on the files that look like images and are not read; none if there are no such files.
+
+    Args:
+        listings: of some folders, by what stands before their paths in the sentence.
+    """
+    counts: dict[str, int] = {}
+    examples: list[str] = []
+    for before, listed in listings.items():
+        for suffix, some in listed.others.items():
+            if suffix in LOOK_ALIKES or suffix in EXTRAS:
+                counts[suffix] = counts.get(suffix, 0) + some.count
+                examples += [before + path for path in some.examples]
+    if not counts:
+        return []
+    total = sum(counts.values())
+    by_suffix = (f"{counts[suffix]:,} {_with_remedy(suffix)}" for suffix in sorted(counts, key=lambda s: -counts[s]))
+    return [
+        f"{files_were(total)} left out, as no format that is read: {', '.join(by_suffix)} ({some_of(examples, total)})"
+    ]
+
+
+def files_were(count: int) -> str:
+    """As "12 files were"."""
+    return "1 file was" if count == 1 else f"{count:,} files were"
+
+
+def _with_remedy(suffix: str) -> str:
+    extra = EXTRAS.get(suffix)
+    return (suffix or "no suffix") if extra is None else f"{suffix} (to read them, pip install 'patchloom[{extra}]')"
+
+
+def _read(cached: Path, root: Path) -> Listing | None:
+    """The cached listing, if it is still valid."""
+    try:
+        content = cached.read_bytes()
+        about, count = np.frombuffer(content, np.int64, 2).tolist()
+        folders, others = json.loads(content[16 : 16 + about])
+        if not all(_state(os.path.join(root, folder)) == state for folder, *state in folders):
+            return None
+        ends = np.frombuffer(content, np.int64, count, 16 + about).copy()  # aligned
+        letters = content[16 + about + ends.nbytes :]
+        if not count or ends[-1] != len(letters):
+            return None
+        skipped = {suffix: Others(number, tuple(some)) for suffix, (number, *some) in others.items()}
+        return Listing(Names.of(letters, ends), _slashed(folders), skipped)
+    except (OSError, ValueError, TypeError):  # not cached, damaged, or a folder is gone
+        return None
+
+
+def _state(folder: str) -> list[int]:
+    """A folder's device, inode and mtime in nanoseconds."""
+    found = os.stat(folder)
+    return [found.st_dev, found.st_ino, found.st_mtime_ns]
+
+
+def _trusted(devices: set[int]) -> bool:
+    """Whether all devices have file systems on which the mtime of a folder can be relied on."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:  # not on Linux
+        return False
+    kinds = {}
+    for line in lines:
+        place, _, rest = line.partition(" - ")
+        major, _, minor = place.split()[2].partition(":")
+        kinds[os.makedev(int(major), int(minor))] = rest.split()[0]
+    return all(kinds.get(device) in _TRUSTED for device in devices)
+
+
+def _slashed(folders: list[list[Any]]) -> tuple[str, ...]:
+    return tuple(folder.replace(os.sep, "/").rstrip("/") for folder, *_ in folders)
+
+
+def _walk(root: Path) -> tuple[Listing, list[list[Any]]]:
+    """The listing, and for every folder [its path, *state]."""
+    found: list[list[str]] = []
+    folders: list[list[Any]] = []
+    counts: dict[str, int] = {}
+    examples: dict[str, list[str]] = {}
+    seen: set[str] = set()
+    start = len(os.path.join(root, ""))
+    for folder, subfolders, files in os.walk(root, followlinks=True):
+        state = _state(folder)
+        real = os.path.realpath(folder)
+        folders.append([os.path.join(folder, "")[start:], *state])
+        if real in seen:
+            subfolders.clear()
+            continue
+        seen.add(real)
+        subfolders[:] = sorted(sub for sub in subfolders if not sub.startswith("."))
+        inside = os.path.join(folder, "")[start:].replace(os.sep, "/")
+        images: list[str] = []
+        for file in sorted(files):
+            suffix = os.path.splitext(file)[1].lower()
+            if file.startswith("."):
+                continue
+            if suffix in IMAGE_SUFFIXES:
+                images.append(inside + file)
+                continue
+            counts[suffix] = counts.get(suffix, 0) + 1
+            some = examples.setdefault(suffix, [])
+            if len(some) < EXAMPLES:
+                some.append(inside + file)
+        found.append(images)
+    others = {suffix: Others(count, tuple(examples[suffix])) for suffix, count in counts.items()}
+    return Listing(Names(sorted(chain.from_iterable(found))), _slashed(folders), others), folders

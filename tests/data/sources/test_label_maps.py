@@ -1,0 +1,224 @@
+"""Label maps are left out by what is in them and beside them; nothing else is."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from patchloom.data import open_data
+from patchloom.data.sources import label_maps
+
+SIDE = 48
+
+
+def photo(path: Path, side: int = SIDE, grey: bool = False) -> None:
+    rng = np.random.default_rng(list(path.name.encode()))
+    array = rng.integers(0, 256, (side, side) if grey else (side, side, 3), dtype=np.uint8)
+    write(path, Image.fromarray(array), quality=95)
+
+
+def write(path: Path, image: Image.Image, **how: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, **how)
+
+
+def blobs(path: Path, values: tuple[int, ...] = (0, 3, 7, 11), side: int = SIDE) -> np.ndarray:
+    """Rectangles of few values."""
+    rng = np.random.default_rng(list(path.name.encode()))
+    array = np.full((side, side), values[0], np.uint8)
+    for value in values[1:]:
+        top, left = rng.integers(0, side // 2, 2)
+        array[top : top + side // 3, left : left + side // 3] = value
+    return array
+
+
+def codes(path: Path) -> None:
+    write(path, Image.fromarray(blobs(path)))
+
+
+def palette(path: Path) -> None:
+    image = Image.fromarray(blobs(path))
+    image.putpalette(np.random.default_rng(0).integers(0, 256, 768).tolist())
+    write(path, image)
+
+
+def black_and_white(path: Path) -> None:
+    write(path, Image.fromarray(blobs(path, (0, 255))))
+
+
+def lossy(path: Path) -> None:
+    write(path, Image.fromarray(blobs(path, (0, 255))).convert("RGB"), quality=75)
+
+
+def colours(path: Path) -> None:
+    table = np.random.default_rng(1).integers(0, 256, (256, 3), dtype=np.uint8)
+    write(path, Image.fromarray(table[blobs(path)]))
+
+
+def empty(path: Path) -> None:
+    write(path, Image.fromarray(np.zeros((SIDE, SIDE), np.uint8)))
+
+
+LAYOUTS = {
+    "images/{}.jpg masks/{}.png": black_and_white,
+    "images/{}.jpg labels/{}.png": codes,
+    "JPEGImages/{}.jpg SegmentationClass/{}.png": palette,
+    "image/{}.png gt/{}.png": colours,
+    "images/{}.jpg masks/{}.jpg": lossy,
+    "images/{}.jpg annotations/trimaps/{}.png": codes,
+    "frames/clip/{}.jpg ground_truth/clip/{}_mask.png": black_and_white,
+    "rgb/{}_rgb.png seg/{}_seg.png": codes,
+    "stills/{}.png semantic/{}_L.png": codes,
+    "images/{}.jpg nuclei/{}.png": codes,
+    "leftImg8bit/{}_leftImg8bit.png gtFine/{}_gtFine_labelIds.png": codes,
+    "{}.jpg {}_mask.png": black_and_white,
+    "{}_sat.jpg {}_mask.png": black_and_white,
+    "tumour/{}.png tumour/{}_mask.png": black_and_white,
+    "{}.png {}_mask_1.png": empty,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_images_beside_their_label_maps(tmp_path: Path, layout: str) -> None:
+    images, maps = (tmp_path / one for one in layout.split())
+    for i in range(8):
+        photo(Path(str(images).format(f"b{i}")))
+        LAYOUTS[layout](Path(str(maps).format(f"b{i}")))
+    photo(Path(str(images).format("more")))  # has no label map
+    data = open_data(tmp_path)
+    expected = {str(images).format(name) for name in [*(f"b{i}" for i in range(8)), "more"]}
+    assert {data.train.describe(i) for i in range(len(data.train))} == expected
+    assert data.train.labels is None and data.test is None
+    (note,) = data.notes
+    assert note.startswith("8 files were left out as label maps: they have few values")
+    first = Path(str(maps).format("b0")).relative_to(tmp_path)
+    assert f"({first}," in note and note.endswith(", ...)")
+
+
+def classes_of(tmp_path: Path, count: int) -> None:
+    data = open_data(tmp_path)
+    assert data.notes == () and len(data.train) == count and len(data.train.classes) == 2
+
+
+@pytest.mark.parametrize("other", ["faces", "images"])
+def test_a_class_that_is_called_masks_stays(tmp_path: Path, other: str) -> None:
+    for i in range(8):
+        photo(tmp_path / "masks" / f"{i}.jpg")
+        photo(tmp_path / other / f"{i}.jpg")
+    classes_of(tmp_path, 16)
+
+
+def test_black_and_white_images_stay(tmp_path: Path) -> None:
+    for i in range(8):  # two classes of drawings, numbered alike
+        black_and_white(tmp_path / "circle" / f"{i}.png")
+        codes(tmp_path / "square" / f"{i}.png")
+    classes_of(tmp_path, 16)
+
+
+def test_black_and_white_images_beside_photographs_stay(tmp_path: Path) -> None:
+    for i in range(8):  # numbered alike, but nothing says that one is the label map of the other
+        black_and_white(tmp_path / "drawing" / f"{i}.png")
+        photo(tmp_path / "painting" / f"{i}.png")
+        empty(tmp_path / "nothing" / f"{i}.png")
+    assert len(open_data(tmp_path).train.classes) == 3 and not open_data(tmp_path).notes
+
+
+@pytest.mark.parametrize("folder", ["masks", "."])
+def test_label_maps_alone_are_images(tmp_path: Path, folder: str) -> None:
+    for i in range(8):
+        black_and_white(tmp_path / folder / f"{i}_mask.png")
+    data = open_data(tmp_path)
+    assert len(data.train) == 8 and not data.notes
+
+
+def test_names_alone_decide_nothing(tmp_path: Path) -> None:
+    for i in range(8):
+        photo(tmp_path / f"{i}.jpg")
+        photo(tmp_path / f"{i}_mask.jpg")
+    assert len(open_data(tmp_path).train) == 16
+    for i in range(8):  # of another size: no label map of that image
+        write(tmp_path / "a" / f"{i}.png", Image.fromarray(blobs(tmp_path, side=20)))
+        photo(tmp_path / "rgb" / f"{i}.png")
+    assert not open_data(tmp_path).notes
+
+
+def test_one_broken_file_does_not_decide(tmp_path: Path) -> None:
+    for i in range(6):
+        photo(tmp_path / "images" / f"{i}.jpg")
+        codes(tmp_path / "masks" / f"{i}.png")
+    (tmp_path / "masks" / "0.png").write_bytes(b"no image")
+    photo(tmp_path / "masks" / "3.png")
+    assert len(open_data(tmp_path).train) == 6
+    photo(tmp_path / "masks" / "4.png")
+    assert len(open_data(tmp_path).train) == 12
+
+
+def test_classes_within_the_images_are_found(tmp_path: Path) -> None:
+    for i in range(4):
+        for kind in "cat", "dog":
+            photo(tmp_path / "images" / kind / f"{kind}{i}.jpg")
+            codes(tmp_path / "masks" / kind / f"{kind}{i}.png")
+    train = open_data(tmp_path).train
+    assert train.classes == ("cat", "dog") and train.labels is not None and train.labels.tolist() == [0] * 4 + [1] * 4
+
+
+def test_one_file_an_object(tmp_path: Path) -> None:
+    """As in the cells of the Data Science Bowl: ID/images/ID.png and ID/masks/ANY.png."""
+    for i in range(12):
+        photo(tmp_path / f"cell{i}" / "images" / f"cell{i}.png")
+        for part in range(3):
+            black_and_white(tmp_path / f"cell{i}" / "masks" / f"{i * 77 + part * 5:x}.png")
+    assert len(open_data(tmp_path).train) == 12
+
+
+def test_splits_within_and_without(tmp_path: Path) -> None:
+    for split, count in {"train": 5, "val": 3, "test": 4}.items():
+        for i in range(count):
+            photo(tmp_path / "a" / "images" / split / f"{split}{i}.jpg")
+            codes(tmp_path / "a" / "labels" / split / f"{split}{i}.png")
+            photo(tmp_path / "b" / split / "images" / f"{split}{i}.jpg")
+            codes(tmp_path / "b" / split / "masks" / f"{split}{i}.png")
+    for root, before, maps in (("a", "images/", 1), ("b", "", 3)):
+        data = open_data(tmp_path / root)
+        assert len(data.train) == 5 and data.test is not None and len(data.test) == 4
+        assert data.train.labels is None and data.test.labels is None
+        assert len({os.path.dirname(data.train.describe(i)) for i in range(5)}) == 1
+        within = "" if before else "/images"
+        assert data.notes[0] == (
+            f"Of 12 images, {before}train{within} (5) is trained on, {before}test{within} (4) is the test, and "
+            f"{before}val{within} (3) is left out: choose between runs by it, or move it into train to train on it"
+        )
+        told = sum(int(count) for note in data.notes for count in re.findall(r"(\d+) files were left out as", note))
+        assert len(data.notes) == 1 + maps and told == 12
+
+
+def test_label_maps_in_train_alone(tmp_path: Path) -> None:
+    for i in range(4):
+        photo(tmp_path / "train" / "images" / f"{i}.jpg")
+        codes(tmp_path / "train" / "masks" / f"{i}.png")
+        photo(tmp_path / "test" / "images" / f"t{i}.jpg")
+    data = open_data(tmp_path)
+    assert data.train.labels is None and data.test is not None and len(data.train) == len(data.test) == 4
+    assert data.test.describe(0).endswith("test/images/t0.jpg")
+
+
+def test_a_sample_is_read_however_many_files_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    look = label_maps._looked_at
+    monkeypatch.setattr(label_maps, "_looked_at", lambda path: read.append(path) or look(path))
+    for i in range(300):
+        name = f"{i:03}.png"
+        codes(tmp_path / "labels" / name)
+        photo(tmp_path / "images" / name, side=SIDE)
+    assert len(open_data(tmp_path).train) == 300
+    assert len(read) == len(set(read)) == 12
+    read.clear()
+    for c in range(20):  # many classes, numbered alike: nothing is read
+        for i in range(3):
+            photo(tmp_path / "classes" / f"c{c}" / f"{i}.png")
+    assert len(open_data(tmp_path / "classes").train.classes) == 20 and not read
