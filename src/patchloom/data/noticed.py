@@ -20,7 +20,7 @@ SAID = {
     "bands": "have four bands, taken as data",
     "colours": "are in CMYK or another colour space, and turned into RGB",
     "palette": "have a palette, and become its colours",
-    "turned": "are turned, as their EXIF orientation says",
+    "turned": "are turned, as the EXIF orientation says",
     "deep": "have more than 8 bits: 16-bit values are divided by 65,535",
     "bits": "are DICOM: stored values are divided by the largest that their bits can hold",
     "CT": "are CT: -1,024 to 3,071 Hounsfield units become 0 to 1",

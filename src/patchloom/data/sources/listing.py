@@ -132,10 +132,11 @@ def note_on_others(listings: Mapping[str, Listing]) -> list[str]:
     if not counts:
         return []
     total = sum(counts.values())
-    by_suffix = (f"{counts[suffix]:,} {_with_remedy(suffix)}" for suffix in sorted(counts, key=lambda s: -counts[s]))
-    return [
-        f"{files_were(total)} left out, as no format that is read: {', '.join(by_suffix)} ({some_of(examples, total)})"
-    ]
+    by_suffix = (
+        f"{counts[suffix]:,} {_with_remedy(suffix)}" for suffix in sorted(counts, key=lambda s: (-counts[s], s))
+    )
+    listed, names = ", ".join(by_suffix), some_of(sorted(examples)[:EXAMPLES], 0)
+    return [f"{files_were(total)} left out, in formats that are not read: {listed}; such as {names}"]
 
 
 def files_were(count: int) -> str:
@@ -145,7 +146,7 @@ def files_were(count: int) -> str:
 
 def _with_remedy(suffix: str) -> str:
     extra = EXTRAS.get(suffix)
-    return (suffix or "no suffix") if extra is None else f"{suffix} (to read them, pip install 'patchloom[{extra}]')"
+    return (suffix or "no suffix") if extra is None else f"{suffix} (pip install 'patchloom[{extra}]' to read them)"
 
 
 def _read(cached: Path, root: Path) -> Listing | None:
