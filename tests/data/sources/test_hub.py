@@ -96,6 +96,15 @@ def test_other_content_has_another_fingerprint_and_is_what_is_read(tmp_path, sto
     assert after.fingerprint() != told[0] and after.stamp() != told[1]
 
 
+def test_further_splits_are_left_out_and_counted(tmp_path):
+    data = open_data(saved(tmp_path / "three", train=made(range(5)), validation=made([5, 6]), test=made([7])))
+    assert (len(data.train), len(data.test)) == (5, 1)
+    (note,) = data.notes
+    assert note.startswith("train (5) is trained on, test (1) is the test, and validation (2) is left out: choose")
+    (note,) = open_data(saved(tmp_path / "two", train=made(range(5)), more=made([5, 6]))).notes
+    assert note.startswith("train (5) is trained on, and more (2) is left out: choose between runs by it, or join it")
+
+
 def test_one_split_is_the_training_data(tmp_path):
     made(range(3)).save_to_disk(tmp_path / "alone")
     data = open_data(f"hf:{tmp_path / 'alone'}")

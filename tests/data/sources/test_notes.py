@@ -85,7 +85,7 @@ def test_formats_that_are_not_read_are_counted(tmp_path, draw, without_extras):
     assert len(data.train) == 1
     assert data.notes == (
         "5 files were left out, in formats that are not read: 3 .heic (pip install 'patchloom[heic]' to read them), "
-        "1 .dcm (pip install 'patchloom[dicom]' to read them), 1 .mp4; such as a/1.HEIC, a/2.heic, b/1.dcm",
+        "1 .dcm (pip install 'patchloom[dicom]' to read them), 1 .mp4 (such as a/1.HEIC, a/2.heic, b/1.dcm)",
     )
     (tmp_path / "train").mkdir()
     (tmp_path / "a").rename(tmp_path / "train" / "a")

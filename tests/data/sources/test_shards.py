@@ -475,6 +475,10 @@ def test_a_folder_of_shards_and_its_splits(tmp_path):
     assert_whole(data.train, 2 * EACH)
     assert len(data.test) == EACH and data.test.classes == data.train.classes
     assert torch.equal(data.test.read(1), pixels_of(2 * EACH + 1))
+    assert data.notes == (
+        "train (2 shards) is trained on, val (1 shard) is the test, and extra (1 shard) is left out: choose between "
+        "runs by it, or name it train-* to train on it",
+    )
     write(root / "val-0.tar", {"a.png": picture(1), "a.cls": b"7"})
     with pytest.raises(PatchloomError, match=r"\(val\) has the class 7, which train lacks"):
         open_data(str(root))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -127,6 +127,20 @@ class Data:
     train: Source
     test: Source | None
     notes: tuple[str, ...] = ()
+
+
+def note_on_splits(train: str, test: str, left: Mapping[str, str], move: str) -> str:
+    """A sentence on a data set with splits that are left out.
+
+    Args:
+        train, test: what is taken for each, with its size; "" if there is no test.
+        left: the size of what is taken for neither, by name.
+        move: how to train on that, too, with ``{}`` in the place of its name.
+    """
+    places = " and ".join(f"{name} ({size})" for name, size in left.items())
+    are, them = ("is", "it") if len(left) == 1 else ("are", "them")
+    taken = f"{train} is trained on, {test} is the test, and" if test else f"{train} is trained on, and"
+    return f"{taken} {places} {are} left out: choose between runs by {them}, or {move.format(them)} to train on {them}"
 
 
 def digest(parts: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from patchloom.data.formats import IMAGE_SUFFIXES
 from patchloom.data.noticed import some_of
-from patchloom.data.sources.base import TEST_SPLITS, Data
+from patchloom.data.sources.base import TEST_SPLITS, Data, note_on_splits
 from patchloom.data.sources.files import Files, Names
 from patchloom.data.sources.label_maps import without_label_maps
 from patchloom.data.sources.listing import images_in, list_files, note_on_others, some_images
@@ -147,13 +147,9 @@ def _of_splits(
     trained, tested = (f"{part.where.rstrip('/')} ({len(part):,})" for part in (train, test))
     if left:
         total = len(train) + len(test) + sum(left.values())
-        places = " and ".join(f"{where} ({count:,})" for where, count in left.items())
-        are, them = ("is", "it") if len(left) == 1 else ("are", "them")
-        notes = [
-            f"Of {total:,} images, {trained} is trained on, {tested} is the test, and {places} {are} left out: "
-            f"choose between runs by {them}, or move {them} into {splits[0]} to train on {them}",
-            *notes,
-        ]
+        counts = {where: f"{count:,}" for where, count in left.items()}
+        sentence = note_on_splits(trained, tested, counts, f"move {{}} into {splits[0]}")
+        notes = [f"Of {total:,} images, {sentence}", *notes]
     elif splits[1].lower() not in _TEST[:2]:
         notes = [f"{tested} is the test, as no folder is called so", *notes]
     source = _source(name, train)

@@ -12,7 +12,7 @@ from torch import Tensor
 from patchloom.data.contents import contents_on_disc, pieces_of_file
 from patchloom.data.read import Unreadable, decode_image, read_image
 from patchloom.data.sources.addresses import in_words
-from patchloom.data.sources.base import TEST_SPLITS, Data, Source, digest, stamp_of_files
+from patchloom.data.sources.base import TEST_SPLITS, Data, Source, digest, note_on_splits, stamp_of_files
 from patchloom.data.sources.files import Files
 from patchloom.errors import PatchloomError
 
@@ -155,7 +155,10 @@ def open_hub(name: str) -> Data:
     test = None if second is None else source(second)
     if test is not None and test.classes != train.classes:
         raise PatchloomError(f"{name} has other classes in {second} than in {first}: give both the same ClassLabel")
-    return Data(train, test)
+    sizes = {split: f"{len(rows):,}" for split, rows in splits.items()}
+    taken = ["" if split is None else f"{split} ({sizes.pop(split)})" for split in (first, second)]
+    notes = (note_on_splits(*taken, sizes, "join {} with train by concatenate_datasets"),) if sizes else ()
+    return Data(train, test, notes)
 
 
 def _parts(name: str) -> tuple[str, str | None]:

@@ -135,8 +135,9 @@ def note_on_others(listings: Mapping[str, Listing]) -> list[str]:
     by_suffix = (
         f"{counts[suffix]:,} {_with_remedy(suffix)}" for suffix in sorted(counts, key=lambda s: (-counts[s], s))
     )
-    listed, names = ", ".join(by_suffix), some_of(sorted(examples)[:EXAMPLES], 0)
-    return [f"{files_were(total)} left out, in formats that are not read: {listed}; such as {names}"]
+    listed, names = ", ".join(by_suffix), some_of(sorted(examples), 0)
+    such = "such as " if total > EXAMPLES else ""
+    return [f"{files_were(total)} left out, in formats that are not read: {listed} ({such}{names})"]
 
 
 def files_were(count: int) -> str:

@@ -22,7 +22,7 @@ from patchloom.data.contents import contents_on_disc
 from patchloom.data.formats import IMAGE_SUFFIXES
 from patchloom.data.read import Unreadable, decode_image
 from patchloom.data.sources.addresses import Shard, addresses_of, is_address, states_of
-from patchloom.data.sources.base import TEST_SPLITS, Data, Source, digest
+from patchloom.data.sources.base import TEST_SPLITS, Data, Source, digest, note_on_splits
 from patchloom.data.sources.fetch import check_room, part_of
 from patchloom.data.sources.files import Files, Names
 from patchloom.data.sources.shard_index import ShardIndex, index_of
@@ -140,6 +140,8 @@ def open_shards(pattern: str, name: str, say: Callable[[str], None] = print) -> 
 def open_shard_folder(folder: Path, name: str, say: Callable[[str], None] = print) -> Data:
     """Open all tar files of a folder; ``train-*.tar`` and ``test-*``, ``val-*`` or ``validation-*`` are splits.
 
+    Beside two of them, those of any other name are left out.
+
     Raises:
         PatchloomError: as `open_shards`, or a class in the test split that the training split lacks.
     """
@@ -151,7 +153,10 @@ def open_shard_folder(folder: Path, name: str, say: Callable[[str], None] = prin
     if test is None or "train" not in by_split:
         return Data(_source(list(chain.from_iterable(by_split.values())), name, None, say), None)
     train = _source(by_split["train"], name, None, say)
-    return Data(train, _source(by_split[test], f"{name} ({test})", train.classes, say))
+    sizes = {split: "1 shard" if len(some) == 1 else f"{len(some):,} shards" for split, some in by_split.items()}
+    taken = [f"{split} ({sizes.pop(split)})" for split in ("train", test)]
+    notes = (note_on_splits(*taken, sizes, "name {} train-*"),) if sizes else ()
+    return Data(train, _source(by_split[test], f"{name} ({test})", train.classes, say), notes)
 
 
 def _source(addresses: list[str], name: str, classes: tuple[str, ...] | None, say: Callable[[str], None]) -> Shards:
