@@ -46,7 +46,9 @@ def test_further_splits_are_left_out_and_counted(tmp_path, draw, case):
 def test_other_folders_beside_the_splits_are_counted(tmp_path, draw):
     holding(draw, train=5, test=2, extra=3)
     draw("beside.png")
-    (note,) = open_data(tmp_path).notes
+    (tmp_path / "clip.mp4").touch()
+    note, other = open_data(tmp_path).notes
+    assert other == "1 file was left out, in formats that are not read: 1 .mp4 (clip.mp4)"
     assert "and extra (3) and the folder itself (1) are left out: choose between runs by them" in note
 
 
@@ -92,7 +94,7 @@ def test_formats_that_are_not_read_are_counted(tmp_path, draw, without_extras):
     draw("test/2.png")
     (tmp_path / "test" / "one.svg").touch()
     notes = open_data(tmp_path).notes
-    assert any("1 .svg" in note and "3 .heic" in note and "test/one.svg" in note for note in notes)
+    assert any("1 .svg" in note and "3 .heic" in note and "1 .mp4" in note for note in notes)
 
 
 def test_a_folder_with_nothing_else_says_what_to_install(tmp_path, without_extras):

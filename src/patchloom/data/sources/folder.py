@@ -9,12 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from patchloom.data.formats import IMAGE_SUFFIXES
 from patchloom.data.noticed import some_of
 from patchloom.data.sources.base import TEST_SPLITS, Data, note_on_splits
 from patchloom.data.sources.files import Files, Names
 from patchloom.data.sources.label_maps import without_label_maps
-from patchloom.data.sources.listing import images_in, list_files, note_on_others, some_images
+from patchloom.data.sources.listing import images_in, list_files, list_names, note_on_others, some_images
 from patchloom.errors import PatchloomError
 
 __all__ = ["images_in", "open_folder"]
@@ -66,14 +65,12 @@ def open_folder(folder: Path, name: str) -> Data:
     Raises:
         PatchloomError: no images, or a class in the test split that the training split lacks.
     """
-    with os.scandir(folder) as entries:
-        seen = [(entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(".")]
-    children = sorted(child for child, is_folder in seen if is_folder)
-    if splits := _splits(children):
-        images = sum(
-            not is_folder and os.path.splitext(child)[1].lower() in IMAGE_SUFFIXES for child, is_folder in seen
-        )
-        return _split_here(folder, name, children, splits, images)
+    if any((folder / case(word)).is_dir() for word in _TRAIN for case in (str.lower, str.title, str.upper)):
+        with os.scandir(folder) as entries:  # only now: there may be a million files, whose list is kept
+            seen = [(entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(".")]
+        children = sorted(child for child, is_folder in seen if is_folder)
+        if splits := _splits(children):
+            return _split_here(folder, name, children, splits, [file for file, is_folder in seen if not is_folder])
     listed = some_images(list_files(folder), name)
     paths, notes = without_label_maps(folder, listed)
     whole = _Part(folder, paths, "")
@@ -106,7 +103,7 @@ def _splits(folders: Iterable[str]) -> tuple[str, str] | None:
     return None if train is None or test is None else (train, test)
 
 
-def _split_here(folder: Path, name: str, children: list[str], splits: tuple[str, str], directly: int) -> Data:
+def _split_here(folder: Path, name: str, children: list[str], splits: tuple[str, str], files: list[str]) -> Data:
     """A folder in which the splits lie. Each is listed by itself, since links may lead from one into another."""
     listings = {child: list_files(folder / child) for child in children}
     for split in splits:
@@ -120,8 +117,9 @@ def _split_here(folder: Path, name: str, children: list[str], splits: tuple[str,
         holder = part.only_folder if said and not holder else holder
         parts[child] = part.inside(holder) if holder and part.only_folder == holder else part
         notes += said
-    notes += note_on_others({f"{child}/": listed for child, listed in listings.items()})
-    return _of_splits(name, parts, splits, {"the folder itself": directly}, notes)
+    directly = list_names(files)
+    notes += note_on_others({"": directly, **{f"{child}/": listed for child, listed in listings.items()}})
+    return _of_splits(name, parts, splits, {"the folder itself": len(directly.paths)}, notes)
 
 
 def _of_splits(

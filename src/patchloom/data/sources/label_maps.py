@@ -43,7 +43,7 @@ _KINDS = 64  # of folders that are looked at, at most
 _NAMED, _READ = 32, 6  # files whose names are looked for, and files that are read, of each kind
 _SHARE = 0.9  # of the names that must be found, and of the pixels that the commonest values must have
 _FEW, _FEWEST = 128, 32  # values of a label map; of one that little else speaks for
-_LARGE = 2**27  # pixels: larger files are not read
+_LARGE = 2**27  # bytes, and pixels: larger files are not read
 _LOOKED_AT = 512  # pixels of a side, spread over the image
 
 
@@ -247,6 +247,8 @@ def _some(those: Sequence[_T], count: int) -> list[_T]:
 def _looked_at(path: Path) -> _Look | None:
     """What a file's pixels are like; None if it cannot be read, or is too large to be read for this."""
     try:
+        if path.stat().st_size > _LARGE:
+            return None
         with silent(), Image.open(path) as image:
             mode = image.mode
             if image.width * image.height > _LARGE:

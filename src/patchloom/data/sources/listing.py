@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -79,6 +79,35 @@ def list_files(root: Path) -> Listing:
         except PatchloomError:  # a full or read-only disc only costs another listing
             pass
     return listed
+
+
+def list_names(names: Iterable[str]) -> Listing:
+    """The listing of some files in one folder, by their names alone."""
+    images, others = [], _Counted()
+    for name in sorted(names):
+        suffix = os.path.splitext(name)[1].lower()
+        if suffix in IMAGE_SUFFIXES:
+            images.append(name)
+        else:
+            others.add(suffix, name)
+    return Listing(Names(images), ("",), others.by_suffix())
+
+
+class _Counted:
+    """Counts files by suffix, and keeps the first of each."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._examples: dict[str, list[str]] = {}
+
+    def add(self, suffix: str, path: str) -> None:
+        self._counts[suffix] = self._counts.get(suffix, 0) + 1
+        some = self._examples.setdefault(suffix, [])
+        if len(some) < EXAMPLES:
+            some.append(path)
+
+    def by_suffix(self) -> dict[str, Others]:
+        return {suffix: Others(count, tuple(self._examples[suffix])) for suffix, count in self._counts.items()}
 
 
 def images_in(root: Path, name: str) -> Names:
@@ -196,8 +225,7 @@ def _walk(root: Path) -> tuple[Listing, list[list[Any]]]:
     """The listing, and for every folder [its path, *state]."""
     found: list[list[str]] = []
     folders: list[list[Any]] = []
-    counts: dict[str, int] = {}
-    examples: dict[str, list[str]] = {}
+    others = _Counted()
     seen: set[str] = set()
     start = len(os.path.join(root, ""))
     for folder, subfolders, files in os.walk(root, followlinks=True):
@@ -217,11 +245,7 @@ def _walk(root: Path) -> tuple[Listing, list[list[Any]]]:
                 continue
             if suffix in IMAGE_SUFFIXES:
                 images.append(inside + file)
-                continue
-            counts[suffix] = counts.get(suffix, 0) + 1
-            some = examples.setdefault(suffix, [])
-            if len(some) < EXAMPLES:
-                some.append(inside + file)
+            else:
+                others.add(suffix, inside + file)
         found.append(images)
-    others = {suffix: Others(count, tuple(examples[suffix])) for suffix, count in counts.items()}
-    return Listing(Names(sorted(chain.from_iterable(found))), _slashed(folders), others), folders
+    return Listing(Names(sorted(chain.from_iterable(found))), _slashed(folders), others.by_suffix()), folders
