@@ -24,12 +24,14 @@ class Source(ABC):
         classes: names of the classes, () without labels.
         labels: int64 [n], -1 for images without a label, or None if no image has one.
         no_labels: why there are none, where that is known.
+        groups: int64 [n], equal for images that no split may part, such as frames of one video; None: any may be.
     """
 
     name: str
     classes: tuple[str, ...] = ()
     labels: np.ndarray | None = None
     no_labels: str = ""
+    groups: np.ndarray | None = None
     _contents: np.ndarray | None = None  # of `contents_on_disc`
 
     @abstractmethod
@@ -78,6 +80,14 @@ class Source(ABC):
         """Name of image i in messages: its path, or its number."""
         return f"{self.name} #{i}"
 
+    def place(self, i: int) -> str | None:
+        """Path of image i within what was given, with forward slashes; None if it is no file and has no name."""
+        return None
+
+    def column(self, name: str) -> Sequence[str] | None:
+        """What a table of images says of each in the column ``name``, [n]; None if there is no such column."""
+        return None
+
     def subset(self, indices: Sequence[int] | np.ndarray) -> Source:
         """Only these images, in this order."""
         return Subset(self, indices)
@@ -90,6 +100,7 @@ class Subset(Source):
         self.source, self.indices = source, np.asarray(indices, dtype=np.int64)
         self.name, self.classes, self.no_labels = source.name, source.classes, source.no_labels
         self.labels = None if source.labels is None else source.labels[self.indices]
+        self.groups = None if source.groups is None else source.groups[self.indices]
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -105,6 +116,13 @@ class Subset(Source):
 
     def describe(self, i: int) -> str:
         return self.source.describe(int(self.indices[i]))
+
+    def place(self, i: int) -> str | None:
+        return self.source.place(int(self.indices[i]))
+
+    def column(self, name: str) -> Sequence[str] | None:
+        whole = self.source.column(name)
+        return None if whole is None else [whole[i] for i in self.indices.tolist()]
 
     def fingerprint(self) -> str:
         return digest(chain([self.source.fingerprint()], map(str, self.indices)))

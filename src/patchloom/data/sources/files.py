@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -72,6 +72,7 @@ class Files(Source):
         paths: of the files; absolute ones are allowed.
         classes: names of the classes.
         labels: int64 [n], indices into ``classes``, -1 for none.
+        columns: what else a table says of each file, [n] by name.
     """
 
     def __init__(
@@ -81,8 +82,10 @@ class Files(Source):
         paths: Sequence[str],
         classes: tuple[str, ...] = (),
         labels: np.ndarray | None = None,
+        columns: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         names = paths if isinstance(paths, Names) else Names(paths)
+        self.columns = {column: Names(values) for column, values in (columns or {}).items()}
         self.name, self.root, self.paths, self.classes, self.labels = name, root, names, classes, labels
 
     def __len__(self) -> int:
@@ -96,6 +99,12 @@ class Files(Source):
 
     def describe(self, i: int) -> str:
         return str(self.root / self.paths[i])
+
+    def place(self, i: int) -> str:
+        return self.paths[i].replace(os.sep, "/")
+
+    def column(self, name: str) -> Sequence[str] | None:
+        return self.columns.get(name)
 
     def fingerprint(self) -> str:
         """Of relative paths, sizes, modification times and labels, so that moving the folder does not change it."""

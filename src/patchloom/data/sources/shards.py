@@ -92,6 +92,9 @@ class Shards(Source):
     def describe(self, i: int) -> str:
         return f"{self.shards[self.at[i, 0]].address}:{self.names[i]}"
 
+    def place(self, i: int) -> str:
+        return f"{self.shards[self.at[i, 0]].address.rpartition('/')[2]}/{self.names[i]}"
+
     def fingerprint(self) -> str:
         """Of the index, of name, size and mtime of local shards, and of address and state of remote ones."""
         paths = [Path(shard.address) for shard in self.shards if shard.local]

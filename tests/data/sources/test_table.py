@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from patchloom.data import lasting, open_data
+from patchloom.errors import PatchloomError
+
+IMAGES = [f"in/{i}.png" for i in range(6)]
+
+
+@pytest.fixture
+def table(tmp_path, draw):
+    """Write a table beside six images, and return its path."""
+    for name in IMAGES:
+        draw(name)
+
+    def write(*lines: str, name: str = "m.csv", encoding: str = "utf-8") -> str:
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding=encoding)
+        return str(tmp_path / name)
+
+    return write
+
+
+def rows(*columns):
+    return [",".join(cells) for cells in zip(IMAGES, *columns, strict=True)]
+
+
+def names(source, tmp_path):
+    return [os.path.relpath(source.describe(i), tmp_path) for i in range(len(source))]
+
+
+def refused(data, match, **options):
+    with pytest.raises(PatchloomError, match=match) as caught:
+        open_data(data, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("column", ["path", "file", "image", "filename", "File Name", "image_path", "img"])
+def test_a_header_names_the_paths(table, tmp_path, column):
+    data = open_data(table(f"id,{column},class", *(f"{i},{name},{'ab'[i % 2]}" for i, name in enumerate(IMAGES))))
+    assert names(data.train, tmp_path) == IMAGES and data.test is None
+    assert data.train.classes == ("a", "b") and data.train.labels.tolist() == [0, 1] * 3
+    assert len(data.notes) == 1 and "not used: id" in data.notes[0]
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])  # spreadsheets write a mark at the beginning
+def test_delimiters_and_quotes(table, tmp_path, delimiter, encoding):
+    (tmp_path / IMAGES[0]).rename(tmp_path / "in" / "a, b;c.png")
+    cells = [['"in/a, b;c.png"', "cat"], *([name, ""] for name in IMAGES[1:])]
+    path = table(delimiter.join(["path", "label"]), *map(delimiter.join, cells), encoding=encoding)
+    train = open_data(path).train
+    assert names(train, tmp_path) == ["in/a, b;c.png", *IMAGES[1:]]
+    assert train.classes == ("cat",) and train.labels.tolist() == [0, -1, -1, -1, -1, -1]
+
+
+def test_one_column_with_and_without_a_header(table, tmp_path):
+    assert names(open_data(table("image", *IMAGES)).train, tmp_path) == IMAGES
+    assert names(open_data(table(*IMAGES)).train, tmp_path) == IMAGES
+
+
+def test_without_a_header_the_images_tell_the_columns(table, tmp_path):
+    for lines in (rows("aabbab"), [f"{label},{name}" for name, label in zip(IMAGES, "aabbab", strict=True)]):
+        train = open_data(table(*lines)).train
+        assert names(train, tmp_path) == IMAGES and train.labels.tolist() == [0, 0, 1, 1, 0, 1]
+    refused(table(*rows("aabbab", "xxxxxx")), "m.csv does not name its 3 columns: write a first line")
+
+
+def test_a_column_of_images_with_a_strange_name_is_found_and_two_are_not_guessed(table, tmp_path):
+    train = open_data(table("frame,left", *rows("abcdef"))).train
+    assert names(train, tmp_path) == IMAGES and train.labels is None and train.column("left")[2] == "c"
+    two = table("left,right", *rows(reversed(IMAGES)))
+    refused(two, "columns left and right, and each could be the path: say which, as .*m.csv@path=left")
+    assert names(open_data(f"{two}@path=right").train, tmp_path) == IMAGES[::-1]
+
+
+def test_of_two_usual_names_the_one_whose_files_exist(table, tmp_path):
+    path = table("image,filename", *(f"{i}.jpg,{name}" for i, name in enumerate(IMAGES)))
+    assert names(open_data(path).train, tmp_path) == IMAGES
+    refused(table("image,filename", *rows(IMAGES)), "image and filename, and each could be the path")
+
+
+def test_labels_by_word_or_number(table):
+    same = open_data(table("path,label,class", *rows("010101", ["dog", "cat"] * 3))).train
+    assert same.classes == ("cat", "dog") and same.labels.tolist() == [1, 0] * 3
+    refused(table("path,label,class", *rows("010101", "aabbab")), "label and class, and each could be the label")
+    assert open_data(table("path,label,class", *rows("010101", "aabbab")) + "@label=class").train.labels.sum() == 3
+    numbers = open_data(table("path,label", *rows(["10", "9", "10", "9", "2", "2"]))).train
+    assert numbers.classes == ("2", "9", "10") and numbers.labels.tolist() == [2, 1, 2, 1, 0, 0]
+
+
+def test_splits(table, tmp_path):
+    split = ["train", "Training", "test", "val", "", "train"]
+    data = open_data(table("path,label,split", *rows("aaabba", split)))
+    assert names(data.train, tmp_path) == [IMAGES[i] for i in (0, 1, 5)] and data.train.classes == ("a",)
+    refused(table("path,label,split", *rows("aabbaa", ["train", "train", "test", "test", "train", "train"])), "class b")
+    data = open_data(table("path,label,split", *rows("ababab", split)))
+    assert names(data.test, tmp_path) == [IMAGES[2]] and data.test.labels.tolist() == [0]
+    assert [note.partition(": ")[2] for note in data.notes[1:]] == [
+        "1 rows of the split val are left out: train and test are used.",
+        "1 rows without a split are left out: train and test are used.",
+    ]
+    assert len(open_data(table("path,split", *rows(["test"] * 6))).train) == 6
+    refused(table("path,split", *rows(["train", "holdout"] * 3)), "has the split holdout: write train, val or test")
+    assert len(open_data(table("path,split", *rows(["train", "holdout"] * 3)) + "@split=").train) == 6
+    assert len(open_data(table("path,set", *rows(["small", "large"] * 3))).train) == 6
+
+
+def test_rows_that_cannot_be_used_are_counted_and_named(table, tmp_path):
+    lines = ["path,label", *rows("aabbab"), "gone.png,a", "in/../in/0.png,a", ",b"]
+    data = open_data(table(*lines))
+    assert names(data.train, tmp_path) == IMAGES and data.train.labels.tolist() == [0, 0, 1, 1, 0, 1]
+    said = " ".join(data.notes)
+    assert "1 of 9 listed files do not exist (gone.png). They are left out." in said
+    assert "1 of 9 rows are left out, since their file was listed before." in said
+    assert "1 of 9 rows are left out, since they have no path." in said
+    refused(
+        table("path,label", "gone.png,a", "away.png,b"), "none of the 2 files listed in .* exists.*first is gone.png"
+    )
+    refused(table("path,label"), "lists no images: write a row for each")
+
+
+def test_absolute_paths_and_long_rows(table, tmp_path):
+    assert len(open_data(table("path,label", *(f"{tmp_path / name},a,," for name in IMAGES))).train) == 6
+    refused(table("path,label", *rows("aabbab"), "in/0.png,a,b"), "has 3 cells in a row and 2 in its first")
+
+
+def test_strange_headers(table):
+    refused(table("id,species", "1,cat", "2,dog"), "columns id, species, and none is called path.*m.csv@path=COLUMN")
+    refused(table("id,species", "1,cat") + "@path=id", "none of the 1 files.*first is 1")
+    refused(table("path,x,x", *rows("aabbab", "aabbab")), "two columns called 'x'")
+    refused(table("path,label", *rows("aabbab")) + "@label=kind", "has no column kind: it has path, label")
+    refused(table("path,label", *rows("aabbab")) + "@kind=label", "after @ stand path, label, split, group")
+    refused(table(*IMAGES, name="list.txt") + "@path=x", "plain list, which has no columns")
+
+
+def test_a_plain_list_stays_one(table, tmp_path, draw):
+    draw("in/with,comma.png")
+    data = open_data(table("# mine", "in/with,comma.png\tcat", *IMAGES, "gone.png", name="list.txt"))
+    assert names(data.train, tmp_path) == ["in/with,comma.png", *IMAGES, "gone.png"]
+    assert data.train.classes == ("cat",)
+    assert "1 of 8 listed files do not exist (gone.png)" in data.notes[0] and len(data.notes) == 1
+    train = open_data(
+        table("gone\tcat", f"{IMAGES[0]}\tdog", name="list.tsv")
+    ).train  # no header, though it may seem so
+    assert len(train) == 2 and train.classes == ("cat", "dog")
+
+
+def test_a_column_called_group_and_any_other_by_name(table):
+    path = table("path,group,day", *rows(["a", "a", "b", "b", "", "c"], "112233"))
+    assert open_data(path).train.groups.tolist() == [1, 1, 2, 2, 0, 3]
+    assert open_data(path, group="day").train.groups.tolist() == [0, 0, 1, 1, 2, 2]
+    assert open_data(f"{path}@group=day").train.groups.tolist() == [0, 0, 1, 1, 2, 2]
+    assert open_data(f"{path}@group=").train.groups is None
+
+
+def test_it_can_be_opened_from_anywhere(table, tmp_path, monkeypatch):
+    table("left,right", *rows(IMAGES))
+    monkeypatch.chdir(tmp_path)
+    kept = [lasting("m.csv"), lasting("m.csv@path=left")]
+    monkeypatch.chdir("/")
+    assert kept == [str(tmp_path / "m.csv"), f"{tmp_path / 'm.csv'}@path=left"] and len(open_data(kept[1]).train) == 6
