@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import patchloom
+from patchloom.check import check
 from patchloom.cli import main
-from patchloom.options import parse_pretrain
+from patchloom.options import parse_call, parse_evaluate, parse_pretrain
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -201,6 +202,32 @@ def test_configuration_files(tmp_path):
     assert (given["img_size"], given["epochs"]) == ((32, 64), 3)
     given, _ = parse_pretrain(["digits", "--config", str(file), "--task.sigma", "0.25"])
     assert (given["data"], given["task"]["sigma"]) == ("digits", 0.25)
+
+
+def test_several_words_are_several_data(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("data: [a, 'b,c']\nheld_out: auto\ngroup: parent\n")
+    for words, data in (
+        (["a", "--task", "mae", "b"], ["a", "b"]),
+        (["a,b"], "a,b"),
+        (["12"], "12"),
+        (["--config", str(file)], ["a", "b,c"]),
+        (["--config", str(file), "d"], "d"),
+    ):
+        given, _ = parse_pretrain(words)
+        assert given["data"] == data
+        assert (given["held_out"], given["group"]) == ("auto", "parent" if str(file) in words else None)
+    for words, data in ((["d"], "d"), (["d", "--seeds", "2", "e"], ["d", "e"]), (["12"], "12")):
+        assert parse_evaluate(["knn", "run", *words])["data"] == data
+    assert parse_call("check", check, ["a", "b", "--images", "3"])["data"] == ["a", "b"]
+    assert parse_call("check", check, ["12"])["data"] == "12"
+
+
+@pytest.mark.parametrize("group", ["^(.*)_", "parent", "([^/]+)_", "[A-Z]+", "0016", "*x", "{a}", "a: b", r"\d\D*$"])
+def test_a_pattern_is_taken_as_it_is(group):
+    assert parse_pretrain(["a", "--group", group])[0]["group"] == group
+    assert parse_evaluate(["knn", "r", "d", "--group", group])["group"] == group
+    assert parse_call("check", check, ["d", "--group", group])["group"] == group
 
 
 words_of_a_user = st.one_of(

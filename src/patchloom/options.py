@@ -47,8 +47,9 @@ def parse_pretrain(words: list[str]) -> tuple[dict[str, Any], str | None]:
 
     words = [re.sub(r"^--from(?==|$)", "--from_run", word) for word in _joined(words)]
     words = _with_configuration([re.sub(r"^--(task|model|config)(?==|$)", _named, word) for word in words])
+    words, data = _several(words, 0)
     parsed = _parse(pretrain_parser(_last(words, "--task.name") or DEFAULT_TASK), words)
-    given = parsed.as_dict()
+    given = parsed.as_dict() | data
     del given["config"]
     given["img_size"] = image_size(given["img_size"])
     given["model"] = {name: value for name, value in given["model"].items() if value is not None}
@@ -84,7 +85,8 @@ def parse_call(verb: str, function: Callable[..., Any], words: list[str]) -> dic
     Raises:
         PatchloomError: an unknown option, or a value of the wrong kind.
     """
-    return _parse(call_parser(verb, function), _joined(words)).as_dict()
+    words, data = _several(_joined(words), 0) if verb == "check" else (_joined(words), {})
+    return {**_parse(call_parser(verb, function), words).as_dict(), **data}
 
 
 def call_parser(verb: str, function: Callable[..., Any]) -> ArgumentParser:
@@ -100,9 +102,9 @@ def parse_evaluate(words: list[str]) -> dict[str, Any]:
     Raises:
         PatchloomError: no such protocol, an unknown option, or a value of the wrong kind.
     """
-    words = _joined(words)
+    words, data = _several(_joined(words), 2)
     name = next((word for word in words if not word.startswith("-")), None)
-    return _parse(evaluate_parser(name), words).as_dict()
+    return {**_parse(evaluate_parser(name), words).as_dict(), **data}
 
 
 def evaluate_parser(name: str | None) -> ArgumentParser:
@@ -172,14 +174,15 @@ def _add_signature(
     for name, parameter in inspect.signature(owner).parameters.items():
         if name in skip:
             continue
+        hint = str if name == "data" else hints[name]  # several words of it are joined by `_several`
         text = (described.get(name) or "").replace("\n", " ")
         positional = not prefix and not dataclasses.is_dataclass(owner) and parameter.kind != parameter.KEYWORD_ONLY
         if positional:
             required = parameter.default is parameter.empty
             extra = {} if required else {"nargs": "?", "default": parameter.default}
-            parser.add_argument(name, type=hints[name], help=text, **extra)
+            parser.add_argument(name, type=hint, help=text, **extra)
         else:
-            parser.add_argument(f"--{prefix}{name}", type=hints[name], default=parameter.default, help=text)
+            parser.add_argument(f"--{prefix}{name}", type=hint, default=parameter.default, help=text)
 
 
 def _parse(parser: ArgumentParser, words: list[str]) -> Any:
@@ -229,6 +232,17 @@ def _joined(words: list[str]) -> list[str]:
     return joined
 
 
+def _several(words: list[str], before: int) -> tuple[list[str], dict[str, list[str]]]:
+    """Joined words with one for the data, behind ``before`` others without a name; and the data, if several were given.
+
+    So they are typed, or a shell makes them of a pattern.
+    """
+    data = [i for i, word in enumerate(words) if not word.startswith("-")][before:]
+    if len(data) < 2:
+        return words, {}
+    return [word for i, word in enumerate(words) if i not in data[1:]], {"data": [words[i] for i in data]}
+
+
 def _last(words: list[str], option: str) -> str | None:
     """The last value that ``option`` is given in joined words."""
     return next((word.split("=", 1)[1] for word in reversed(words) if word.startswith(f"{option}=")), None)
@@ -263,7 +277,8 @@ def _with_configuration(words: list[str]) -> list[str]:
                 options.append(f"--{key}={_word(inner)}")
             except (TypeError, ValueError, RecursionError) as problem:  # what JSON cannot say, no setting takes
                 raise PatchloomError(f"{key} in the configuration {file} must be a plain value: {problem}") from problem
-    positional = [] if data is None or any(not word.startswith("-") for word in words) else [str(data)]
+    positional = map(str, data if isinstance(data, list) else [] if data is None else [data])
+    positional = [] if any(not word.startswith("-") for word in words) else positional
     return [*positional, *options, *words]
 
 

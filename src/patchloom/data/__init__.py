@@ -8,7 +8,7 @@ from patchloom.data.formats import IMAGE_SUFFIXES
 from patchloom.data.read import Unreadable, read_image, to_channels
 from patchloom.data.sources.base import Data, Source
 from patchloom.data.sources.builtin import BUILTIN
-from patchloom.data.sources.open import lasting, open_data
+from patchloom.data.sources.open import lasting, named, open_data
 from patchloom.data.sources.shapes import Annotation, Shapes
 from patchloom.data.splits import hold_out, split_for_test
 from patchloom.data.stats import Stats, channels_of, normalize, statistics_of
@@ -35,6 +35,7 @@ __all__ = [
     "copies_sentence",
     "hold_out",
     "lasting",
+    "named",
     "normalize",
     "open_data",
     "plain_batches",

@@ -90,7 +90,7 @@ class CachedImages(Source):
 
     def __init__(self, source: Source, cache: Cache, each: int, paths: list[Path]) -> None:
         self.source, self.cache, self.each, self.paths = source, cache, each, paths
-        self.name, self.classes, self.labels = source.name, source.classes, source.labels
+        self.name, self.classes, self.labels, self.groups = source.name, source.classes, source.labels, source.groups
         indices = [_index(path, min(each, len(source) - i * each)) for i, path in enumerate(paths)]
         if any(index is None for index in indices):
             raise PatchloomError(f"{paths[0].parent} was changed while it was opened: run the same command again")

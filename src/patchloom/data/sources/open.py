@@ -4,32 +4,93 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from patchloom.data.formats import IMAGE_SUFFIXES
+from patchloom.data.groups import grouped
 from patchloom.data.sources.addresses import is_address
 from patchloom.data.sources.base import Data
 from patchloom.data.sources.builtin import BUILTIN, is_builtin, open_builtin
+from patchloom.data.sources.columns import split_choice
 from patchloom.data.sources.folder import open_folder
 from patchloom.data.sources.hub import is_hub, lasting_hub, open_hub
 from patchloom.data.sources.list import open_list
+from patchloom.data.sources.pattern import is_image, is_pattern, lasting_pattern, matches, open_images
+from patchloom.data.sources.several import joined, of_parts, open_several, parted
 from patchloom.data.sources.shards import holds_shards, is_shards, open_shard_folder, open_shards
 from patchloom.errors import PatchloomError
 
 
-def open_data(data: str | Path, seed: int = 0) -> Data:
-    """Open images by a path, an address or a name.
+def open_data(data: str | Path | Sequence[str | Path], seed: int = 0, *, group: str | None = None) -> Data:
+    """Open images by a path, an address or a name, or by several of them.
 
     Args:
-        data: a folder of images; a text file that lists them; the name of built-in data (see `BUILTIN`); shards, as a
-            pattern of paths, an address for fsspec, or a ``pipe:`` command, which is run; or a Hugging Face data set,
-            as ``hf:NAME`` or ``hf:FOLDER``. A built-in name wins over a folder of that name: write ``./shapes``, or
-            give a `Path`, for the folder.
+        data: a folder of images; a text file or a table (CSV, TSV) that lists them; a pattern of their paths; the name
+            of built-in data (see `BUILTIN`); shards, as a pattern of paths, an address for fsspec, or a ``pipe:``
+            command, which is run; or a Hugging Face data set, as ``hf:NAME`` or ``hf:FOLDER``. A built-in name wins
+            over a folder of that name: write ``./shapes``, or give a `Path`, for the folder. Several are a list, or one
+            text with commas between them; image files may be given one by one.
         seed: of the built-in shapes.
+        group: which images no split may part, as `patchloom.data.groups.grouped` takes it.
 
     Raises:
-        PatchloomError: no such data, or no images in it.
+        PatchloomError: no such data, no images in it, or no such groups.
     """
+    names = named(data)
+    opened = _open_one(names[0], seed) if len(names) == 1 else _open_each(names, seed)
+    return opened if group is None else grouped(opened, group)
+
+
+def lasting(data: str | Path | Sequence[str | Path]) -> str | list[str]:
+    """``data`` as it can be opened from any working directory: paths and patterns of them become absolute.
+
+    Commands stay as they are, because which of their words are paths is unknown.
+
+    Returns:
+        One name, or a list of several.
+    """
+    names = [_lasting_one(name) for name in named(data)]
+    return names[0] if len(names) == 1 else names
+
+
+def named(data: str | Path | Sequence[str | Path]) -> list[str | Path]:
+    """The names in what the user typed.
+
+    Raises:
+        PatchloomError: there are none.
+    """
+    if not isinstance(data, str | os.PathLike):
+        names = list(data)
+        if names and all(os.fspath(name).strip() for name in names):
+            return names
+        raise PatchloomError("the data has no name: give a folder of images, a list file, or shapes")
+    name = os.fspath(data)
+    if not name.strip():
+        raise PatchloomError("the data has no name: give a folder of images, a list file, or shapes")
+    # commas may be in a path, in an address, and in what stands behind @
+    whole = not isinstance(data, str) or is_address(name) or "@" in name or os.path.exists(os.path.expanduser(name))
+    parts = [] if whole else parted(name)
+    return [*parts] if len(parts) > 1 else [data]
+
+
+def _open_each(names: Sequence[str | Path], seed: int) -> Data:
+    """Image files among several names become one list, and each of the others a source of its own."""
+    images = [os.fspath(name) for name in names if is_image(os.fspath(name)) and not os.path.isdir(name)]
+    if missing := [path for path in images if not os.path.isfile(os.path.expanduser(path))]:
+        others = f" (and {len(missing) - 1:,} more of {len(images):,})" if len(missing) > 1 else ""
+        raise PatchloomError(f"{missing[0]}{others} does not exist: give paths of images that are there")
+    if len(images) == len(names):
+        return open_images([os.path.expanduser(path) for path in images], f"{len(images):,} image files")
+    some = set(images)
+    rest = [name for name in names if os.fspath(name) not in some]
+    if not images:
+        return open_several(rest, joined(rest), partial(_open_one, seed=seed))
+    found = open_several(rest, joined(rest), partial(_open_one, seed=seed))
+    return of_parts([found, open_images(images, f"{len(images):,} image files")], joined(names))
+
+
+def _open_one(data: str | Path, seed: int) -> Data:
     name = os.fspath(data)
     if isinstance(data, str):
         builtin = open_builtin(data, seed)
@@ -42,10 +103,14 @@ def open_data(data: str | Path, seed: int = 0) -> Data:
         return open_shard_folder(path, name) if holds_shards(path) else open_folder(path, name)
     if is_shards(name):
         return open_shards(name, name)
+    file, columns = split_choice(name)
+    path = Path(file).expanduser()
     if path.is_file():
-        if path.suffix.lower() in IMAGE_SUFFIXES:
+        if is_image(file):
             raise PatchloomError(f"{name} is a single image: give the folder that holds it")
-        return open_list(path, name)
+        return open_list(path, name, columns)
+    if is_pattern(name):
+        return _open_pattern(name, seed)
     typed = name.lower().partition("@")[0].partition(":")[0].replace("-", "").replace("_", "")
     near = difflib.get_close_matches(typed, BUILTIN, n=1, cutoff=0.7)
     if near:
@@ -53,15 +118,25 @@ def open_data(data: str | Path, seed: int = 0) -> Data:
     raise PatchloomError(f"{name} does not exist: give a folder, a text file of paths, or one of {', '.join(BUILTIN)}")
 
 
-def lasting(data: str | Path) -> str:
-    """``data`` as it can be opened from any working directory: paths and patterns of them become absolute.
+def _open_pattern(name: str, seed: int) -> Data:
+    """Folders, if a pattern stands for these alone; shards, likewise; otherwise the images among what matches."""
+    found = matches(name)
+    if all(map(os.path.isdir, found)):
+        return open_several(found, name, partial(_open_one, seed=seed))
+    if all(path.endswith(".tar") for path in found):
+        return open_shards(name, name)
+    return open_images(found, name)
 
-    Commands stay as they are, because which of their words are paths is unknown.
-    """
+
+def _lasting_one(data: str | Path) -> str:
     name = os.fspath(data)
     if isinstance(data, str) and (is_builtin(name) or is_address(name)):
         return name
     if is_hub(name):
         return lasting_hub(name)
-    exists = Path(name).exists() or (is_shards(name) and not name.startswith("~"))
-    return str(Path(name).absolute()) if exists else name
+    if Path(name).exists() or (is_shards(name) and not name.startswith("~")):
+        return str(Path(name).absolute())
+    file, columns = split_choice(name)
+    if columns:
+        return f"{Path(file).absolute()}{name.removeprefix(file)}"
+    return lasting_pattern(name) if is_pattern(name) else name

@@ -1,0 +1,69 @@
+"""Image files by a pattern of paths, or one by one, as a shell leaves them of a pattern without quotes."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from patchloom.data.read import IMAGE_SUFFIXES
+from patchloom.data.sources.addresses import expanded
+from patchloom.data.sources.base import Data
+from patchloom.data.sources.files import Files
+from patchloom.errors import PatchloomError
+
+
+def is_pattern(name: str) -> bool:
+    """Whether this is a pattern of paths: it has ``*``, ``?`` or ``[``, or braces that stand for several words."""
+    return glob.has_magic(name) or len(expanded(name)) > 1
+
+
+def lasting_pattern(name: str) -> str:
+    """The pattern as it can be used from any working directory, whose own name is no pattern."""
+    path = os.path.expanduser(name)
+    return path if os.path.isabs(path) else os.path.join(glob.escape(os.getcwd()), path)
+
+
+def matches(pattern: str) -> list[str]:
+    """Sorted paths that match: ``**`` stands for folders of any depth, braces for words, as in a shell.
+
+    Raises:
+        PatchloomError: nothing matches.
+    """
+    each = (sorted(glob.iglob(one, recursive=True)) for one in expanded(os.path.expanduser(pattern)))
+    found = list(dict.fromkeys(os.path.normpath(path) for some in each for path in some))
+    if not found:
+        raise PatchloomError(f"no file matches {pattern}: check the folder, and the ending of the files")
+    return found
+
+
+def open_images(paths: Sequence[str], name: str) -> Data:
+    """The image files among ``paths``, like a list of them. Others, and folders, are left out, and counted in a note.
+
+    Args:
+        paths: of files and folders.
+        name: what the user typed.
+
+    Raises:
+        PatchloomError: there are no images among them.
+    """
+    files = [path for path in paths if os.path.isfile(path)]
+    images = [path for path in files if is_image(path)]
+    folders = sum(map(os.path.isdir, paths))
+    if not images:
+        wanted = ", ".join(sorted(IMAGE_SUFFIXES))
+        raise PatchloomError(f"{name} stands for {len(paths):,} paths and no image: images end in {wanted}")
+    notes = []
+    if others := len(files) - len(images):
+        notes.append(f"{name}: {others:,} files that are no images are left out.")
+    if folders and not re.search(r"\*\*", name):
+        notes.append(f"{name}: {folders:,} folders are left out, since files match, too: ** takes what lies in them.")
+    root = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in images])
+    return Data(Files(name, Path(root), [os.path.relpath(path, root) for path in images]), None, tuple(notes))
+
+
+def is_image(name: str) -> bool:
+    """Whether this is the name of an image file."""
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
