@@ -65,7 +65,7 @@ def record_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         train, test = digits.train.subset(range(n_train)), digits.test.subset(range(n_test))
         test.labels = test.labels if test_labels is None else test_labels
         both = Data(Recorded(train, "train", record), Recorded(test, "test", record))
-        monkeypatch.setattr(settings, "open_data", lambda data: both)
+        monkeypatch.setattr(settings, "open_data", lambda data, **options: both)
         return record
 
     return install

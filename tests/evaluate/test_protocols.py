@@ -81,7 +81,7 @@ def test_test_labels_choose_nothing(run: Path, protocol: str, monkeypatch: pytes
     train, test = open_data("digits").train, open_data("digits").test
     shuffled = test.subset(range(len(test)))
     shuffled.labels = np.random.default_rng(0).permutation(test.labels)
-    monkeypatch.setattr(settings, "open_data", lambda data: Data(train, shuffled))
+    monkeypatch.setattr(settings, "open_data", lambda data, **options: Data(train, shuffled))
     blind = evaluate(protocol, run, "digits", device="cpu", max_train=150)
     assert [row.settings for row in blind.rows] == [row.settings for row in honest.rows]
     assert blind.headline.split(":")[0] == honest.headline.split(":")[0]
@@ -93,7 +93,7 @@ def test_test_labels_choose_nothing(run: Path, protocol: str, monkeypatch: pytes
 
 def test_data_without_test_images_is_split_and_says_so(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train: Source = open_data("digits").train.subset(range(300))
-    monkeypatch.setattr(settings, "open_data", lambda data: Data(train, None))
+    monkeypatch.setattr(settings, "open_data", lambda data, **options: Data(train, None))
     report = evaluate("knn", run, "digits", device="cpu")
     assert report.n_test == 60
     assert "pre-training may have seen those images, without their labels" in _printed(report)

@@ -36,7 +36,7 @@ def test_three_seeds_are_three_reports(run: Path) -> None:
 
 def test_each_seed_splits_anew(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = open_data("digits").train.subset(range(200))
-    monkeypatch.setattr(settings, "open_data", lambda data: Data(whole, None))
+    monkeypatch.setattr(settings, "open_data", lambda data, **options: Data(whole, None))
     report = evaluate("knn", run, "digits", seeds=2, device="cpu", ks=(5,))
     assert report.others[0].fingerprint != report.fingerprint
 

@@ -1,6 +1,11 @@
-"""Splitting a source: held-out and test images, stratified, with exact copies kept out of both parts."""
+"""Splitting a source: held-out and test images, stratified, with exact copies kept out of both parts.
+
+Where the images are in groups (`Source.groups`), a split takes whole groups.
+"""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import numpy as np
 
@@ -8,10 +13,29 @@ from patchloom.data.sources.base import Source
 from patchloom.errors import PatchloomError
 
 MAX_HELD_OUT = 2000
+_USUAL, _LEAST, _MOST = 0.05, 64, 0.2  # a share; images that say something; the largest share of a small set
+
+
+def share_to_hold_out(n: int) -> tuple[float, str]:
+    """Which share of ``n`` images is held out where nobody says, and why.
+
+    It is 5 %, or as much more as makes 64 images, of which a share is known to within 12 %; but a fifth at most.
+    """
+    usual, most = round(_USUAL * n), round(_MOST * n)
+    if usual >= min(_LEAST, most):
+        return _USUAL, f"of {n:,} images, the usual" + f"; {MAX_HELD_OUT:,} at most" * (usual > MAX_HELD_OUT)
+    if most >= _LEAST:
+        return _LEAST / n, f"{_LEAST} of {n:,} images, since fewer say little"
+    return _MOST, f"a fifth of {n:,} images, since fewer say little"
 
 
 def hold_out(
-    source: Source, share: float = 0.05, max_images: int = MAX_HELD_OUT, seed: int = 0, *, exact: bool = True
+    source: Source,
+    share: float | Literal["auto"] = _USUAL,
+    max_images: int = MAX_HELD_OUT,
+    seed: int = 0,
+    *,
+    exact: bool = True,
 ) -> tuple[Source, Source]:
     """Split a source into (training, held-out) images, stratified by label where there are labels.
 
@@ -19,7 +43,7 @@ def hold_out(
 
     Args:
         source: images.
-        share: of the images that is held out, at least 1 image.
+        share: of the images that is held out, at least 1 image; auto as `share_to_hold_out`.
         max_images: upper limit of the held-out images.
         seed: of the draw.
         exact: look for exact copies; False reads no files.
@@ -27,7 +51,8 @@ def hold_out(
     Raises:
         PatchloomError: fewer than 2 images.
     """
-    return apart(source, *choose(source, min(round(share * len(source)), max_images), seed, exact=exact))
+    part = share_to_hold_out(len(source))[0] if share == "auto" else share
+    return apart(source, *choose(source, min(round(part * len(source)), max_images), seed, exact=exact))
 
 
 def split_for_test(source: Source, share: float = 0.2, seed: int = 0) -> tuple[Source, Source]:
@@ -52,6 +77,8 @@ def choose(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw ``count`` images, at least 1 and never all, stratified by label where there are labels.
 
+    Of images in groups, whole groups are drawn, as many as make ``count`` images at most, or else the smallest one.
+
     Args:
         source: images.
         count: how many to draw.
@@ -63,7 +90,7 @@ def choose(
         Sorted indices of the drawn images, and of their exact copies.
 
     Raises:
-        PatchloomError: fewer than 2 images, or copies of one image only.
+        PatchloomError: fewer than 2 images, copies of one image only, or one group only.
     """
     n = len(source)
     if n < 2:
@@ -72,6 +99,8 @@ def choose(
         )
     labels = np.zeros(n, np.int64) if source.labels is None else source.labels
     contents = source.contents() if exact else None
+    if source.groups is not None:
+        return _whole_groups(source, labels, contents, count, seed, known)
     if contents is None:
         return pick(labels, min(max(count, 1), n - 1), seed), np.empty(0, np.int64)
     _, first, which = np.unique(contents, return_index=True, return_inverse=True)
@@ -88,11 +117,81 @@ def choose(
     return chosen, np.setdiff1d(np.flatnonzero(np.isin(which, which[chosen])), chosen)
 
 
+def _whole_groups(
+    source: Source,
+    labels: np.ndarray,
+    contents: np.ndarray | None,
+    count: int,
+    seed: int,
+    known: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """As `choose`, of a source whose images are in groups; ``labels`` [n], ``contents`` [n]."""
+    assert source.groups is not None
+    if len(np.unique(source.groups)) < 2:
+        raise PatchloomError(f"the images of {source.name} are one group, which no split parts: group them otherwise")
+    seen = np.zeros(len(labels), bool) if known is None or contents is None else np.isin(contents, known)
+    chosen = pick_groups(labels, source.groups, count, seed, seen)
+    if contents is None:
+        return chosen, np.empty(0, np.int64)
+    chosen = chosen[np.sort(np.unique(contents[chosen], return_index=True)[1])]
+    copies = np.setdiff1d(np.flatnonzero(np.isin(contents, contents[chosen])), chosen)
+    if len(chosen) + len(copies) == len(labels):
+        raise PatchloomError(
+            f"all images of {source.name} are copies of those in one group, so nothing would be left to train on: "
+            "group them otherwise"
+        )
+    return chosen, copies
+
+
+def pick_groups(
+    labels: np.ndarray, groups: np.ndarray, count: int, seed: int, seen: np.ndarray | None = None
+) -> np.ndarray:
+    """Draw whole groups of images, stratified by their commonest label, as many as make ``count`` images at most.
+
+    If none is so small, it is the smallest one.
+
+    Args:
+        labels: [n].
+        groups: [n], two or more of them; never all are drawn.
+        count: how many images to draw.
+        seed: of the draw.
+        seen: bool [n], images whose groups are avoided while there are others.
+
+    Returns:
+        Sorted indices of the images, int64 [m].
+    """
+    names, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    candidates = np.arange(len(names)) if seen is None else np.setdiff1d(group, group[seen])
+    candidates = candidates if len(candidates) else np.arange(len(names))
+    drawn = candidates[_turns(_commonest(labels, group)[candidates], seed)]
+    taken: list[int] = []
+    room = count
+    for one in drawn.tolist():
+        if sizes[one] <= room and len(taken) + 1 < len(names):
+            taken.append(one)
+            room -= int(sizes[one])
+    taken = taken or [int(drawn[np.argmin(sizes[drawn])])]
+    return np.flatnonzero(np.isin(group, taken))
+
+
+def _commonest(labels: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """The commonest label of each group, [g], of ``labels`` [n] and ``group`` [n]."""
+    kinds, kind = np.unique(labels, return_inverse=True)
+    counts = np.zeros((group.max() + 1, len(kinds)), np.int64)
+    np.add.at(counts, (group, kind), 1)
+    return kinds[counts.argmax(1)]
+
+
 def pick(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Draw ``count`` of the images with ``labels`` [n], stratified: sorted indices, int64 [count].
 
     The last image of a label is drawn only when nothing else is left, so that a rare class stays in the training set.
     """
+    return np.sort(_turns(labels, seed)[:count])
+
+
+def _turns(labels: np.ndarray, seed: int) -> np.ndarray:
+    """A random order of images with ``labels`` [n], int64 [n]: any beginning of it holds the labels in proportion."""
     rng = np.random.default_rng(seed)
     turn = np.empty(len(labels))
     for label in np.unique(labels):
@@ -100,4 +199,4 @@ def pick(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
         # Evenly spaced with a random start: any prefix of the sorted turns holds the labels in proportion.
         turn[members] = (np.arange(len(members)) + rng.random()) / len(members)
         turn[members[-1]] += 1
-    return np.sort(np.argsort(turn, kind="stable")[:count])
+    return np.argsort(turn, kind="stable")

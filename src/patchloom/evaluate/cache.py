@@ -26,7 +26,7 @@ from torch import Tensor
 
 from patchloom.data import Source
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.features import ImageFeatures, Precision, labelled, labels_of, runs_in_bfloat16
+from patchloom.evaluate.features import ImageFeatures, Precision, groups_of, labelled, labels_of, runs_in_bfloat16
 from patchloom.files import cache_root, write_whole
 from patchloom.nets.encode import attention_heads, input_size
 from patchloom.nets.heads import InstanceHead
@@ -118,7 +118,8 @@ def _read(path: Path, source: Source) -> ImageFeatures | None:
     places = tensors.pop("indices")
     labels = labels_of(source, places)
     missing = np.setdiff1d(np.arange(len(source)), places.numpy())
-    return ImageFeatures(tensors, labels, places, [source.describe(int(i)) for i in missing], cached=True)
+    unreadable = [source.describe(int(i)) for i in missing]
+    return ImageFeatures(tensors, labels, places, unreadable, cached=True, groups=groups_of(source, places))
 
 
 def _write(path: Path, features: ImageFeatures) -> None:

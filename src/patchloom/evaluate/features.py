@@ -44,6 +44,7 @@ class ImageFeatures:
         indices: [n] int64, of the images in the source.
         unreadable: names of images that could not be read.
         cached: whether they come from the cache of an earlier pass.
+        groups: [n] int64, of images that no split may part; None: any may be.
     """
 
     tokens: dict[str, Tensor]
@@ -51,6 +52,7 @@ class ImageFeatures:
     indices: Tensor
     unreadable: list[str]
     cached: bool = False
+    groups: Tensor | None = None
 
     def poolings(self) -> tuple[str, ...]:
         """Values that `pooled` takes."""
@@ -103,6 +105,11 @@ def labels_of(source: Source, indices: Tensor | None = None) -> Tensor:
     """Labels [n] int64 of a labelled source; with ``indices`` [m], those of these images [m]."""
     assert source.labels is not None, f"{source.name} has no labels"
     return torch.from_numpy(source.labels if indices is None else source.labels[indices.numpy()])
+
+
+def groups_of(source: Source, indices: Tensor) -> Tensor | None:
+    """Groups [m] int64 of the images ``indices`` [m], which no split may part; None if any may be."""
+    return None if source.groups is None else torch.from_numpy(source.groups[indices.numpy()])
 
 
 def labelled(source: Source) -> Source:
@@ -250,4 +257,4 @@ def pixels_size(size: tuple[int, int]) -> tuple[int, int]:
 
 def _features(tokens: dict[str, Tensor], source: Source, indices: list[Tensor], unreadable: list[str]) -> ImageFeatures:
     places = torch.cat(indices)
-    return ImageFeatures(tokens, labels_of(source, places), places, unreadable)
+    return ImageFeatures(tokens, labels_of(source, places), places, unreadable, groups=groups_of(source, places))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.data.splits import pick
+from patchloom.data.splits import pick, pick_groups
 from patchloom.errors import PatchloomError
 
 STRENGTHS: tuple[float, ...] = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
@@ -123,6 +123,7 @@ def choose_strength(
     seed: int = 0,
     strengths: Sequence[float] = STRENGTHS,
     device: torch.device | str = "cpu",
+    groups: Tensor | None = None,
 ) -> Choice:
     """Choose the strength with the best accuracy on a stratified fifth of the training images, held out from the fit.
 
@@ -134,13 +135,14 @@ def choose_strength(
         seed: of the held-out draw.
         strengths: the grid.
         device: where the products are computed.
+        groups: [n] int64, of images that the draw does not part.
 
     Raises:
         PatchloomError: fewer than two images or two classes.
     """
     if len(labels.unique()) < 2:
         raise PatchloomError("a linear probe needs training images of at least two classes: add another class's images")
-    rest, held = hold_out_for_choice(labels, seed)
+    rest, held = hold_out_for_choice(labels, seed, groups)
     ordered = sorted(strengths, reverse=True)
     probes = fit_path(features[rest], labels[rest], ordered, device)
     accuracies = [probe.accuracy(features[held], labels[held]) for probe in probes]
@@ -148,22 +150,36 @@ def choose_strength(
     return Choice(ordered[best], accuracies[best], len(held))
 
 
-def hold_out_for_choice(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Indices of (the other, the held-out) training images, the latter a stratified fifth; ``labels`` [n], n >= 2."""
+def hold_out_for_choice(labels: Tensor, seed: int, groups: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Indices of (the other, the held-out) training images, the latter a stratified fifth; ``labels`` [n], n >= 2.
+
+    Whole groups are held out where ``groups`` [n] has two or more, and the other images are of two classes or more.
+    """
     n = len(labels)
-    held = pick(labels.numpy(), min(max(1, round(CHOICE_VALIDATION_SHARE * n)), n - 1), seed)
+    count = min(max(1, round(CHOICE_VALIDATION_SHARE * n)), n - 1)
+    if groups is not None and len(groups.unique()) > 1:
+        held = pick_groups(labels.numpy(), groups.numpy(), count, seed)
+        rest = np.setdiff1d(np.arange(n), held)
+        if len(labels[rest].unique()) > 1:
+            return torch.from_numpy(rest), torch.from_numpy(held)
+    held = pick(labels.numpy(), count, seed)
     return torch.from_numpy(np.setdiff1d(np.arange(n), held)), torch.from_numpy(held)
 
 
 def linear_probe(
-    features: Tensor, labels: Tensor, *, seed: int = 0, device: torch.device | str = "cpu"
+    features: Tensor,
+    labels: Tensor,
+    *,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    groups: Tensor | None = None,
 ) -> tuple[Probe, Choice]:
     """Choose the strength on held-out training images, then fit on all of them; arguments as in `choose_strength`.
 
     Raises:
         PatchloomError: fewer than two images or two classes.
     """
-    choice = choose_strength(features, labels, seed=seed, device=device)
+    choice = choose_strength(features, labels, seed=seed, device=device, groups=groups)
     path = [strength for strength in STRENGTHS if strength >= choice.strength]
     return fit_path(features, labels, path, device)[-1], choice
 

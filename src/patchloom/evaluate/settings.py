@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -37,6 +37,7 @@ class EvalSettings:
         workers: processes that read images; auto depends on the device, and is 0 where starting them does not pay.
         max_train: train on a stratified subset of at most so many images, for a quick look.
         cache: cache features on disc, and use those of an earlier pass over the same images.
+        group: which images no split may part, as in pretrain: parent (their folder), a column, or a pattern.
     """
 
     seed: int = 0
@@ -46,6 +47,7 @@ class EvalSettings:
     workers: int | Literal["auto"] = "auto"
     max_train: int | None = None
     cache: bool = True
+    group: str | None = None
 
     def check(self) -> None:
         """Validate the values.
@@ -116,13 +118,16 @@ def telling() -> Iterator[None]:
         _told.reset(before)
 
 
-def open_and_tell(data: str | Path) -> Data:
+def open_and_tell(data: str | Path | Sequence[str | Path], group: str | None = None) -> Data:
     """Open images; where `telling` is asked for, print what of them was left out or taken otherwise.
 
+    Args:
+        data, group: as `patchloom.data.open_data` takes them.
+
     Raises:
-        PatchloomError: no such data, or no images in it.
+        PatchloomError: no such data, no images in it, or no such groups.
     """
-    opened, told = open_data(data), _told.get()
+    opened, told = open_data(data, group=group), _told.get()
     if told is not None:
         for note in opened.notes:
             if note not in told:
@@ -131,7 +136,7 @@ def open_and_tell(data: str | Path) -> Data:
     return opened
 
 
-def parts_of(data: str | Path, settings: EvalSettings, labels: bool = True) -> Parts:
+def parts_of(data: str | Path | Sequence[str | Path], settings: EvalSettings, labels: bool = True) -> Parts:
     """The training and test images of ``data``; without test images, a stratified fifth is split off.
 
     Exact copies of test images that are split off are in neither part. Where the data's own test images are copies of
@@ -139,13 +144,13 @@ def parts_of(data: str | Path, settings: EvalSettings, labels: bool = True) -> P
 
     Args:
         data: as `patchloom.data.open_data` takes it.
-        settings: the seed, and how many training images to use.
+        settings: the seed, groups, and how many training images to use.
         labels: only images that have one.
 
     Raises:
         PatchloomError: no such data, or no labels where they are needed.
     """
-    opened = open_and_tell(data)
+    opened = open_and_tell(data, settings.group)
     own = opened.test if not labels or has_labels(opened.test) else None
     whole = labelled(opened.train) if labels else opened.train
     if own is not None:
@@ -153,9 +158,10 @@ def parts_of(data: str | Path, settings: EvalSettings, labels: bool = True) -> P
         story = "The data brings its own test images."
     else:
         train, test = split_for_test(whole, seed=settings.seed)
+        whole_groups = "" if whole.groups is None else " in whole groups"
         lacks, fifth, unseen = ("labelled ", "stratified ", ", without their labels") if labels else ("", "", "")
         story = (
-            f"The data brings no {lacks}test images, so a {fifth}fifth was split off for the test "
+            f"The data brings no {lacks}test images, so a {fifth}fifth was split off for the test{whole_groups} "
             f"(seed {settings.seed}): pre-training may have seen those images{unseen}."
         )
         if copies := len(whole) - len(train) - len(test):

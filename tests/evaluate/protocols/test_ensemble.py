@@ -93,7 +93,7 @@ def test_wrong_pairs_are_refused_in_a_sentence(tmp_path: Path) -> None:
 
 def test_another_seed_splits_otherwise_where_there_is_no_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train = DIGITS.train.subset(np.arange(100))
-    monkeypatch.setattr(settings, "open_data", lambda data: Data(train, None))
+    monkeypatch.setattr(settings, "open_data", lambda data, **options: Data(train, None))
     test = settings.parts_of("digits", settings.EvalSettings(seed=1)).test.fingerprint()
     path = saved(tmp_path / "one.safetensors", 1, test=test, seed=1)
     assert evaluate("ensemble", path, "digits", others=str(path), device="cpu", seed=1).n_test == 20

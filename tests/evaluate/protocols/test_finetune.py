@@ -151,7 +151,7 @@ class Ramps(Source):
 
 @pytest.mark.parametrize("recipe", ["small", "mp3"])
 def test_it_learns_what_can_be_learnt(run: Path, monkeypatch: pytest.MonkeyPatch, recipe: str) -> None:
-    monkeypatch.setattr(settings, "open_data", lambda data: Data(Ramps(48, 0), Ramps(40, 1)))
+    monkeypatch.setattr(settings, "open_data", lambda data, **options: Data(Ramps(48, 0), Ramps(40, 1)))
     lighter = {"batch": 24, "mixup": 0.0, "cutmix": 0.0, "randaugment": 0.0, "crop_scale": 0.9}
     options = {"epochs": 16, **(lighter | {"blr": 0.04} if recipe == "mp3" else {"blr": 0.1})}
     report = evaluate("finetune", run, "ramps", recipe=recipe, **QUICK | options)

@@ -77,7 +77,7 @@ def _held_out(train: ImageFeatures, k: int, settings: EvalSettings) -> list[dict
     """Each layer's name and its kNN accuracy on held-out training images, with the other ones as the gallery."""
     if len(train.labels) < 2:
         raise PatchloomError("the best layer is chosen on held-out training images: add a second training image")
-    rest, held = hold_out_for_choice(train.labels, settings.seed)
+    rest, held = hold_out_for_choice(train.labels, settings.seed, train.groups)
     labels = train.labels
     return [
         {

@@ -29,7 +29,8 @@ def linear(
 
 
 def _fit(train: ImageFeatures, pooling: str, settings: EvalSettings) -> Score:
-    probe, choice = linear_probe(train.pooled(pooling), train.labels, seed=settings.seed, device=settings.at)
+    features, seed = train.pooled(pooling), settings.seed
+    probe, choice = linear_probe(features, train.labels, seed=seed, device=settings.at, groups=train.groups)
     row_settings = {"l2": choice.strength, "held_out_accuracy": choice.accuracy, "held_out": choice.held_out}
     return lambda test: [(row_settings, probe.accuracy(test.pooled(pooling), test.labels))]
 

@@ -1,0 +1,95 @@
+"""Images of one group stay on one side wherever an evaluation splits labelled images itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from patchloom.data import hold_out
+from patchloom.errors import PatchloomError
+from patchloom.evaluate import EvalSettings, evaluate, parts_of
+from patchloom.evaluate.features import pixel_features
+from patchloom.evaluate.logistic import choose_strength, hold_out_for_choice
+from patchloom.evaluate.protocols.fewshot import few
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes of ten films each, with six frames nearly alike each; nothing in them tells the class."""
+    folder = tmp_path_factory.mktemp("films")
+    rng = np.random.default_rng(0)
+    for film in range(20):
+        colour = rng.integers(30, 226, (8, 8))
+        (folder / "ab"[film % 2]).mkdir(exist_ok=True)
+        for frame in range(6):
+            noisy = colour + rng.integers(-3, 4, (8, 8))
+            Image.fromarray(noisy.astype(np.uint8)).save(folder / "ab"[film % 2] / f"film{film:02}_{frame}.png")
+    return folder
+
+
+def film_of(source, some=None) -> set[str]:
+    indices = range(len(source)) if some is None else some
+    return {Path(source.describe(int(i))).name.partition("_")[0] for i in indices}
+
+
+def test_the_test_images_are_whole_groups(films: Path) -> None:
+    for seed in range(3):
+        parts = parts_of(films, EvalSettings(seed=seed, group="^(.*)_"))
+        assert not film_of(parts.train) & film_of(parts.test) and len(parts.test) == 24
+        assert "a stratified fifth was split off for the test in whole groups" in parts.story
+        assert set(parts.test.labels.tolist()) == {0, 1}
+        few_of_them = few(parts, None, 20, seed)[0]
+        assert not film_of(few_of_them.train) & film_of(parts.test)
+    plain = parts_of(films, EvalSettings())
+    assert film_of(plain.train) & film_of(plain.test) and "whole groups" not in plain.story
+
+
+def test_choices_hold_out_whole_groups(films: Path) -> None:
+    train = parts_of(films, EvalSettings(group="^(.*)_")).train
+    features = pixel_features(train, (8, 8), (0.5,), (0.2,))
+    rest, held = hold_out_for_choice(features.labels, 0, features.groups)
+    assert len(held) == 18 and not film_of(train, rest) & film_of(train, held)
+    first, second = hold_out(train, 0.1, len(train))  # as fine-tuning chooses a rate
+    assert not film_of(first) & film_of(second)
+    values = features.tokens["pixels"]
+    grouped = choose_strength(values, features.labels, groups=features.groups)
+    assert grouped.accuracy < choose_strength(values, features.labels).accuracy  # which knows each film by heart
+
+
+def test_where_groups_leave_no_choice_images_are_held_out_one_by_one() -> None:
+    labels = torch.arange(40) % 2
+    for groups in (torch.zeros(40, dtype=torch.int64), labels):
+        rest, held = hold_out_for_choice(labels, 0, groups)
+        assert len(held) == 8 and len(labels[rest].unique()) == 2
+
+
+def test_frames_that_are_known_by_heart_flatter(films: Path, tiny_encoder: Path) -> None:
+    scores = {
+        group: evaluate("knn", tiny_encoder, films, device="cpu", group=group).quoted[0].value
+        for group in (None, "^(.*)_")
+    }
+    assert scores[None] > 0.9 and scores["^(.*)_"] < 0.8
+    cached = evaluate("linear", tiny_encoder, films, device="cpu", group="^(.*)_")  # features of an earlier pass
+    assert cached.quoted[0].settings["held_out"] == 18 and "whole groups" in cached.protocol
+
+
+def test_fine_tuning_chooses_a_rate_where_one_group_is_left(films: Path, tiny_encoder: Path, tmp_path: Path) -> None:
+    data = tmp_path / "two"
+    for film in (0, 1, 2, 3):
+        for path in films.glob(f"*/film{film:02}_*.png"):
+            (data / path.parent.name).mkdir(parents=True, exist_ok=True)
+            name = f"{'early' if film < 2 else 'late'}_{path.name}"
+            (data / path.parent.name / name).write_bytes(path.read_bytes())
+    group = "(early|late)"
+    done = evaluate(
+        "finetune", tiny_encoder, data, device="cpu", group=group, blr=[1e-3, 1e-2], epochs=1, control=False
+    )
+    assert done.quoted[0].settings["held_out"] == 1
+    with pytest.raises(PatchloomError, match="puts all 24 images"):
+        evaluate("knn", tiny_encoder, data, device="cpu", group="_film")
