@@ -19,6 +19,7 @@ from patchloom.data.survey import survey
 from patchloom.errors import PatchloomError
 from patchloom.options import parse_pretrain
 from patchloom.propose import Estimate
+from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import request
 from patchloom.train.resolve import resolve
 
@@ -219,15 +220,15 @@ def test_the_command_makes_what_was_proposed(data, tmp_path):
         for i in range(20):
             Image.fromarray(noise(40, 60 + i)).save(f"{data}/{i}.png")
     done = quick(data, epochs=3, workers=0).proposal
-    assert done.settings.epochs == 3 and done.settings.batch_size == {"shapes:300": 32}.get(data, 8)
+    assert done.settings.epochs == 3 and done.settings.batch_size == {"shapes:300": 16}.get(data, 8)
     words = shlex.split(done.command)
     assert words[:2] == ["patchloom", "pretrain"]
     given, _ = parse_pretrain(words[2:])
-    asked = request(given.pop("data"), given.pop("task"), given)
     opened = open_data(data).train
+    asked, share = with_share(request(given.pop("data"), given.pop("task"), given), len(opened))
     stats = survey(opened).stats(done.settings.channels)
-    again, _ = resolve(asked, len(opened) - round(0.05 * len(opened)), 3, stats)
-    assert again == done.settings
+    again, _ = resolve(asked, len(opened) - round(0.2 * len(opened)), 3, stats)
+    assert again == done.settings and share == {"held_out": done.reasons["held_out"]}
     assert {row[0] for row in done.table()[1:]} == set(done.reasons)
 
 
@@ -236,7 +237,7 @@ def test_the_estimate(capsys):
     assert main(words) == 0
     told = capsys.readouterr().out
     assert "patchloom pretrain shapes:64 --task mae" in told and "It would need 0.25 GiB of memory" in told
-    assert "21 steps in 3 epochs" in told  # 64 - 3 held out, in batches of 8
+    assert "18 steps in 3 epochs" in told  # 64 - 13 held out, in batches of 8
 
 
 def test_what_was_read_is_told_even_if_no_step_can_be_made(monkeypatch, capsys):

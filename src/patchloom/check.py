@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,12 +11,14 @@ from typing import Literal
 
 import numpy as np
 
-from patchloom.data import Source, Stats, hold_out, open_data
+from patchloom.data import Source, Stats, hold_out, named, open_data
+from patchloom.data.near import NearCopies, near_copies
 from patchloom.data.stats import channels_for_all
 from patchloom.data.survey import Survey, survey
 from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
 from patchloom.propose import Proposal, propose
+from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import DEFAULT_TASK, request
 from patchloom.train.resolve import resolve
 
@@ -36,6 +39,7 @@ class Checked:
         proposal: for pre-training.
         out: the file that lists what could not be read, or None.
         notes: on what the data has that is not read, or taken otherwise than its name says.
+        close: neighbours in name that look alike, or None.
     """
 
     train: Survey
@@ -44,6 +48,7 @@ class Checked:
     proposal: Proposal
     out: str | None = None
     notes: tuple[str, ...] = ()
+    close: NearCopies | None = None
 
     @property
     def splits(self) -> dict[str, Survey]:
@@ -81,6 +86,9 @@ class Checked:
     def _advice(self) -> list[str]:
         said, found, (h, w) = [], self.train, self.proposal.settings.img_size
         read = len(found.rows)
+        if self.close is not None:
+            sentence = self.close.sentence()
+            said.append(sentence[0].upper() + sentence[1:])
         different = round((read - found.repeated) / found.tried * len(found.source))
         if different < _FEW:
             said.append(
@@ -107,7 +115,7 @@ class Checked:
 
 
 def check(
-    data: str,
+    data: str | Path | Sequence[str | Path],
     *,
     task: str = DEFAULT_TASK,
     images: int | None = None,
@@ -118,6 +126,7 @@ def check(
     batch_size: int | Literal["auto"] = "auto",
     workers: int | Literal["auto"] = "auto",
     device: Literal["cpu", "cuda", "mps", "auto"] = "auto",
+    group: str | None = None,
     estimate: bool = True,
     out: str | None = None,
 ) -> Checked:
@@ -134,6 +143,7 @@ def check(
         batch_size: images a step.
         workers: processes that read, here and in the run; here as many as there are cores, if auto.
         device: cpu, cuda or mps.
+        group: which images are held out together, as in pretrain.
         estimate: measure time and memory in a few steps.
         out: a file for the names of all images that cannot be read, each with the reason after a tab.
 
@@ -144,8 +154,9 @@ def check(
     if images is not None and images < 1:
         raise PatchloomError(f"--images must be 1 or more, not {images}")
     given = {"model": model, "img_size": img_size, "patch_size": patch_size, "epochs": epochs}
-    asked = request(data, task, given | {"batch_size": batch_size, "workers": workers, "device": device})
-    opened = open_data(data)
+    given |= {"batch_size": batch_size, "workers": workers, "device": device, "group": group}
+    asked = request(data, task, given)
+    opened = open_data(data, group=group)
     # copies are found below; of all images, even if they are copies of one
     training = hold_out(opened.train, asked.held_out, seed=asked.seed, exact=False)[0]
     sources = [source for source in (opened.train, opened.test) if source is not None]
@@ -155,9 +166,12 @@ def check(
         write_whole(Path(out), "".join(lines))
     examples = {channels: name for one in reversed(found) for channels, name in one.examples().items()}
     channels = channels_for_all(examples, opened.train.name)
-    resolved = resolve(asked, len(training), channels, found[0].stats(channels))
-    proposal = propose(data, training, *resolved, estimate)
-    return Checked(found[0], found[1] if len(found) > 1 else None, channels, proposal, out, opened.notes)
+    asked, share = with_share(asked, len(opened.train))
+    settings, reasons = resolve(asked, len(training), channels, found[0].stats(channels))
+    proposal = propose([os.fspath(name) for name in named(data)], training, settings, share | reasons, estimate)
+    close = near_copies(opened.train)
+    test = found[1] if len(found) > 1 else None
+    return Checked(found[0], test, channels, proposal, out, opened.notes, close)
 
 
 def _column(found: Survey, stats: Stats) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -64,14 +65,14 @@ class Proposal:
     """What `pretrain` would choose.
 
     Attributes:
-        data: as the user typed it.
+        data: the words that the user typed for it.
         settings: without any ``auto``.
         reasons: for each setting that was left open.
         estimate: what that needs; None if it was not asked for or could not be made.
         failure: why it could not be made.
     """
 
-    data: str
+    data: Sequence[str]
     settings: Settings
     reasons: dict[str, str]
     estimate: Estimate | None
@@ -85,8 +86,9 @@ class Proposal:
         options = {"task": s.task["name"], "model": s.model["name"], "img_size": size}
         options |= {name: getattr(s, name) for name in ("patch_size", "channels", "epochs", "batch_size")}
         options |= {name: getattr(s, name) for name in ("workers", "device") if name not in self.reasons}
+        options |= {"group": s.group} if s.group is not None else {}
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        return shlex.join(["patchloom", "pretrain", self.data, *words])
+        return shlex.join(["patchloom", "pretrain", *self.data, *words])
 
     def table(self) -> list[tuple[str, ...]]:
         """A heading, and a row for each setting that was left open."""
@@ -128,12 +130,12 @@ class Proposal:
 
 
 def propose(
-    data: str, training: Source, settings: Settings, reasons: dict[str, str], estimate: bool = True
+    data: Sequence[str], training: Source, settings: Settings, reasons: dict[str, str], estimate: bool = True
 ) -> Proposal:
     """Measure a few steps of a run.
 
     Args:
-        data: as the user typed it.
+        data: the words that the user typed for it.
         training: images to train on.
         settings, reasons: as `resolve` gives them.
         estimate: or leave that out.

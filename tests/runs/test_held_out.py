@@ -16,11 +16,13 @@ from PIL import Image
 from ranks import run_together
 
 from patchloom.data import open_data
+from patchloom.data.splits import share_to_hold_out
+from patchloom.errors import PatchloomError
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.look import pictures
 from patchloom.nets.weights import load_encoder, save_encoder
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.held_out import choose_held_out, stored_held_out
+from patchloom.runs.held_out import choose_held_out, own_held_out, stored_held_out, wanted, with_share
 from patchloom.runs.record import read_record
 from patchloom.runs.settings import Settings
 from patchloom.train import final_evaluation
@@ -314,3 +316,96 @@ def test_positions_are_asked_of_what_was_stored(images, first, tmp_path):
     assert "they were not trained on here, and no exact copy of them" in report.protocol and report.n_test == 12
     old = older(run, tmp_path / "old")
     assert "may have been trained on them" in positions(old, images, EvalSettings(device="cpu")).protocol
+
+
+def films(folder: Path) -> Path:
+    """Four films of nine frames each, all of noise."""
+    for film in range(4):
+        for path in more(folder / "new", range(100 * film, 100 * film + 9)).iterdir():
+            path.rename(folder / f"film{film}_{path.name}")
+    return folder
+
+
+def test_a_run_holds_out_whole_groups_and_goes_on_with_them(tmp_path, parts, capsys):
+    folder = films(tmp_path / "films")
+    options = QUICK | {"group": "^(.*)_", "held_out": "auto"}
+    run = pretrain(folder, out=tmp_path / "run", **options).folder
+    told = capsys.readouterr().out
+    assert "27 images to train on, 9 held out" in told
+    assert "a fifth of 36 images, since fewer say little; in whole groups 9" in told
+    held = RunFolder(run).read_data()["held_out"]
+    assert len({open_data(folder).train.describe(i).partition("_")[0] for i in held}) == 1
+    assert RunFolder(run).read_config().group == "^(.*)_"
+    (run / "summary.txt").unlink()
+    pretrain(folder, out=run, **options)
+    assert parts[1] == parts[0]
+    with pytest.raises(PatchloomError, match="group: was "):
+        pretrain(folder, out=run, **options | {"group": None})
+    # more frames: whole films that it did not train on
+    before = contents(open_data(folder).train.describe(i) for i in held)
+    more(folder / "new", range(1000, 1006))
+    source = open_data(folder, group="^(.*)_").train
+    found = own_held_out(RunFolder(run), RunFolder(run).read_config(), source)
+    assert contents(source.describe(i) for i in found.indices) <= before | contents((folder / "new").iterdir())
+
+
+def test_how_many_are_held_out():
+    shares = {n: share_to_hold_out(n)[0] for n in (2, 10, 40, 300, 320, 367, 1279, 1280, 1437, 5000, 50_000)}
+    counts = {n: wanted(Settings("x"), Sized(n)) for n in shares}
+    assert counts == {
+        2: 0, 10: 2, 40: 8, 300: 60, 320: 64, 367: 64, 1279: 64, 1280: 64, 1437: 72, 5000: 250, 50_000: 2000,
+    }  # fmt: skip
+    assert all(round(share * n) == counts[n] for n, share in shares.items() if n < 50_000)
+    # of the built-in sets it stays what it was
+    assert [wanted(Settings("x", held_out=0.05), Sized(n)) for n in (1437, 5000, 50_000)] == [72, 250, 2000]
+    assert with_share(Settings("x", held_out=0.3), 10) == (Settings("x", held_out=0.3), {})
+    settings, reasons = with_share(Settings("x"), 10)
+    assert settings.held_out == 0.2 and reasons == {"held_out": "a fifth of 10 images, since fewer say little"}
+
+
+class Sized(list):
+    def __init__(self, n: int) -> None:
+        super().__init__(range(n))
+
+
+def test_a_run_of_a_version_without_auto_goes_on(tmp_path, parts):
+    folder = more(tmp_path / "images", range(40))
+    run = pretrain(folder, out=tmp_path / "run", **QUICK | {"held_out": 0.05}).folder
+    (run / "summary.txt").unlink()
+    pretrain(folder, out=run, **QUICK | {"held_out": "auto"})
+    assert parts[1] == parts[0] and len(parts[0][1]) == 2
+    with pytest.raises(PatchloomError, match="held_out: was 0.05, now 0.1"):
+        pretrain(folder, out=run, **QUICK | {"held_out": 0.1})
+
+
+def test_several_folders_resume_from_any_working_directory(tmp_path, parts, monkeypatch):
+    more(tmp_path / "a", range(20)), more(tmp_path / "b", range(30, 50))
+    monkeypatch.chdir(tmp_path)
+    run = pretrain(["a", "b"], **QUICK).folder
+    assert run == Path("runs/a-b-mae") and RunFolder(run).read_config().data == [str(tmp_path / name) for name in "ab"]
+    (run / "summary.txt").unlink()
+    monkeypatch.chdir(tmp_path / "a")
+    pretrain([tmp_path / "a", "../b/"], out=tmp_path / run, **QUICK)
+    assert parts[1] == parts[0]
+    shown = []
+    monkeypatch.setattr(pictures, "draw_task", lambda task, source, *rest, **more: shown.append(source) or [])
+    pictures.look(tmp_path / run)
+    pictures.look(tmp_path / run, [tmp_path / "a", tmp_path / "b"])
+    assert [contents(one.describe(i) for i in range(len(one))) for one in shown] == [parts[0][1]] * 2
+
+
+def test_neighbours_that_are_near_copies_are_told_at_the_start(tmp_path, capsys):
+    for film in range(3):
+        ends = [np.random.default_rng([film, end]).integers(0, 256, (4, 4, 3), dtype=np.uint8) for end in (0, 1)]
+        for frame in range(15):
+            pixels = ends[0] + (ends[1].astype(float) - ends[0]) * frame / 60
+            (tmp_path / "films").mkdir(exist_ok=True)
+            picture = Image.fromarray(pixels.astype(np.uint8)).resize((32, 32), Image.BICUBIC)
+            picture.save(tmp_path / "films" / f"film{film}_{frame:03}.png")
+    pretrain(tmp_path / "films", out=tmp_path / "run", **QUICK)
+    told = capsys.readouterr().out
+    assert (
+        "warning: neighbours in name are near copies" in told and "--group '^(.*)_' keeps them together, in 3" in told
+    )
+    pretrain(tmp_path / "films", out=tmp_path / "grouped", **QUICK | {"group": "^(.*)_"})
+    assert "near copies" not in capsys.readouterr().out

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from patchloom.data import Source, normalize, open_data, plain_batches
+from patchloom.data import Source, lasting, named, normalize, open_data, plain_batches
+from patchloom.data.sources.addresses import PIPE
 from patchloom.errors import PatchloomError
 from patchloom.look.sheets import draw_sheet
 from patchloom.nets.weights import EncoderCard
@@ -78,13 +79,15 @@ def look(
     if images < 1:
         raise PatchloomError(f"--images must be 1 or more, not {images}")
     task, card, settings, folder = load_task(run)
-    if data is None or str(data) == settings.data or str(Path(data).absolute()) == settings.data:
-        if data is None and settings.data.startswith("pipe:"):  # a run may come from a stranger
+    if data is None or settings.data in (str(data), lasting(data)):
+        if data is None and any(
+            name.startswith(PIPE) for name in map(str, named(settings.data))
+        ):  # a run may come from a stranger
             raise PatchloomError(
                 f"{folder.path} trained on what a command gives, which is only run for who types it: "
                 f"patchloom look {folder.path} {settings.data!r}"
             )
-        train = open_data(settings.data).train
+        train = open_data(settings.data, group=settings.group).train
         source = own_held_out(folder, settings, train).parts(train)[1]
         target = folder.pictures
     else:

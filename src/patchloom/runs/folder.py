@@ -8,13 +8,15 @@ import hashlib
 import io
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
 
-from patchloom.data import Stats
+from patchloom.data import Stats, named
+from patchloom.data.sources.pattern import is_image, is_pattern
 from patchloom.errors import PatchloomError
 from patchloom.files import append, make_folder, remove_leftovers, write_whole
 from patchloom.runs.checkpoint import Checkpoints
@@ -28,6 +30,8 @@ except ImportError:  # not on Windows
     fcntl = None
 
 
+_NAMED = 3  # sources, in the name of a folder
+_HELD_OUT_BEFORE = 0.05  # the default of versions that did not know auto
 _SEAL = "# if this file is edited, the run is not continued: "
 
 
@@ -66,6 +70,8 @@ class RunFolder:
             for one in (before, now):
                 with suppress(PatchloomError):  # options that are gone are named as differences
                     one["task"] = with_defaults(one["task"])
+            if before["held_out"] == _HELD_OUT_BEFORE and now["held_out"] == "auto":  # which images, it has stored
+                before["held_out"] = "auto"
             for name in LAUNCH:  # a run may go on with other devices
                 before[name] = now[name]
             differences = _differences(before, now)
@@ -238,11 +244,18 @@ def write_metrics(path: Path, rows: list[dict[str, str]]) -> None:
     write_whole(path, text.getvalue())
 
 
-def plain_name(data: str | Path) -> str:
+def plain_name(data: str | Path | Sequence[str | Path]) -> str:
     """What data is called in file names."""
-    path = Path(str(data).partition("@")[0].removesuffix(".tar"))  # cifar10@ROOT is cifar10
-    names = (re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") for name in (path.name, path.parent.name))
-    return next(filter(None, names), "images")
+    if len(names := named(data)) > 1:
+        if all(map(is_image, map(str, names))):
+            return plain_name(os.path.commonpath([os.path.dirname(os.path.abspath(one)) for one in names]))
+        more = len(names) - _NAMED
+        return "-".join([*map(plain_name, names[:_NAMED]), *[f"and-{more}-more"] * (more > 0)])
+    path = Path(str(names[0]).partition("@")[0].removesuffix(".tar"))  # cifar10@ROOT is cifar10
+    if is_pattern(str(path)):  # photos/**/*.png is photos, frames_*.jpg is frames_
+        path = Path(re.split(r"[*?[{]", str(path))[0])
+    words = (re.sub(r"[^A-Za-z0-9._-]+", "-", word).strip("-") for word in (path.name, path.parent.name))
+    return next(filter(None, words), "images")
 
 
 def _yaml(values: dict[str, Any]) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from patchloom.data import Source, comparable, copies_among, copies_sentence
-from patchloom.data.splits import MAX_HELD_OUT, apart, choose
+from patchloom.data.splits import MAX_HELD_OUT, apart, choose, share_to_hold_out
 from patchloom.nets.weights import is_ours, read_card, weights_file
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.record import Record, digest_of_record, no_record, read_record
@@ -120,7 +121,16 @@ def doubt_of_test(folder: RunFolder, settings: Settings, test: Source) -> str:
 
 def wanted(settings: Settings, source: Source) -> int:
     """How many images of ``source`` are to be held out."""
-    return min(round(settings.held_out * len(source)), MAX_HELD_OUT)
+    share = share_to_hold_out(len(source))[0] if settings.held_out == "auto" else settings.held_out
+    return min(round(share * len(source)), MAX_HELD_OUT)
+
+
+def with_share(settings: Settings, n: int) -> tuple[Settings, dict[str, str]]:
+    """Settings that say which share of ``n`` images is held out, and the reason, by ``held_out``, where it was auto."""
+    if settings.held_out != "auto":
+        return settings, {}
+    share, why = share_to_hold_out(n)
+    return replace(settings, held_out=share), {"held_out": why}
 
 
 def _record_before(asked: Settings) -> Record:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -25,7 +26,7 @@ class Settings:
     """One pre-training run. The field names are the command line's; `patchloom.train.resolve` replaces every ``auto``.
 
     Attributes:
-        data: folder of images, list file, or the name of a built-in or torchvision data set.
+        data: folder of images, list or table of them, pattern, shards, or the name of a data set; or several of these.
         task: the pretext task: ``name`` and its options.
         model: the encoder: ``name`` and overrides of timm's sizes.
         img_size: height and width in pixels.
@@ -41,7 +42,10 @@ class Settings:
         clip: largest norm of the gradient; 0 switches it off.
         crop_scale: smallest share of an image's area that a random crop shows; crops go up to the whole.
         flip: mirror half of the images. Switch it off where left and right matter.
-        held_out: share of the images that is never trained on and serves the measures (at most 2,000 images).
+        held_out: share of the images that is never trained on and serves the measures (at most 2,000 images); auto is
+            5 %, and of small sets more.
+        group: which images are held out together, such as frames of one video: parent (those of a folder), a column of
+            a table, or a pattern, a regular expression whose brackets hold what names the group in the path.
         normalization: channel statistics of the data, or ImageNet's.
         workers: processes that read images; 0 reads in the main process.
         cache: decode the training images once and keep them on the disc: none, whole (as they are), or the pixels to
@@ -65,7 +69,7 @@ class Settings:
         seed: of everything random.
     """
 
-    data: str
+    data: str | list[str]
     task: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     img_size: tuple[int, int] | Auto = "auto"
@@ -81,7 +85,8 @@ class Settings:
     clip: float = 5.0
     crop_scale: float = 0.2
     flip: bool = True
-    held_out: float = 0.05
+    held_out: float | Auto = "auto"
+    group: str | None = None
     normalization: Literal["data", "imagenet"] = "data"
     workers: int | Auto = "auto"
     cache: Literal["none", "whole"] | int = "none"
@@ -122,8 +127,9 @@ class Settings:
         if self.blr != "auto" and not 0 < self.blr < math.inf:
             raise PatchloomError(f"--blr must be above 0 and finite, not {self.blr}")
         for name in ("crop_scale", "held_out"):
-            if not 0 < getattr(self, name) < 1 and (name, getattr(self, name)) != ("crop_scale", 1):
-                raise PatchloomError(f"--{name} is a share between 0 and 1, not {getattr(self, name)}")
+            share = getattr(self, name)
+            if share != "auto" and not 0 < share < 1 and (name, share) != ("crop_scale", 1):
+                raise PatchloomError(f"--{name} is a share between 0 and 1, not {share}")
         if self.img_size != "auto" and not 1 <= min(self.img_size) <= max(self.img_size) <= _MAX["patch_size"]:
             raise PatchloomError(f"--img_size must be positive and {_MAX['patch_size']} or less, not {self.img_size}")
         if self.from_run is not None and self.init is not None:
@@ -159,7 +165,7 @@ class Settings:
         return EncoderSpec(self.model["name"], self.img_size, self.patch_size, self.channels, self.positions, sizes)
 
 
-def request(data: str | Path, task: str | dict[str, Any], settings: dict[str, Any]) -> Settings:
+def request(data: str | Path | Sequence[str | Path], task: str | dict[str, Any], settings: dict[str, Any]) -> Settings:
     """The settings that a user asked for.
 
     Raises:
@@ -183,7 +189,7 @@ def request(data: str | Path, task: str | dict[str, Any], settings: dict[str, An
     if options.get("features_of") is not None and Path(options["features_of"]).exists():
         options["features_of"] = str(Path(options["features_of"]).absolute())
     asked = Settings(
-        data=_lasting(data),
+        data=lasting(data),
         task=options,
         model={"name": model} if isinstance(model, str) else {"name": "auto", **model},
         **given,
@@ -193,10 +199,3 @@ def request(data: str | Path, task: str | dict[str, Any], settings: dict[str, An
         check(name, getattr(asked, name), hints[name])
     asked.check()
     return asked
-
-
-def _lasting(data: str | Path) -> str:
-    """What data is called from any folder."""
-    if not str(data).strip():
-        raise PatchloomError("the data has no name: give a folder of images, a list file, or shapes")
-    return lasting(data)

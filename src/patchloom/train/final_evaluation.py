@@ -79,6 +79,7 @@ class FinalEvaluation(NamedTuple):
         shown = "images that may be known by heart" if self.held_out.doubt else "held-out images"
         draw_curves(folder.metrics, folder.pictures / "curves.png", measure.name, images=shown)
         draw_task(task, validation.held_out, self.card, folder.pictures, device)
+        folder.note_unreadable(sorted(validation.unreadable))
         if count := len(folder.unreadable_names()):
             files = "file" if count == 1 else "files"
             self.reporter.say(f"{count} {files} could not be read: see {folder.unreadable}.")

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from patchloom.data import Data, Stats, channels_of, statistics_of
+from patchloom.data.near import near_copies
 from patchloom.errors import PatchloomError
 from patchloom.machine import Cores
 from patchloom.processes import world
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.held_out import HeldOut, choose_held_out, stored_held_out, wanted
+from patchloom.runs.held_out import HeldOut, choose_held_out, stored_held_out, wanted, with_share
 from patchloom.runs.record import no_record
 from patchloom.runs.settings import LAUNCH, Settings
 from patchloom.tasks import check_images
@@ -33,6 +34,7 @@ class Plan(NamedTuple):
         stats: of the training images.
         fingerprint: of all images.
         held_out: which of them are not trained on.
+        doubt: a sentence, if some may be near copies of images that are trained on.
     """
 
     resumed: bool
@@ -41,6 +43,7 @@ class Plan(NamedTuple):
     stats: Stats
     fingerprint: str
     held_out: HeldOut
+    doubt: str = ""
 
     def with_chosen(self, task: Task) -> Plan:
         """With what the task's own options that were ``auto`` became."""
@@ -88,7 +91,7 @@ class Planner:
         settings, found, fingerprint = self.folder.read_config(), self.folder.read_data(), self.data.train.fingerprint()
         if found["fingerprint"] != fingerprint:
             raise PatchloomError(
-                f"the images in {settings.data} have changed since {self.folder.path} was begun: choose a new "
+                f"the images in {self.data.train.name} have changed since {self.folder.path} was begun: choose a new "
                 f"folder with --out; --from {self.folder.path} starts there from its weights"
             )
         held_out = stored_held_out(self.folder, settings, self.data.train)
@@ -116,9 +119,22 @@ class Planner:
                     f"ImageNet's statistics are for 3 channels, not {channels}: use --normalization data"
                 )
             stats = stats._replace(mean=_IMAGENET[0], std=_IMAGENET[1])
+        whole = self.data.train
+        asked, share = with_share(asked, len(whole))
+        if share and whole.groups is not None:
+            share["held_out"] += f"; in whole groups {len(held_out.indices):,}"
         settings, reasons = resolve(asked, len(training), channels, stats, world(), self.here)
         check_images(settings.task, settings.batch_size, len(training) - len(stats.unreadable))
-        return Plan(False, settings, as_there | reasons, stats, self.data.train.fingerprint(), held_out)
+        close = near_copies(self.data.train)
+        return Plan(
+            False,
+            settings,
+            as_there | share | reasons,
+            stats,
+            self.data.train.fingerprint(),
+            held_out,
+            "" if close is None else close.sentence(),
+        )
 
 
 def announce(
@@ -149,6 +165,8 @@ def announce(
     say(f"{s.task['name']} on {whole.name}: {counts}")
     for line in (*data.notes, *plan.stats.noticed):
         say(f"  {line}")
+    if plan.doubt:
+        say(f"  warning: {plan.doubt}")
     if not held.looked:
         say("  exact copies among the images were not looked for")
     if held.doubt:

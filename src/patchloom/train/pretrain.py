@@ -6,6 +6,7 @@ A training run, from top to bottom: `pretrain` sets it up, `train` is its loop, 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -66,12 +67,17 @@ class Run:
 
 
 def pretrain(
-    data: str | Path, task: str | dict[str, Any] = DEFAULT_TASK, *, out: str | Path | None = None, **settings: Any
+    data: str | Path | Sequence[str | Path],
+    task: str | dict[str, Any] = DEFAULT_TASK,
+    *,
+    out: str | Path | None = None,
+    **settings: Any,
 ) -> Run:
     """Pre-train an encoder on images without labels.
 
     Args:
-        data: a folder of images, a list file, or the name of a built-in ("shapes", "digits") or torchvision data set.
+        data: a folder of images, a list or table of them, a pattern, shards, or the name of a data set, as
+            `patchloom.data.open_data` takes it; or a list of several.
         task: name of a pretext task, or a dict of its ``name`` and options.
         out: folder of the run; ``runs/DATA-TASK`` if absent. A run that is there already is resumed.
         settings: the fields of `patchloom.runs.settings.Settings`, such as ``epochs=100``; ``model`` may be a name,
@@ -86,7 +92,7 @@ def pretrain(
     # ---- what is asked for, and whether it is done already
     asked = request(data, task, settings)
     folder = RunFolder(out or Path("runs") / f"{plain_name(asked.data)}-{asked.task['name']}")
-    opened = open_data(asked.data)
+    opened = open_data(asked.data, group=asked.group)
     if (summary := folder.read_summary()) is not None:
         folder.holds(asked)
         print(f"{folder.path} is finished. {summary}")
@@ -99,7 +105,7 @@ def pretrain(
     plan = first_decides(fabric, planner.plan)
     if not fabric.is_global_zero and opened.train.fingerprint() != plan.fingerprint:
         raise PatchloomError(
-            f"process {rank()} finds other images in {asked.data} than the first: give all machines the same"
+            f"process {rank()} finds other images in {opened.train.name} than the first: give all machines the same"
         )
     training, held_out = plan.held_out.parts(opened.train)
     with explained(plan.settings):

@@ -9,6 +9,7 @@ from patchloom.data import Stats
 from patchloom.errors import PatchloomError
 from patchloom.machine import Cores, cores
 from patchloom.nets.build import PRESETS
+from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import Auto, Settings
 from patchloom.tasks import check_images, encoder_defaults
 from patchloom.train import device_defaults
@@ -28,7 +29,7 @@ def resolve(
 
     Args:
         settings: as the user gave them.
-        n: training images.
+        n: training images; of which some are to be held out, if ``held_out`` is still auto.
         channels: channels found in the data.
         stats: median size and statistics of the data.
         world: processes that train together.
@@ -37,7 +38,7 @@ def resolve(
     Returns:
         Settings without ``auto``, and for each one that was chosen, the reason in a few words.
     """
-    reasons: dict[str, str] = {}
+    settings, reasons = with_share(settings, n)
     chosen: dict[str, Any] = {}
 
     def auto(name: str, value: Any, why: str) -> Any:
@@ -51,7 +52,10 @@ def resolve(
     device = auto("device", *device_defaults.device())
     device_defaults.check_device(device)
     auto("channels", channels, "what the images have")
-    if settings.data.partition(":")[0] == "shapes" and (settings.img_size, settings.patch_size) == ("auto", "auto"):
+    if str(settings.data).partition(":")[0] == "shapes" and (settings.img_size, settings.patch_size) == (
+        "auto",
+        "auto",
+    ):
         (h, w), patch = (
             auto(name, value, "measured best on shapes within minutes") for name, value in _ON_SHAPES.items()
         )

@@ -37,6 +37,7 @@ class Validation:
 
     def __init__(self, task: Task, card: EncoderCard, held_out: Source, training: Source, settings: Settings):
         self.task, self.card, self.held_out, self.seed = task, card, held_out, settings.seed
+        self.unreadable: set[str] = set()  # names of held-out images that could not be read
         self.fresh = settings.from_run is None and settings.init is None
         self.batch_size, self.workers = min(_BATCH, 2 * settings.batch_size), settings.workers
         self.size = input_size(task.encoder)
@@ -103,6 +104,7 @@ class Validation:
         size = tuple(self.task.augment.size)  # larger than the encoder's where a task sees a part of its images
         batches = plain_batches(self.held_out, size, self.batch_size, self.workers, self.card.spec.channels, device)
         for batch in batches:
+            self.unreadable.update(batch.unreadable)
             images = normalize(batch.views[0], self.card.mean, self.card.std)
             found.append(self.task.measure(images, generator))
         return Measure.joined(found)
