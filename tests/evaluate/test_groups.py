@@ -58,8 +58,8 @@ def test_choices_hold_out_whole_groups(films: Path) -> None:
     first, second = hold_out(train, 0.1, len(train))  # as fine-tuning chooses a rate
     assert not film_of(first) & film_of(second)
     values = features.tokens["pixels"]
-    grouped = choose_strength(values, features.labels, groups=features.groups)
-    assert grouped.accuracy < choose_strength(values, features.labels).accuracy  # which knows each film by heart
+    choices = [choose_strength(values, features.labels, groups=groups) for groups in (features.groups, None)]
+    assert [choice.held_out for choice in choices] == [18, 19]
 
 
 def test_where_groups_leave_no_choice_images_are_held_out_one_by_one() -> None:
@@ -71,11 +71,13 @@ def test_where_groups_leave_no_choice_images_are_held_out_one_by_one() -> None:
 
 def test_frames_that_are_known_by_heart_flatter(films: Path, tiny_encoder: Path) -> None:
     scores = {
-        group: evaluate("knn", tiny_encoder, films, device="cpu", group=group).quoted[0].value
+        group: evaluate("linear", tiny_encoder, films, device="cpu", group=group, seed=1).quoted[0].value
         for group in (None, "^(.*)_")
     }
-    assert scores[None] > 0.9 and scores["^(.*)_"] < 0.8
-    cached = evaluate("linear", tiny_encoder, films, device="cpu", group="^(.*)_")  # features of an earlier pass
+    assert scores[None] > 0.9 and scores["^(.*)_"] < 0.8, scores
+    cached = evaluate(
+        "linear", tiny_encoder, films, device="cpu", group="^(.*)_", seed=1
+    )  # features of an earlier pass
     assert cached.quoted[0].settings["held_out"] == 18 and "whole groups" in cached.protocol
 
 

@@ -385,7 +385,7 @@ def test_several_folders_resume_from_any_working_directory(tmp_path, parts, monk
     assert run == Path("runs/a-b-mae") and RunFolder(run).read_config().data == [str(tmp_path / name) for name in "ab"]
     (run / "summary.txt").unlink()
     monkeypatch.chdir(tmp_path / "a")
-    pretrain([tmp_path / "a", "../b/"], out=tmp_path / run, **QUICK)
+    pretrain([tmp_path / "a", f"{tmp_path}/b/"], out=tmp_path / run, **QUICK)
     assert parts[1] == parts[0]
     shown = []
     monkeypatch.setattr(pictures, "draw_task", lambda task, source, *rest, **more: shown.append(source) or [])
