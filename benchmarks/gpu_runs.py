@@ -233,7 +233,7 @@ def cifar(device: str, tiny: bool, work: str, seconds: float, task: str, data: s
     begun, out = Path(work, "cifar", f"{task}.json"), Path(work, "cifar", task)
     if not begun.exists():  # the same length in every attempt, so that a run goes on
         fresh(work, "cifar", task)
-        images = len(hold_out(open_data(data).train, 0.05, seed=0)[0])
+        images = len(hold_out(open_data(data).train, "auto", seed=0)[0])
         rate = pace(data, task, fresh(work, "cifar", f"{task}-pace"), trained / 12, sizes)
         epochs = max(1, round((rate or 0.0) * trained / images))
         write_whole(begun, json.dumps({"epochs": epochs, "images": images, "pace": rate}))

@@ -20,7 +20,7 @@ class Stepper:
 
     def __init__(self, data: str, task: dict, settings: dict, rounds: int, steps: int):
         opened = open_data(data)
-        training, _ = hold_out(opened.train, 0.05, seed=0)
+        training, _ = hold_out(opened.train, "auto", seed=0)
         channels = channels_of(training)
         stats = statistics_of(training, channels)
         asked = request(data, task, {"workers": 0, "epochs": 1, **settings})

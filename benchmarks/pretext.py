@@ -51,7 +51,7 @@ def affordable(data: str, tasks: list[str], minutes: float, kept: Path) -> dict[
     if not kept.exists():
         found = seconds_a_step(data, {name: {"name": name} for name in tasks}, {"device": "cpu"})
         write_whole(kept, json.dumps(found))
-    images = len(hold_out(open_data(data).train, 0.05, seed=0)[0])
+    images = len(hold_out(open_data(data).train, "auto", seed=0)[0])
     words = {}
     for name, (seconds, batch) in json.loads(kept.read_text()).items():
         epochs = max(1, round(minutes * 60 * batch / seconds / images))

@@ -25,7 +25,6 @@ from patchloom.data.noticed import Noticed, noticing
 from patchloom.data.read import Unreadable, silent
 from patchloom.data.sources.base import Source
 from patchloom.data.sources.builtin import in_memory
-from patchloom.data.sources.files import Files
 from patchloom.data.stats import Moments, Stats, drawn
 from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError
@@ -208,8 +207,8 @@ class _Parts(Dataset[_Part]):
             noticed.add(i, words)
             rows.append(_row(i, image))
             moments.setdefault(len(image), Moments(len(image))).add(image)
-            if isinstance(self.source, Files):
-                kinds[_kind(Path(self.source.describe(i)))] += 1
+            if (path := Path(self.source.describe(i))).is_file():  # and not something in a container
+                kinds[_kind(path)] += 1
         return _Part(np.array(rows, _ROW), moments, dict(kinds), broken, noticed)
 
 

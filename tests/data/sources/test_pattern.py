@@ -62,6 +62,7 @@ def test_files_that_a_shell_made_of_a_pattern(here):
     words = ["q/frames_1.png", "q/frames_2.png"]
     assert found(words) == words and open_data(words).train.name == "2 image files"
     assert found(["q/frames_1.png", "p/1.png"]) == ["p/1.png", "q/frames_1.png"]
+    assert found(["q/frames_*.png", "p/a"]) == ["p/a/2.png", "p/a/b/3.jpeg", "q/frames_1.png", "q/frames_2.png"]
     assert found(["q/frames_1.png", "p"]) == ["p/1.png", "p/a/2.png", "p/a/b/3.jpeg", "q/frames_1.png"]
     with pytest.raises(PatchloomError, match=r"gone.png \(and 1 more of 3\) does not exist"):
         open_data(["q/other.png", "gone.png", "away.png"])

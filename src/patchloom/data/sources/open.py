@@ -76,7 +76,7 @@ def named(data: str | Path | Sequence[str | Path]) -> list[str | Path]:
 
 def _open_each(names: Sequence[str | Path], seed: int) -> Data:
     """Image files among several names become one list, and each of the others a source of its own."""
-    images = [os.fspath(name) for name in names if is_image(os.fspath(name)) and not os.path.isdir(name)]
+    images = [name for name in map(os.fspath, names) if is_image(name) and _may_be_file(name)]
     if missing := [path for path in images if not os.path.isfile(os.path.expanduser(path))]:
         others = f" (and {len(missing) - 1:,} more of {len(images):,})" if len(missing) > 1 else ""
         raise PatchloomError(f"{missing[0]}{others} does not exist: give paths of images that are there")
@@ -88,6 +88,12 @@ def _open_each(names: Sequence[str | Path], seed: int) -> Data:
         return open_several(rest, joined(rest), partial(_open_one, seed=seed))
     found = open_several(rest, joined(rest), partial(_open_one, seed=seed))
     return of_parts([found, open_images(images, f"{len(images):,} image files")], joined(names))
+
+
+def _may_be_file(name: str) -> bool:
+    """Whether a name stands for one file, and not for a folder, a pattern or something elsewhere."""
+    elsewhere = is_address(name) or is_hub(name) or is_builtin(name)
+    return os.path.isfile(name) or not (os.path.isdir(name) or is_pattern(name) or elsewhere)
 
 
 def _open_one(data: str | Path, seed: int) -> Data:
