@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from patchloom.data.read import IMAGE_SUFFIXES
+from patchloom.data.formats import IMAGE_SUFFIXES
 from patchloom.data.sources.base import TEST_SPLITS
 from patchloom.errors import PatchloomError
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from patchloom.data.read import IMAGE_SUFFIXES
+from patchloom.data.formats import IMAGE_SUFFIXES
 from patchloom.data.sources.addresses import expanded
 from patchloom.data.sources.base import Data
 from patchloom.data.sources.files import Files

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patchloom.data.read import IMAGE_SUFFIXES
+from patchloom.data.formats import IMAGE_SUFFIXES
 from patchloom.data.sources.base import TEST_SPLITS, Data
 from patchloom.data.sources.columns import LOOKED, PATHS, Roles, plain, read_as, some_of, split_of
 from patchloom.data.sources.files import Files
