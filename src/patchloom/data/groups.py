@@ -29,16 +29,16 @@ def grouped(data: Data, group: str) -> Data:
     data.train.groups = _numbered(names)
     found, alone = np.unique([name for name in names if name]), names.count("")
     few = f" ({_some(found)})" if len(found) <= 5 else ""
-    notes = [f"--group {group}: {len(found):,} groups of images{few}, which no split parts."]
+    notes = [f"--group {group}: {len(found):,} groups of images{few}, which no split parts"]
     if alone:
         notes.append(
-            f"--group {group}: {alone:,} of {len(names):,} images are in no group, and count as one of their own each."
+            f"--group {group}: {alone:,} of {len(names):,} images are in no group, and count as one of their own each"
         )
     if data.test is not None and data.test.place(0) is not None:
         if both := np.intersect1d(names_of(data.test, group), found).tolist():
             notes.append(
                 f"--group {group}: the data has images of {len(both):,} of its groups in training and in test "
-                f"({_some(both)}), so scores say less about new images."
+                f"({_some(both)}), so scores say less about new images"
             )
     return replace(data, notes=(*data.notes, *notes))
 

@@ -20,6 +20,7 @@ from patchloom.errors import PatchloomError
 _PAIRS = 64
 _SECONDS = 4.0  # large images take long to decode: fewer pairs, but at least `_FEWEST`, are looked at then
 _FEWEST = 12
+_LOOKED = 4096  # neighbours: where each has a folder of its own, none can be compared
 _SORTED = 100_000  # of more names the order of the source is taken
 _TRIED = 20_000  # names with which patterns are tried
 _SIDE = 16  # of a thumbnail
@@ -80,7 +81,7 @@ def near_copies(source: Source, seed: int = 0) -> NearCopies | None:
     pairs: list[tuple[int, int]] = []
     first: list[Tensor] = []
     second: list[Tensor] = []
-    for at in rng.permutation(n - 1).tolist():
+    for at in rng.permutation(n - 1)[:_LOOKED].tolist():
         if len(pairs) == _PAIRS or (len(pairs) >= _FEWEST and time.monotonic() - begin > _SECONDS):
             break
         a, b = int(order[at]), int(order[at + 1])

@@ -32,7 +32,7 @@ def test_several_folders_are_one_source(folders):
     for i in range(5):
         assert torch.equal(train.read(i), read_image(train.describe(i)))
     assert len(data.test) == 1 and data.test.classes == train.classes and data.test.labels.tolist() == [1]
-    assert data.notes == ("b: no test images; those of a are the test.",)
+    assert data.notes == ("b: no test images; those of a are the test",)
     assert train.name == "a,b" and pickle.loads(pickle.dumps(train)).labels.tolist() == train.labels.tolist()
 
 
@@ -40,7 +40,7 @@ def test_labels_of_some_only(folders, draw):
     draw("c/1.png")
     data = open_data(["c", "b"])
     assert data.train.labels.tolist() == [-1, 0, 1]
-    assert data.notes == ("c: images without labels, beside others that have some.",)
+    assert data.notes == ("c: images without labels, beside others that have some",)
     assert open_data(["c", "a/test"]).train.labels is None
 
 

@@ -99,8 +99,8 @@ def test_splits(table, tmp_path):
     data = open_data(table("path,label,split", *rows("ababab", split)))
     assert names(data.test, tmp_path) == [IMAGES[2]] and data.test.labels.tolist() == [0]
     assert [note.partition(": ")[2] for note in data.notes[1:]] == [
-        "1 rows of the split val are left out: train and test are used.",
-        "1 rows without a split are left out: train and test are used.",
+        "1 rows of the split val are left out: train and test are used",
+        "1 rows without a split are left out: train and test are used",
     ]
     assert len(open_data(table("path,split", *rows(["test"] * 6))).train) == 6
     refused(table("path,split", *rows(["train", "holdout"] * 3)), "has the split holdout: write train, val or test")
@@ -113,9 +113,9 @@ def test_rows_that_cannot_be_used_are_counted_and_named(table, tmp_path):
     data = open_data(table(*lines))
     assert names(data.train, tmp_path) == IMAGES and data.train.labels.tolist() == [0, 0, 1, 1, 0, 1]
     said = " ".join(data.notes)
-    assert "1 of 9 listed files do not exist (gone.png). They are left out." in said
-    assert "1 of 9 rows are left out, since their file was listed before." in said
-    assert "1 of 9 rows are left out, since they have no path." in said
+    assert "1 of 9 listed files do not exist (gone.png); they are left out" in said
+    assert "1 of 9 rows are left out, since their file was listed before" in said
+    assert "1 of 9 rows are left out, since they have no path" in said
     refused(
         table("path,label", "gone.png,a", "away.png,b"), "none of the 2 files listed in .* exists.*first is gone.png"
     )

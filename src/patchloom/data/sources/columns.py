@@ -45,7 +45,7 @@ def read_as(roles: Mapping[str, str], names: Sequence[str], name: str) -> str:
     said = ", ".join(f"{role} from {column}" if role != column else role for role, column in roles.items())
     left = [column for column in names if column not in roles.values()]
     more = "" if "label" in roles else f" ({name.partition('@')[0]}@label=COLUMN takes one as the label)"
-    return f"{name}: columns taken: {said}" + (f"; not used: {some_of(left)}{more}." if left else ".")
+    return f"{name}: columns taken: {said}" + (f"; not used: {some_of(left)}{more}" if left else "")
 
 
 class Roles(NamedTuple):

@@ -47,5 +47,5 @@ def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None) ->
     classes = tuple(sorted(set(words) - {""}))
     number = {word: i for i, word in enumerate(classes)}
     labels = np.array([number.get(word, -1) for word in words], dtype=np.int64) if classes else None
-    notes = (missing_files(missing, len(paths), name) + " They count as files that cannot be read.",) if missing else ()
+    notes = (missing_files(missing, len(paths), name) + "; they count as files that cannot be read",) if missing else ()
     return Data(Files(name, file.parent, paths, classes, labels), None, notes)

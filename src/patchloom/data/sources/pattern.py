@@ -57,9 +57,9 @@ def open_images(paths: Sequence[str], name: str) -> Data:
         raise PatchloomError(f"{name} stands for {len(paths):,} paths and no image: images end in {wanted}")
     notes = []
     if others := len(files) - len(images):
-        notes.append(f"{name}: {others:,} files that are no images are left out.")
+        notes.append(f"{name}: {others:,} files that are no images are left out")
     if folders and not re.search(r"\*\*", name):
-        notes.append(f"{name}: {folders:,} folders are left out, since files match, too: ** takes what lies in them.")
+        notes.append(f"{name}: {folders:,} folders are left out, since files match, too: ** takes what lies in them")
     root = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in images])
     return Data(Files(name, Path(root), [os.path.relpath(path, root) for path in images]), None, tuple(notes))
 

@@ -117,11 +117,11 @@ def of_parts(parts: Sequence[Data], name: str) -> Data:
     with_labels = [source for source in training if source.labels is not None]
     if with_labels and len(with_labels) < len(training):
         without = [source.name for source in training if source.labels is None]
-        notes.append(f"{_said(without)}: images without labels, beside others that have some.")
+        notes.append(f"{_said(without)}: images without labels, beside others that have some")
     tests = [part.test for part in parts if part.test is not None]
     if tests and len(tests) < len(parts):
         without = [part.train.name for part in parts if part.test is None]
-        notes.append(f"{_said(without)}: no test images; those of {_said([test.name for test in tests])} are the test.")
+        notes.append(f"{_said(without)}: no test images; those of {_said([test.name for test in tests])} are the test")
     test = Several(name, tests, classes) if tests else None
     return Data(Several(name, training, classes), test, tuple(notes))
 

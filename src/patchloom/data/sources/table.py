@@ -171,11 +171,11 @@ def _kept(paths: list[str], file: Path, name: str) -> tuple[list[int], list[str]
         raise none_exists(len(paths), name, file, next(filter(None, paths), ""))
     notes: list[str] = []
     if missing:
-        notes.append(missing_files(missing, len(paths), name) + " They are left out.")
+        notes.append(missing_files(missing, len(paths), name) + "; they are left out")
     if again:
-        notes.append(f"{name}: {again:,} of {len(paths):,} rows are left out, since their file was listed before.")
+        notes.append(f"{name}: {again:,} of {len(paths):,} rows are left out, since their file was listed before")
     if empty:
-        notes.append(f"{name}: {empty:,} of {len(paths):,} rows are left out, since they have no path.")
+        notes.append(f"{name}: {empty:,} of {len(paths):,} rows are left out, since they have no path")
     return rows, notes
 
 
@@ -188,8 +188,8 @@ def none_exists(count: int, name: str, file: Path, first: str) -> PatchloomError
 
 
 def missing_files(missing: Sequence[str], count: int, name: str) -> str:
-    """The sentence that some listed files do not exist."""
-    return f"{name}: {len(missing):,} of {count:,} listed files do not exist ({some_of(missing)})."
+    """That some listed files do not exist, for a note."""
+    return f"{name}: {len(missing):,} of {count:,} listed files do not exist ({some_of(missing)})"
 
 
 def _parts(splits: list[str], name: str) -> tuple[list[int], list[int], list[str]]:
@@ -201,7 +201,7 @@ def _parts(splits: list[str], name: str) -> tuple[list[int], list[int], list[str
     train, test = ([i for i, one in enumerate(splits) if one == which] for which in ("train", second))
     left = [one for one in there if one not in ("train", second)]
     said = [f"{name}: {splits.count(one):,} rows {'of the split ' + one if one else 'without a split'}" for one in left]
-    return train, test, [f"{line} are left out: train and {second} are used." for line in said]
+    return train, test, [f"{line} are left out: train and {second} are used" for line in said]
 
 
 def _ordered(words: set[str]) -> tuple[str, ...]:
