@@ -61,7 +61,9 @@ def open_images(paths: Sequence[str], name: str) -> Data:
     if folders and not re.search(r"\*\*", name):
         notes.append(f"{name}: {folders:,} folders are left out, since files match, too: ** takes what lies in them")
     root = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in images])
-    return Data(Files(name, Path(root), [os.path.relpath(path, root) for path in images]), None, tuple(notes))
+    source = Files(name, Path(root), [os.path.relpath(path, root) for path in images])
+    source.no_labels = "files that are named one by one, or by a pattern, have none"
+    return Data(source, None, tuple(notes))
 
 
 def is_image(name: str) -> bool:

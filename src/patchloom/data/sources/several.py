@@ -27,6 +27,7 @@ class Several(Source):
         self.ends = np.cumsum([len(source) for source in sources])
         if classes and any(source.labels is not None for source in sources):
             self.labels = np.concatenate([_labels(source, classes) for source in sources])
+        self.no_labels = next((source.no_labels for source in sources if source.no_labels), "")
         if any(source.groups is not None for source in sources):
             self.groups = _groups(sources)
 
