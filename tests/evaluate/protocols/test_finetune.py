@@ -16,9 +16,11 @@ from patchloom.cli import main
 from patchloom.data import Data, Source, open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import EvalSettings, Report, evaluate, settings, trained
+from patchloom.evaluate.answers import answers
 from patchloom.evaluate.classifier import Classifier, load_classifier, read_classifier, variant_of
-from patchloom.evaluate.fit import _Training, answers, seeded
+from patchloom.evaluate.fit import seeded
 from patchloom.evaluate.trained import Candidate, fit, plan_for
+from patchloom.evaluate.training import Trained, Training
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.encode import grid_size, patch_positions
 from patchloom.nets.variants import RelativeAttention, vary
@@ -166,13 +168,13 @@ def _tuned(run: Path, **options) -> Report:
 
 
 def test_the_rate_is_chosen_without_a_look_at_the_test_images(run: Path, record_reads, monkeypatch) -> None:
-    tried, before = [], _Training.__init__
+    tried, before = [], Training.__init__
 
-    def watched(self, model, source, plan):
-        tried.append((len(source), plan.recipe.blr))
-        before(self, model, source, plan)
+    def watched(self, model, source, recipe, *rest, **options):
+        tried.append((len(source), recipe.blr))
+        before(self, model, source, recipe, *rest, **options)
 
-    monkeypatch.setattr(_Training, "__init__", watched)
+    monkeypatch.setattr(Training, "__init__", watched)
     record = record_reads(120, 60)
     honest = _tuned(run, blr=[0.02, 1e-4])
     settings = honest.rows[0].settings
@@ -192,7 +194,12 @@ def test_the_best_rate_is_chosen_and_of_equals_the_lowest(run: Path, monkeypatch
     source = open_data("digits").train.subset(range(60))
     plan = plan_for("small", {"blr": [0.4, 0.1, 0.2, 0.3]}, vit, card, source, EvalSettings(device="cpu"), "float32")
     shares, done = iter((0.3, 0.7, 0.7, 0.1)), []
-    monkeypatch.setattr(trained, "train", lambda model, images, plan, name: done.append((plan.recipe.blr, len(images))))
+
+    def train(model, images, plan, name, left):
+        done.append((plan.recipe.blr, len(images)))
+        return Trained(model, {})
+
+    monkeypatch.setattr(trained, "train", train)
     monkeypatch.setattr(trained, "answers", lambda *given: SimpleNamespace(accuracy=lambda: next(shares)))
     _, settings = fit(Candidate("one", lambda recipe: None, {"positions": "keep"}), plan, source)
     assert done == [(0.1, 54), (0.2, 54), (0.3, 54), (0.4, 54), (0.2, 60)]
@@ -242,7 +249,7 @@ def test_what_is_saved_says_the_same_again(run: Path, tmp_path: Path, positions:
 
 
 def test_what_is_interrupted_leaves_nothing_and_begins_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step, done = _Training._step, []
+    step, done = Training._step, []
 
     def interrupted(self, *given):
         done.append(1)
@@ -251,7 +258,7 @@ def test_what_is_interrupted_leaves_nothing_and_begins_again(run: Path, monkeypa
         return step(self, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_Training, "_step", interrupted)
+        patch.setattr(Training, "_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             _tuned(run, max_train=40)
     assert [path.name for path in run.iterdir()] == ["encoder.safetensors"]

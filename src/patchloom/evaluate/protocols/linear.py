@@ -31,7 +31,7 @@ def linear(
 def _fit(train: ImageFeatures, pooling: str, settings: EvalSettings) -> Score:
     probe, choice = linear_probe(train.pooled(pooling), train.labels, seed=settings.seed, device=settings.at)
     row_settings = {"l2": choice.strength, "held_out_accuracy": choice.accuracy, "held_out": choice.held_out}
-    return lambda test: [(row_settings, probe.accuracy(test.pooled(pooling), test.labels))]
+    return lambda test: [(row_settings, probe.right(test.pooled(pooling), test.labels))]
 
 
 def _quoted(rows: Sequence[Row]) -> Row:
