@@ -17,6 +17,7 @@ from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
 from patchloom.propose import Proposal, propose
 from patchloom.runs.settings import DEFAULT_TASK, request
+from patchloom.shown import Grid, Shown
 from patchloom.train.resolve import resolve
 
 _TOLD = 10  # broken files, and classes, that are named
@@ -25,8 +26,8 @@ _FEW = 500  # different images
 _MANY = 0.05  # the share of the images from which on a fault of theirs is worth advice
 
 
-@dataclass(frozen=True)
-class Checked:
+@dataclass(frozen=True, repr=False)
+class Checked(Shown):
     """What `check` found.
 
     Attributes:
@@ -44,6 +45,11 @@ class Checked:
     proposal: Proposal
     out: str | None = None
     notes: tuple[str, ...] = ()
+
+    def parts(self, width: int) -> list[str | Grid]:
+        """See `Shown`."""
+        table = Grid.of(self.table(), texts=range(1, 1 + len(self.splits)))
+        return [table, "", *self.sentences(), "", *self.proposal.parts(width)]
 
     @property
     def splits(self) -> dict[str, Survey]:

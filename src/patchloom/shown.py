@@ -16,6 +16,7 @@ _SHORTEST = 14  # characters that are left of a name: as many as "majority class
 _NARROWEST = 16  # characters in a line of a text that may be broken
 _TOGETHER = re.compile(r"\d %|\[[^\[\] ]+, [^\[\] ]+\]")  # a share, and an interval
 _UNBROKEN = "\N{NO-BREAK SPACE}"
+_WIDE = 10_000  # characters of a line in a notebook, in which nothing needs to be shortened
 
 
 @dataclass(frozen=True)
@@ -127,10 +128,13 @@ class Shown:
 
     def _repr_html_(self) -> str:
         parts = self.parts(_WIDE)
-        return "\n".join(part.html() if isinstance(part, Grid) else f"<p>{_html(part)}</p>" for part in parts)
+        return "\n".join(_element(part) for part in parts if part)
 
 
-_WIDE = 10_000  # nothing needs to be shortened in a notebook
+def _element(part: str | Grid) -> str:
+    if isinstance(part, Grid):
+        return part.html()
+    return f"<pre>{escape(part)}</pre>" if isinstance(part, Verbatim) else f"<p>{_html(part)}</p>"
 
 
 def shortened(name: str, width: int) -> str:

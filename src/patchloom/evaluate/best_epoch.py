@@ -24,7 +24,7 @@ class BestEpoch:
     Args:
         images: validation images; 0: there are none, and the last weights are the ones to test.
         epochs, per_epoch: of the training; the latter are its steps.
-        patience: share of the training; so much without a better epoch ends it. 1: never.
+        patience: share of the training; so much without a higher accuracy ends it. 1: never.
     """
 
     def __init__(self, images: int, epochs: int, per_epoch: int, patience: float):
@@ -33,7 +33,7 @@ class BestEpoch:
         self.every = math.ceil(epochs / _TIMES) * per_epoch
         self.score: Score | None = None
         self.latest: Score | None = None
-        self.step = 0
+        self.step = self.risen = 0  # of the best weights, and where the accuracy was last raised
         self.weights: dict[str, Tensor] = {}
 
     def due(self, step: int) -> bool:
@@ -43,13 +43,15 @@ class BestEpoch:
     def compare(self, step: int, score: Score, model: nn.Module) -> None:
         """Keep a model's weights after ``step`` steps, if they are better than all before."""
         self.latest = score
+        if self.score is None or score.accuracy > self.score.accuracy:
+            self.risen = step
         if self.score is None or score > self.score:
             self.score, self.step = score, step
             self.weights = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
 
     def hopeless(self, step: int) -> bool:
-        """Whether there was no better epoch for so long that there will be none."""
-        return self.patience < 1 and self.score is not None and step - self.step >= self.patience * self.steps
+        """Whether the accuracy has not risen for so long that it will not: the loss alone may fall for ever."""
+        return self.patience < 1 and self.score is not None and step - self.risen >= self.patience * self.steps
 
     def choose(self, model: nn.Module) -> dict[str, Any]:
         """Give a model the best weights; what to write beside its result."""
@@ -61,11 +63,11 @@ class BestEpoch:
 
     def plain(self) -> dict[str, Any]:
         """All but the weights, for a checkpoint."""
-        return {"step": self.step, "score": self.score, "latest": self.latest}
+        return {"step": self.step, "risen": self.risen, "score": self.score, "latest": self.latest}
 
     def restore(self, about: dict[str, Any], weights: dict[str, Tensor]) -> None:
         """What `plain` gave, and the weights."""
-        self.step, self.weights = about["step"], weights
+        self.step, self.risen, self.weights = about["step"], about["risen"], weights
         self.score, self.latest = (None if one is None else Score(*one) for one in (about["score"], about["latest"]))
 
 

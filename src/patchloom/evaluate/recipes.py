@@ -55,7 +55,8 @@ class Recipe:
         clip: maximal norm of the gradient; 0 switches it off.
         validation: share of the training images that is not trained on but decides which epoch's weights are tested;
             auto is 0.15, at most 2,000 images, and 0 where that is below 20 images; 0 trains on all and tests the last.
-        patience: share of the epochs; so many without a better one end the training. 1 switches it off.
+        patience: share of the epochs; so many without a higher accuracy on the validation images end the training. 1
+            switches it off.
     """
 
     epochs: int | Auto = 100

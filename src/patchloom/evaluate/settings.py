@@ -19,6 +19,7 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import has_labels, labelled
 from patchloom.hints import check
 from patchloom.machine import Cores, cores, workers
+from patchloom.waiting import Waiting
 
 _FEW_BATCHES = 8  # on a CPU: for fewer, starting processes costs more than it saves (seconds where they are not forked)
 
@@ -122,7 +123,8 @@ def open_and_tell(data: str | Path) -> Data:
     Raises:
         PatchloomError: no such data, or no images in it.
     """
-    opened, told = open_data(data), _told.get()
+    with Waiting("listing the images"):
+        opened, told = open_data(data), _told.get()
     if told is not None:
         for note in opened.notes:
             if note not in told:
@@ -146,6 +148,11 @@ def parts_of(data: str | Path, settings: EvalSettings, labels: bool = True) -> P
         PatchloomError: no such data, or no labels where they are needed.
     """
     opened = open_and_tell(data)
+    with Waiting("looking for copies among the images"):
+        return _parted(opened, settings, labels)
+
+
+def _parted(opened: Data, settings: EvalSettings, labels: bool) -> Parts:
     own = opened.test if not labels or has_labels(opened.test) else None
     whole = labelled(opened.train) if labels else opened.train
     if own is not None:

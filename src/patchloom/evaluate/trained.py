@@ -128,9 +128,7 @@ def _announced(candidates: Sequence[Candidate], plan: FitPlan, source: Source) -
         model = candidates[0].build(plan.recipe)
         left.seconds = seconds_of_step(model, source, plan)
     names = ", then ".join(candidate.name for candidate in candidates)
-    sooner = (
-        ", or less where no epoch is better for long" if plan.recipe.validation and plan.recipe.patience < 1 else ""
-    )
+    sooner = ", or less where the accuracy rises no more" if plan.recipe.validation and plan.recipe.patience < 1 else ""
     choosing = f", and {rates} rates to choose from" if rates > 1 else ""
     print(
         f"Training {names}: {plan.recipe.epochs:,} epochs of {each // plan.recipe.epochs:,} steps each{choosing}. All "
@@ -216,7 +214,7 @@ def _recipe_sentence(plan: FitPlan, parts: Parts, row_settings: Mapping[str, Any
         )
     if plan.recipe.validation:
         held, patience = row_settings["validation_images"], plan.recipe.patience
-        ended = f"; {patience:.0%} of the epochs without a better one ended the training" if patience < 1 else ""
+        ended = f"; {patience:.0%} of the epochs without a higher accuracy end the training" if patience < 1 else ""
         chosen += f" The epoch that is tested was chosen on {held:,} of them, which were not trained on{ended}."
     return (
         f"Trained on {len(parts.train):,} images by the recipe {plan.name}: {recipe}.{chosen} Tested once, on "

@@ -241,6 +241,8 @@ class Training:
         return {
             "programs": _PROGRAMS,
             "weights": digest_of(model.state_dict()),
+            # neither what is frozen nor the number of heads is seen in the weights
+            "model": [str(model), [name for name, weight in model.named_parameters() if weight.requires_grad]],
             "images": source.fingerprint(),
             "labels": digest_of({"labels": labels_of(source)}),
             "recipe": self.recipe.plain(),
