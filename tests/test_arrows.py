@@ -39,14 +39,16 @@ MAY = {
     "machine": set(),
     "memory": set(),
     "stopping": set(),
+    "shown": set(),
     "version": set(),
+    "waiting": set(),
 }
 # timm's insides; a decoder has blocks of its own
 KNOWING = [
     SOURCE / "nets" / name
     for name in ("build.py", "encode.py", "performance.py", "partial.py", "queries.py", "native/blocks.py", "decode.py")
 ]
-COMMON = {"errors", "files", "hints", "machine", "memory", "processes", "stopping", "version"}
+COMMON = {"errors", "files", "hints", "machine", "memory", "processes", "shown", "stopping", "version", "waiting"}
 FILES = sorted(SOURCE.rglob("*.py"))
 NAMING = re.compile(r"patchloom\.\w+[\w.]*")  # a string that names a module, or something in one
 

@@ -19,6 +19,7 @@ from patchloom.memory import keep_freed_memory, peak_apart
 from patchloom.nets.performance import compile_blocks, fuse_attention
 from patchloom.runs.settings import Settings, request
 from patchloom.runs.task import prepare_task
+from patchloom.shown import Grid, Shown
 from patchloom.tasks import ready_tasks
 from patchloom.tasks.task import Task
 from patchloom.train.failures import halvable
@@ -58,8 +59,8 @@ class StepSpeed:
         return self.images / statistics.median(self.seconds)
 
 
-@dataclass(frozen=True)
-class Bench:
+@dataclass(frozen=True, repr=False)
+class Bench(Shown):
     """What `bench` measured.
 
     Attributes:
@@ -71,6 +72,11 @@ class Bench:
     settings: Settings
     peaks: dict[str, float]
     paces: tuple[StepSpeed, ...]
+
+    def parts(self, width: int) -> list[str | Grid]:
+        """See `Shown`."""
+        rows = self.table()
+        return [*self.sentences(), "", Grid.of(rows, texts=[len(rows[0]) - 1])]
 
     def share(self, pace: StepSpeed) -> float:
         """Of the product peak that a step reaches."""

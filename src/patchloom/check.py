@@ -20,6 +20,7 @@ from patchloom.files import write_whole
 from patchloom.propose import Proposal, propose
 from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import DEFAULT_TASK, request
+from patchloom.shown import Grid, Shown
 from patchloom.train.resolve import resolve
 
 _TOLD = 10  # broken files, and classes, that are named
@@ -28,8 +29,8 @@ _FEW = 500  # different images
 _MANY = 0.05  # the share of the images from which on a fault of theirs is worth advice
 
 
-@dataclass(frozen=True)
-class Checked:
+@dataclass(frozen=True, repr=False)
+class Checked(Shown):
     """What `check` found.
 
     Attributes:
@@ -49,6 +50,11 @@ class Checked:
     out: str | None = None
     notes: tuple[str, ...] = ()
     close: NearCopies | None = None
+
+    def parts(self, width: int) -> list[str | Grid]:
+        """See `Shown`."""
+        table = Grid.of(self.table(), texts=range(1, 1 + len(self.splits)))
+        return [table, "", *self.sentences(), "", *self.proposal.parts(width)]
 
     @property
     def splits(self) -> dict[str, Survey]:

@@ -19,13 +19,14 @@ from patchloom.nets.extra_modules import extra_module_file, load_extra_module
 from patchloom.nets.heads import represent
 from patchloom.nets.weights import EncoderCard, load_encoder
 from patchloom.runs.folder import RunFolder
+from patchloom.shown import Shown, Verbatim
 from patchloom.withhold.encoder_input import all_patches
 
 _IMAGES = 16
 
 
-@dataclass(frozen=True)
-class Export:
+@dataclass(frozen=True, repr=False)
+class Export(Shown):
     """What was written.
 
     Attributes:
@@ -42,6 +43,12 @@ class Export:
     difference: float
     images: int
     snippet: str
+
+    def parts(self, width: int) -> list[str]:
+        """See `Shown`."""
+        files = " and ".join(str(path) for path in (self.weights, self.head) if path is not None)
+        compared = f"timm's features differ by at most {self.difference:.1e} on {self.images} images."
+        return [Verbatim(f"{files}: {compared}"), "", Verbatim(self.snippet)]
 
 
 def export(run: str | Path, *, to: str = "timm", data: str | None = None, out: str | Path | None = None) -> Export:

@@ -136,6 +136,12 @@ def bfloat16_gain() -> float:
     return measured("bfloat16 over float32, products", gain)
 
 
+def bfloat16_pays() -> tuple[bool, str]:
+    """Whether training on this CPU in bfloat16 is clearly faster than in float32, and why."""
+    gain = bfloat16_gain()
+    return gain > 1.2, f"bfloat16 products are ×{gain:.1f} as fast here"
+
+
 def fused_gain(device: str, dtype: str, heads: int, tokens: int, side: int) -> float:
     """How many times faster attention is with the fused kernel than with an explicit softmax, there and back.
 

@@ -15,6 +15,7 @@ from patchloom.errors import PatchloomError
 from patchloom.machine import seconds_of
 from patchloom.memory import keep_freed_memory, memory
 from patchloom.runs.settings import Settings
+from patchloom.shown import Grid, Shown, Verbatim
 from patchloom.train.failures import smaller_steps
 from patchloom.train.progress import duration
 
@@ -60,8 +61,8 @@ class Estimate:
         return self.steps * (self.step + self.reading)
 
 
-@dataclass(frozen=True)
-class Proposal:
+@dataclass(frozen=True, repr=False)
+class Proposal(Shown):
     """What `pretrain` would choose.
 
     Attributes:
@@ -77,6 +78,11 @@ class Proposal:
     reasons: dict[str, str]
     estimate: Estimate | None
     failure: str = ""
+
+    def parts(self, width: int) -> list[str | Grid]:
+        """See `Shown`."""
+        command, *sentences = self.sentences()
+        return [Grid.of(self.table(), texts=[1, 2]), "", Verbatim(command), *sentences]
 
     @property
     def command(self) -> str:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from patchloom.data import Data, Source, open_data
-from patchloom.evaluate import settings
+from patchloom.evaluate import features, settings
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard, save_encoder
 
@@ -26,6 +26,12 @@ def empty_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     home = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     return home / "patchloom" / "features"
+
+
+@pytest.fixture(autouse=True)
+def float32_by_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings are in float32 unless a test asks for more, so that none measures the machine or compiles kernels."""
+    monkeypatch.setattr(features, "bfloat16_pays", lambda: (False, "as the test says"))
 
 
 @pytest.fixture(scope="package")

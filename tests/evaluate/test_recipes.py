@@ -14,10 +14,12 @@ from timm.utils import random_seed
 from patchloom.data import normalize, open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import EvalSettings
+from patchloom.evaluate.answers import answers
 from patchloom.evaluate.classifier import Classifier, fresh_blocks
-from patchloom.evaluate.fit import FitPlan, Views, _Training, answers, of_step, train
+from patchloom.evaluate.fit import FitPlan, train
 from patchloom.evaluate.protocols import protocol_of
-from patchloom.evaluate.recipes import RECIPES, Recipe, recipe_for
+from patchloom.evaluate.recipes import RECIPES, Recipe, of_step, recipe_for, validation_images
+from patchloom.evaluate.views import Views
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard
 from patchloom.options import parse_evaluate
@@ -81,10 +83,16 @@ def test_every_value_is_an_option_of_every_protocol_that_trains() -> None:
 
 def test_auto_values_follow_from_the_data() -> None:
     small = of_size("S", "small")
-    for n, batch, epochs in ((14, 8, 300), (1437, 64, 70), (50_000, 64, 10)):
+    # images -> of a step, epochs, share for validation: 1,000 updates, where 10 to 300 epochs allow it
+    for n, *expected in ((14, 8, 300, 0), (129, 16, 125, 0), (161, 16, 125, 0.15), (1437, 64, 53, 0.15)):
         settled = small.settled(n, "cpu")
-        assert (settled.batch, settled.epochs, settled.warmup_epochs) == (batch, epochs, epochs / 10)
-    assert small.settled(50_000, "cuda").batch == 256
+        assert [settled.batch, settled.epochs, settled.validation] == expected
+        assert settled.warmup_epochs == settled.epochs / 10 and settled.patience == 0.3
+    large = small.settled(50_000, "cuda")
+    assert (large.batch, large.epochs) == (256, 107) and small.settled(50_000, "cpu").epochs == 10
+    assert validation_images(large.validation, 50_000) == 2000 and validation_images(0.15, 161) == 24
+    assert small.settled(1437, "cuda").epochs == 300
+    assert of_size("B", "mae").settled(1437, "cpu") == of_size("B", "mae")  # the papers' train on all, to the end
     assert recipe_for("small", build_encoder(SPEC), {}).blr > small.blr == of_size("B", "small").blr
     assert set(RECIPES) == {"small", "droppos", "mae", "mp3", "extrema", "lut"}
 
@@ -123,8 +131,8 @@ def test_the_loss_of_a_batch_is_timms(mixed: bool) -> None:
     model, source = classifier(), open_data("digits").train.subset(range(16))
     mixing = {"mixup": 0.8, "cutmix": 1.0} if mixed else {"mixup": 0.0, "cutmix": 0.0}
     recipe = Recipe(epochs=1, warmup_epochs=0, batch=16, drop_path=0.0, randaugment=0.0, crop_scale=1.0, **mixing)
-    training = _Training(deepcopy(model), source, planned(recipe))
-    batch = next(iter(training.batches))
+    training = planned(recipe).begin(deepcopy(model), source)
+    batch = next(training._batches(1, workers=0))
     random_seed(3)
     loss = training._step(0, batch)
     images = normalize(batch.views[0], CARD.mean, CARD.std)
@@ -151,7 +159,7 @@ def test_a_frozen_encoder_has_no_learning_rate() -> None:
 def test_the_rate_rises_and_falls_to_nothing_layer_by_layer() -> None:
     source = open_data("digits").train.subset(range(32))
     recipe = Recipe(epochs=10, warmup_epochs=2, batch=16, blr=0.16, layer_decay=0.5, randaugment=0.0)
-    training = _Training(classifier(), source, planned(recipe))
+    training = planned(recipe).begin(classifier(), source)
     rates = {group["lr_scale"]: [] for group in training.optimizer.param_groups}
     for step in range(training.steps):
         training.schedule.step_update(step + 1)
@@ -185,8 +193,8 @@ def test_a_moving_average_is_what_comes_back() -> None:
     source = open_data("digits").train.subset(range(16))
     recipe = Recipe(epochs=3, warmup_epochs=0, batch=16, erasing=0.5, clip=1.0, repeats=2)
     model = classifier()
-    plain = train(model, source, planned(recipe), "plain")
-    average = train(classifier(), source, planned(replace(recipe, ema=0.9)), "average")
+    plain = train(model, source, planned(recipe), "plain").model
+    average = train(classifier(), source, planned(replace(recipe, ema=0.9)), "average").model
     assert plain is model and not plain.training and not average.training
     start, last, mean = (model.head.weight for model in (classifier(), plain, average))
     assert (last - start).norm() > (mean - start).norm() > 0

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from patchloom.data import Source, normalize, plain_batches
 from patchloom.errors import PatchloomError
+from patchloom.evaluate.pace import watched
+from patchloom.machine import bfloat16_pays
 from patchloom.nets.encode import (
     attend_each,
     embed,
@@ -135,6 +137,7 @@ def extract(
     precision: Precision = "auto",
     head: InstanceHead | None = None,
     layers: bool = False,
+    what: str = "",
 ) -> ImageFeatures:
     """Features of every labelled image, in one pass.
 
@@ -151,6 +154,7 @@ def extract(
         precision: float32, or bfloat16 autocast; auto is bfloat16 where a CUDA device has it.
         head: gives the instance representation; it is moved to ``device``. Its mode does not matter.
         layers: features of every layer.
+        what: is said to be done, if it takes a while; nothing is said without it.
 
     Raises:
         PatchloomError: no labels, no readable image, channels that the encoder does not take, or non-finite features.
@@ -173,7 +177,7 @@ def extract(
 
     if head is not None:
         head.to(device)
-    return _pass(vit, card, source, layer_means if layers else pools, device, batch_size, workers, precision)
+    return _pass(vit, card, source, layer_means if layers else pools, device, batch_size, workers, precision, what)
 
 
 def runs_in_bfloat16(device: torch.device, precision: Precision) -> bool:
@@ -181,6 +185,13 @@ def runs_in_bfloat16(device: torch.device, precision: Precision) -> bool:
     if precision == "auto":
         return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return precision == "bfloat16"
+
+
+def trains_in_bfloat16(device: torch.device, precision: Precision) -> bool:
+    """Whether products of a training are taken in bfloat16; auto takes them wherever that is faster."""
+    if precision == "auto" and device.type == "cpu":
+        return bfloat16_pays()[0]
+    return runs_in_bfloat16(device, precision)
 
 
 def _pass(
@@ -192,6 +203,7 @@ def _pass(
     batch_size: int,
     workers: int,
     precision: Precision,
+    what: str,
 ) -> ImageFeatures:
     """Apply ``pools``, from images [b c h w] to [b d] by name, to every labelled image."""
     source = labelled(source)
@@ -205,7 +217,8 @@ def _pass(
             torch.inference_mode(),
             torch.autocast(device.type, torch.bfloat16, enabled=runs_in_bfloat16(device, precision)),
         ):
-            for batch in plain_batches(source, size, batch_size, workers, channels, device):
+            batches = plain_batches(source, size, batch_size, workers, channels, device)
+            for batch in watched(batches, -(-len(source) // batch_size), what):
                 images = normalize(batch.views[0], card.mean, card.std)
                 for name, pooled in pools(images).items():
                     found.setdefault(name, []).append(pooled.float().cpu())
@@ -226,6 +239,7 @@ def pixel_features(
     std: Sequence[float],
     batch_size: int = 256,
     workers: int = 0,
+    what: str = "",
 ) -> ImageFeatures:
     """Normalised pixels as features "pixels" [n c·h·w], the control without any encoder.
 
@@ -235,13 +249,15 @@ def pixel_features(
         mean, std: for the normalisation, in [0, 1] units; their length is the number of channels.
         batch_size: images at once.
         workers: processes that read images.
+        what: as for `extract`.
 
     Raises:
         PatchloomError: as `extract`.
     """
     source = labelled(source)
     pixels, indices, unreadable = [], [], []
-    for batch in plain_batches(source, pixels_size(size), batch_size, workers, len(mean)):
+    batches = plain_batches(source, pixels_size(size), batch_size, workers, len(mean))
+    for batch in watched(batches, -(-len(source) // batch_size), what):
         pixels.append(normalize(batch.views[0], mean, std).flatten(1))
         indices.append(batch.indices)
         unreadable += batch.unreadable

@@ -22,17 +22,19 @@ from patchloom.evaluate.features import (
     pixels_size,
     tokens_of,
 )
-from patchloom.evaluate.report import Report, Row, lost_images
+from patchloom.evaluate.pace import watched
+from patchloom.evaluate.report import Report, Row, compared, lost_images
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified
 from patchloom.nets.encode import input_size
 from patchloom.nets.extra_modules import load_extra_module
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
 
+THE_UNTRAINED = "the untrained one"
 UNTRAINED, PIXELS, CHANCE = "untrained", "raw pixels", "majority class"
 
-# test images -> settings of the row and accuracy of each number that the protocol gives
-Score = Callable[[ImageFeatures], list[tuple[dict[str, Any], float]]]
+# test images -> settings of each row that the protocol gives, and [n] whether each image is classified rightly
+Score = Callable[[ImageFeatures], list[tuple[dict[str, Any], Tensor]]]
 # training images, pooling, settings -> how test images are scored; all that is chosen is chosen here
 Fit = Callable[[ImageFeatures, str, EvalSettings], Score]
 
@@ -107,25 +109,27 @@ def extractors(
     at, keep = settings.at, settings.cache
     size, what = input_size(vit), "layers" if layers else "pooled"
 
-    def by(net: VisionTransformer, its_head: InstanceHead | None) -> Callable[[Source], ImageFeatures]:
+    def reading(source: Source, name: str) -> dict[str, Any]:
+        return {**settings.reading(source), "what": f"{name}: features of {len(source):,} images"}
+
+    def by(name: str, net: VisionTransformer, its_head: InstanceHead | None) -> Callable[[Source], ImageFeatures]:
         def take(source: Source) -> ImageFeatures:
-            if layers:
-                return extract(net, card, source, device=at, head=None, layers=True, **settings.reading(source))
-            return extract(net, card, source, device=at, head=its_head, **settings.reading(source))
+            its = None if layers else its_head
+            return extract(net, card, source, device=at, head=its, layers=layers, **reading(source, name))
 
         about = (what, *about_encoder(net, card, at, its_head)) if keep else ()
         return lambda source: remembered(about, source, take, keep=keep)
 
     def pixels(source: Source) -> ImageFeatures:
         about = ("pixels", str(pixels_size(size)), str(card.mean), str(card.std))
-        take = partial(pixel_features, size=size, mean=card.mean, std=card.std, **settings.reading(source))
+        take = partial(pixel_features, size=size, mean=card.mean, std=card.std, **reading(source, PIXELS))
         return remembered(about, source, take, keep=keep)
 
     twin, fresh = untrained_twin(card, head, settings.seed)
     # functions, so that the features of only one are in memory at a time
     return [
-        FeatureExtractor(card.name, by(vit, head), vit),
-        FeatureExtractor(UNTRAINED, by(twin, fresh), twin),
+        FeatureExtractor(card.name, by(card.name, vit, head), vit),
+        FeatureExtractor(UNTRAINED, by(UNTRAINED, twin, fresh), twin),
         FeatureExtractor(PIXELS, pixels, None),
     ]
 
@@ -159,18 +163,19 @@ def compare(
     for name, features_of, _ in extractors(vit, card, settings, head):
         train = features_of(parts.train)
         poolings = train.poolings() if pooling == "all" or name == PIXELS else (pooling,)
-        scores = {
-            protocol.name: {one: protocol.fit(train, one, settings) for one in poolings} for protocol in protocols
-        }
+        scores: dict[str, dict[str, Score]] = {protocol.name: {} for protocol in protocols}
+        for protocol in protocols:
+            for one in watched(poolings, len(poolings), f"{name}: {protocol.name}"):
+                scores[protocol.name][one] = protocol.fit(train, one, settings)
         # every choice has been made: now the test images are read
         test = features_of(parts.test)
-        for protocol, of_pooling in scores.items():
+        for title, of_pooling in scores.items():
             found = [
-                Row.of(name, pooled, protocol, row_settings, value, len(test.labels))
-                for pooled, score in of_pooling.items()
-                for row_settings, value in score(test)
+                Row.of_images(name, pooled, title, row_settings, right)
+                for pooled, score in watched(of_pooling.items(), len(of_pooling), f"{name}: {title}")
+                for row_settings, right in score(test)
             ]
-            rows[protocol].append(found)
+            rows[title].append(found)
         cached += [name] * (train.cached or test.cached)
     size, instance = input_size(vit), head is not None and pooling in ("all", "instance")
     around = circumstances(parts, train, test, size, cached, instance)
@@ -194,7 +199,8 @@ def _report(
         protocol=f"{protocol.sentence(train, test)} {around}",
         headline=(
             f"{protocol.title(trained)}: {trained.text()} against {100 * untrained.value:.1f} % untrained and "
-            f"{100 * pixels.value:.1f} % raw pixels on {n_test:,} test images."
+            f"{100 * pixels.value:.1f} % raw pixels on {n_test:,} test images. "
+            f"{compared(trained, untrained, THE_UNTRAINED)}"
         ),
         quoted=quoted,
         data=parts.test.name,
@@ -230,5 +236,4 @@ def circumstances(
 
 def majority(protocol: str, train: Tensor, test: Tensor) -> Row:
     """The row of a classifier that always predicts the most frequent of the labels ``train`` [n], on ``test`` [m]."""
-    right = (test == train.bincount().argmax()).double().mean().item()
-    return Row.of(CHANCE, "-", protocol, {}, right, len(test))
+    return Row.of_images(CHANCE, "-", protocol, {}, test == train.bincount().argmax())

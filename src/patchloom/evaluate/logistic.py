@@ -60,7 +60,11 @@ class Probe:
 
     def accuracy(self, features: Tensor, labels: Tensor) -> float:
         """Top-1 accuracy on features [m d] with labels [m]; a class without training images counts as an error."""
-        return (self.predict(features) == labels).double().mean().item()
+        return self.right(features, labels).double().mean().item()
+
+    def right(self, features: Tensor, labels: Tensor) -> Tensor:
+        """[m] whether features [m d] are given their labels [m]."""
+        return self.predict(features) == labels
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ TEMPERATURE = 0.07
 _SIMILARITIES = 2**24  # in memory at once
 
 
-@torch.no_grad()
 def knn_accuracies(
     gallery: Tensor,
     gallery_labels: Tensor,
@@ -48,6 +47,24 @@ def knn_accuracies(
     Raises:
         PatchloomError: a k below 1, or every k is larger than the gallery.
     """
+    options = {"weighted": weighted, "temperature": temperature, "chunk": chunk}
+    found = knn_right(gallery, gallery_labels, queries, query_labels, ks, **options)
+    return {k: right.double().mean().item() for k, right in found.items()}
+
+
+@torch.no_grad()
+def knn_right(
+    gallery: Tensor,
+    gallery_labels: Tensor,
+    queries: Tensor,
+    query_labels: Tensor,
+    ks: Sequence[int] = (1, 5, 20, 100),
+    *,
+    weighted: bool = True,
+    temperature: float = TEMPERATURE,
+    chunk: int | None = None,
+) -> dict[int, Tensor]:
+    """Which queries are classified rightly [m], by k in ascending order; all else as for `knn_accuracies`."""
     n = len(gallery)
     counts = sorted({k for k in ks if k <= n})
     if not counts or counts[0] < 1:
@@ -55,7 +72,7 @@ def knn_accuracies(
     gallery = F.normalize(gallery.float(), dim=1)
     classes = int(gallery_labels.max()) + 1
     chunk = chunk or max(1, _SIMILARITIES // n)
-    right = dict.fromkeys(counts, 0)
+    right: dict[int, list[Tensor]] = {k: [] for k in counts}
     for part, truth in zip(queries.split(chunk), query_labels.split(chunk), strict=True):
         similarities, nearest = (F.normalize(part.float(), dim=1) @ gallery.T).topk(counts[-1], dim=1)
         labels = gallery_labels[nearest]
@@ -65,5 +82,5 @@ def knn_accuracies(
         for k in counts:
             votes.scatter_add_(1, labels[:, counted:k], weights[:, counted:k])
             counted = k
-            right[k] += int((votes.argmax(1) == truth).sum())
-    return {k: hits / len(queries) for k, hits in right.items()}
+            right[k].append((votes.argmax(1) == truth).cpu())
+    return {k: torch.cat(hits) for k, hits in right.items()}

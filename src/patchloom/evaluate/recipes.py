@@ -11,15 +11,19 @@ from typing import Any, Literal, get_type_hints
 
 from timm.models.vision_transformer import VisionTransformer
 
+from patchloom.data.splits import MAX_HELD_OUT
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.report import Report
 from patchloom.hints import check
 
 Auto = Literal["auto"]
 
-# Images seen in a training whose epochs are auto: minutes on a CPU, an hour on a GPU.
-_SAMPLES = {"cpu": 100_000, "gpu": 5_000_000}
+# Updates of a training whose epochs are auto: minutes on a CPU, an hour on a GPU. A small set needs as many as a larger
+# one to move the weights as far, so it has more epochs; a large one is still seen so many times.
+_UPDATES = {"cpu": 1_000, "gpu": 20_000}
 _EPOCHS = (10, 300)
+_VALIDATION_SHARE = 0.15
+_LEAST_VALIDATION = 20  # images: with fewer, an image more or less is over 5 points, and chance would choose
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,8 @@ class Recipe:
     """Hyper-parameters of a training; the field names are options of the protocols that train.
 
     Attributes:
-        epochs: passes over the training images; auto follows from a budget of samples.
+        epochs: passes over the training images; auto gives 1,000 updates on a CPU and 20,000 on a GPU, in 10 to 300
+            epochs.
         warmup_epochs: epochs in which the learning rate rises; auto is a tenth of the epochs. Scaled in proportion
             where only the epochs are changed.
         batch: images per step, repeats included; auto follows from the number of training images.
@@ -48,6 +53,10 @@ class Recipe:
         pooling: input of the head: class token, which is added where there is none, or mean of the patch tokens.
         ema: decay of a moving average of the weights, which is then tested instead of them; 0 switches it off.
         clip: maximal norm of the gradient; 0 switches it off.
+        validation: share of the training images that is not trained on but decides which epoch's weights are tested;
+            auto is 0.15, at most 2,000 images, and 0 where that is below 20 images; 0 trains on all and tests the last.
+        patience: share of the epochs; so many without a higher accuracy on the validation images end the training. 1
+            switches it off.
     """
 
     epochs: int | Auto = 100
@@ -70,6 +79,8 @@ class Recipe:
     pooling: Literal["class", "mean"] = "mean"
     ema: float = 0.0
     clip: float = 0.0
+    validation: float | Auto = 0.0
+    patience: float = 1.0
 
     @property
     def mixes(self) -> bool:
@@ -89,9 +100,9 @@ class Recipe:
             if value != "auto" and not low <= value <= high:
                 bounds = f"{low:g} or more" if high == float("inf") else f"{low:g} to {high:g}"
                 raise PatchloomError(f"--{name} must be {bounds}, not {value}")
-        if self.blr == 0 or self.layer_decay == 0 or self.crop_scale == 0:
-            zero = next(name for name in ("blr", "layer_decay", "crop_scale") if getattr(self, name) == 0)
-            raise PatchloomError(f"--{zero} must be above 0")
+        for name in ("blr", "layer_decay", "crop_scale", "patience"):
+            if getattr(self, name) == 0:
+                raise PatchloomError(f"--{name} must be above 0")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise PatchloomError(f"--betas must lie in [0, 1), not {list(self.betas)}")
         if "auto" not in (self.epochs, self.warmup_epochs) and self.warmup_epochs > self.epochs:
@@ -107,15 +118,20 @@ class Recipe:
     def settled(self, n: int, device: str) -> Recipe:
         """The recipe with every ``auto`` resolved, for ``n`` training images and a type of device."""
         kind = "cpu" if device == "cpu" else "gpu"
-        batch, epochs, warmup = self.batch, self.epochs, self.warmup_epochs
+        batch, epochs, warmup, validation = self.batch, self.epochs, self.warmup_epochs, self.validation
+        if validation == "auto":
+            validation = _VALIDATION_SHARE if round(_VALIDATION_SHARE * n) >= _LEAST_VALIDATION else 0.0
+        n -= validation_images(validation, n)
         if batch == "auto":
             usual = 64 if kind == "cpu" else 256
             batch = max(8, min(usual, 2 ** (n // 8).bit_length() // 2)) * self.repeats
         if epochs == "auto":
-            epochs = min(_EPOCHS[1], max(_EPOCHS[0], round(_SAMPLES[kind] / n)))
+            per_epoch = max(1, n // batch)
+            epochs = min(_EPOCHS[1], max(_EPOCHS[0], round(_UPDATES[kind] / per_epoch)))
         if warmup == "auto":
             warmup = epochs / 10
-        return replace(self, batch=batch, epochs=epochs, warmup_epochs=round(warmup, 2))
+        warmup = round(warmup, 2)
+        return replace(self, batch=batch, epochs=epochs, warmup_epochs=warmup, validation=validation)
 
     def plain(self) -> dict[str, Any]:
         """As a dict for JSON."""
@@ -127,8 +143,28 @@ _RANGES = {
     **{"blr": (0, float("inf")), "weight_decay": (0, float("inf")), "layer_decay": (0, 1), "drop_path": (0, 0.99)},
     **{"smoothing": (0, 0.99), "mixup": (0, float("inf")), "cutmix": (0, float("inf")), "randaugment": (0, 10)},
     **{"randaugment_std": (0, float("inf")), "erasing": (0, 1), "repeats": (1, 100), "crop_scale": (0, 1)},
-    **{"ema": (0, 0.999999), "clip": (0, float("inf"))},
+    **{"ema": (0, 0.999999), "clip": (0, float("inf")), "validation": (0, 0.9), "patience": (0, 1)},
 }
+
+
+def validation_images(share: float, n: int) -> int:
+    """How many of ``n`` training images are held out to choose the epoch, where that is a ``share`` of them."""
+    return min(max(1, round(share * n)), MAX_HELD_OUT, n - 1) if share else 0
+
+
+def of_step(recipe: Recipe, n: int) -> tuple[int, int]:
+    """(Distinct images, images with repeats) per step, with ``n`` images that are trained on.
+
+    Raises:
+        PatchloomError: mixup or cutmix with a single image.
+    """
+    images = min(max(1, recipe.batch // recipe.repeats), n)
+    if recipe.mixes and images * recipe.repeats % 2:
+        images -= 1
+    if not images:
+        raise PatchloomError("mixup and cutmix need 2 images in a batch: use --mixup 0 --cutmix 0")
+    return images, images * recipe.repeats
+
 
 # MAE, table 9; the other papers start from it, and it supplies the values that they do not state
 _MAE = Recipe()
@@ -143,6 +179,8 @@ _SMALL = Recipe(
     randaugment=0.0,
     crop_scale=0.6,
     clip=5.0,
+    validation="auto",
+    patience=0.3,
 )
 # DeiT, table 9, on which MP3 builds; DeiT states its rate as 5e-4 for 512 images
 _DEIT = Recipe(epochs=150, blr=2.5e-4, layer_decay=1.0, erasing=0.25, repeats=3, pooling="class")

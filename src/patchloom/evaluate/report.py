@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from torch import Tensor
+
+from patchloom.evaluate.tables import across_settings, by_row, fitting
+from patchloom.shown import Grid, Shown, Verbatim
 
 _Z = 1.959963984540054  # standard normal quantile of a 95 % interval
+_UNSURE = 0.07  # so far from a share its interval may reach before a sentence says that the images are few
 
 
 def wilson(share: float, n: int, z: float = _Z) -> tuple[float, float]:
@@ -43,6 +46,7 @@ class Row:
         value: a share in [0, 1] if the unit is %.
         low, high: the 95 % interval of the value; equal to it if the value is exact.
         unit: of the value.
+        right: [n] whether each test image was classified rightly, to compare two rows by; None where that is unknown.
     """
 
     encoder: str
@@ -53,11 +57,18 @@ class Row:
     low: float
     high: float
     unit: str = "%"
+    right: Tensor | None = field(default=None, compare=False, repr=False)
 
     @staticmethod
     def of(encoder: str, pooling: str, protocol: str, settings: dict[str, Any], value: float, n: int) -> Row:
         """A row whose interval is Wilson's for ``n`` test images."""
         return Row(encoder, pooling, protocol, settings, value, *wilson(value, n))
+
+    @staticmethod
+    def of_images(encoder: str, pooling: str, protocol: str, settings: dict[str, Any], right: Tensor) -> Row:
+        """The accuracy where ``right`` [n] says which test images are classified rightly, with Wilson's interval."""
+        row = Row.of(encoder, pooling, protocol, settings, right.double().mean().item(), len(right))
+        return replace(row, right=right.cpu())
 
     @staticmethod
     def of_means(
@@ -88,6 +99,40 @@ class Row:
         return f"{self.number()} [{low}, {high}]"
 
 
+def paired_difference(one: Tensor, other: Tensor) -> tuple[float, float, float]:
+    """How much higher an accuracy is than another one on the same images, and the 95 % interval of that.
+
+    What both classify rightly, or both wrongly, says nothing about the difference, so that the interval is narrower
+    than two separate ones suggest. Half a case is added to each of the four outcomes (Agresti and Min 2005), which
+    makes it hold for few images, too.
+
+    Args:
+        one, other: [n] whether each image was classified rightly.
+    """
+    n, more, fewer = len(one), int((one & ~other).sum()), int((other & ~one).sum())
+    all_, gained, lost = n + 2, more + 0.5, fewer + 0.5
+    middle = (gained - lost) / all_
+    reach = _Z * math.sqrt(gained + lost - (gained - lost) ** 2 / all_) / all_
+    return (more - fewer) / n, middle - reach, middle + reach
+
+
+def compared(row: Row, control: Row, called: str) -> str:
+    """A sentence on whether an encoder is better than a control, in words that the paired interval decides.
+
+    Args:
+        row: the encoder's.
+        control: on the same test images.
+        called: the control, such as "the untrained one".
+    """
+    if row.right is None or control.right is None or len(row.right) != len(control.right):
+        return f"It cannot be compared with {called}, which was asked other images."
+    points, low, high = (100 * share for share in paired_difference(row.right, control.right))
+    interval = f"[{low:+.1f}, {high:+.1f}]"
+    if low <= 0 <= high:
+        return f"The encoder is not told apart from {called} ({points:+.1f} points {interval})."
+    return f"The encoder is {abs(points):.1f} points {'better' if points > 0 else 'worse'} than {called} {interval}."
+
+
 @dataclass(frozen=True)
 class Drawing:
     """A picture that `protocols.evaluate` is to draw.
@@ -110,8 +155,8 @@ def lost_images(unreadable: Sequence[str], what: str = "images") -> list[str]:
     return [f"{len(unreadable):,} {what} could not be read and were left out, such as {unreadable[0]}."]
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Shown):
     """All rows of one evaluation and what they have in common.
 
     Attributes:
@@ -147,19 +192,37 @@ class Report:
     short: bool = False
     drawings: tuple[Drawing, ...] = ()
 
+    def parts(self, width: int) -> list[str | Grid]:
+        """See `Shown`."""
+        said: list[str | Grid] = [self.protocol, "", self.table(width), "", self.headline]
+        said += [self.spread()] * bool(self.others)
+        said += [self.caution()] * bool(self.caution())
+        return [*said, *(Verbatim(f"Picture: {drawing.out}") for drawing in self.drawings)]
+
+    def table(self, width: int) -> Grid:
+        """All rows, in the form that fits into ``width`` characters."""
+        if not any(self.across in row.settings for row in self.rows):
+            return fitting([by_row(self.rows)], width)
+        wide = across_settings(self.rows, self.across, down=self.down, short=self.short, symbols=self.symbols)
+        return fitting([*wide, by_row(self.rows)], width)
+
     def print(self, console: Console) -> None:
-        """Print the protocol, the table and the headline."""
-        wide = any(self.across in row.settings for row in self.rows)
-        across = _down if self.down else partial(_across, short=self.short, symbols=self.symbols)
-        table = across(self.rows, self.across) if wide else _by_row(self.rows)
+        """Print it to a console of rich."""
         # names and paths may contain brackets, which rich would parse as markup
-        console.print(self.protocol, markup=False, highlight=False)
-        console.print(table, markup=False, highlight=False)
-        console.print(self.headline, markup=False, highlight=False)
-        if self.others:
-            console.print(self.spread(), markup=False, highlight=False)
-        for drawing in self.drawings:
-            console.print(f"Picture: {drawing.out}", markup=False, highlight=False, soft_wrap=True)
+        console.print(self.text(console.width), markup=False, highlight=False, soft_wrap=True)
+
+    def caution(self) -> str:
+        """A sentence, if the test images are too few for the number that is quoted first; else nothing."""
+        if not self.quoted or self.quoted[0].unit != "%":
+            return ""
+        first = self.quoted[0]
+        reach = max(first.high - first.value, first.value - first.low)
+        if first.low == first.high or reach <= _UNSURE:
+            return ""
+        return (
+            f"The {self.n_test:,} test images are few: others could have given {first.number(first.low)} as well as "
+            f"{first.number(first.high)}."
+        )
 
     def spread(self) -> str:
         """A sentence with mean and range over the seeds of the quoted numbers."""
@@ -177,69 +240,3 @@ class Report:
             name = f"{row.encoder}, {' or '.join(where[number])}" if several and where[number] else row.encoder
             said.append(f"{name} {mean} ({low} to {high})")
         return f"Over {len(reports)} seeds, mean and range: {'; '.join(said)}."
-
-
-def _across(rows: list[Row], across: str, short: bool, symbols: Mapping[str, str]) -> Table:
-    """A table with a line per encoder, pooling and other settings, and a column per value of ``across``."""
-    columns = list(dict.fromkeys(row.settings[across] for row in rows if across in row.settings))
-    names = [name for name in _varying(rows) if name != across]
-    called = {name: symbols.get(name, name.replace("_", " ")) for name in (across, *names)}
-    headings = (value if isinstance(value, str) else f"{called[across]} = {_short(value)}" for value in columns)
-    first = _names(rows)
-    table = Table(*first, *(called[name] for name in names), *headings)
-    lines: dict[tuple[str, ...], dict[Any, str]] = {}
-    for row in rows:
-        line = (row.encoder, row.pooling)[: len(first)] + tuple(_setting(row, name) for name in names)
-        # a value that does not depend on the setting is in every column
-        under = [row.settings[across]] if across in row.settings else columns
-        shown = row.number().removesuffix(row.unit).strip() if short else row.text().replace(" [", "\n[")
-        lines.setdefault(line, {}).update(dict.fromkeys(under, shown))
-    for line, after in zip(lines, [*list(lines)[1:], None], strict=True):
-        last = after is None or after[0] != line[0]
-        table.add_row(*line, *(lines[line].get(value, "") for value in columns), end_section=last)
-    return table
-
-
-def _down(rows: list[Row], across: str) -> Table:
-    """A table with a line per value of ``across`` and a column per encoder, then a line per row without ``across``."""
-    encoders = list(dict.fromkeys(row.encoder for row in rows if across in row.settings))
-    cells: dict[str, dict[str, str]] = {}
-    for row in rows:
-        if across in row.settings:
-            cells.setdefault(_setting(row, across), {})[row.encoder] = row.text()
-    table = Table(across, *encoders)
-    for value, found in cells.items():
-        table.add_row(value, *(found.get(encoder, "") for encoder in encoders))
-    table.add_section()
-    for row in rows:
-        if across not in row.settings:  # it is in every column
-            table.add_row(row.encoder, *[row.text()] * len(encoders))
-    return table
-
-
-def _by_row(rows: list[Row]) -> Table:
-    """A table with a line per row, and a column for every setting that differs between rows."""
-    names, first = _varying(rows), _names(rows)
-    table = Table(*first, *(name.replace("_", " ") for name in names), "value, 95 % interval")
-    for row, after in zip(rows, [*rows[1:], None], strict=True):
-        line = (row.encoder, row.pooling)[: len(first)] + tuple(_setting(row, name) for name in names)
-        table.add_row(*line, row.text(), end_section=after is None or after.encoder != row.encoder)
-    return table
-
-
-def _varying(rows: list[Row]) -> list[str]:
-    """Names of settings that differ between the rows that have settings."""
-    values = {name: [row.settings.get(name) for row in rows if row.settings] for row in rows for name in row.settings}
-    return [name for name, found in values.items() if any(value != found[0] for value in found)]
-
-
-def _names(rows: list[Row]) -> tuple[str, ...]:
-    return ("encoder", "pooling") if any(row.pooling != "-" for row in rows) else ("encoder",)
-
-
-def _setting(row: Row, name: str) -> str:
-    return _short(row.settings[name]) if name in row.settings else ""
-
-
-def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -19,6 +19,7 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import has_labels, labelled
 from patchloom.hints import check
 from patchloom.machine import Cores, cores, workers
+from patchloom.waiting import Waiting
 
 _FEW_BATCHES = 8  # on a CPU: for fewer, starting processes costs more than it saves (seconds where they are not forked)
 
@@ -127,7 +128,8 @@ def open_and_tell(data: str | Path | Sequence[str | Path], group: str | None = N
     Raises:
         PatchloomError: no such data, no images in it, or no such groups.
     """
-    opened, told = open_data(data, group=group), _told.get()
+    with Waiting("listing the images"):
+        opened, told = open_data(data, group=group), _told.get()
     if told is not None:
         for note in opened.notes:
             if note not in told:
@@ -151,6 +153,11 @@ def parts_of(data: str | Path | Sequence[str | Path], settings: EvalSettings, la
         PatchloomError: no such data, or no labels where they are needed.
     """
     opened = open_and_tell(data, settings.group)
+    with Waiting("looking for copies among the images"):
+        return _parted(opened, settings, labels)
+
+
+def _parted(opened: Data, settings: EvalSettings, labels: bool) -> Parts:
     own = opened.test if not labels or has_labels(opened.test) else None
     whole = labelled(opened.train) if labels else opened.train
     if own is not None:

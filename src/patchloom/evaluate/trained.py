@@ -13,17 +13,23 @@ from timm.models.vision_transformer import VisionTransformer
 from patchloom.data import Source, hold_out
 from patchloom.data.groups import ungrouped
 from patchloom.errors import PatchloomError
+from patchloom.evaluate.answers import Answers, answers
 from patchloom.evaluate.classifier import Classifier, class_names
-from patchloom.evaluate.features import Precision, classes_of, labels_of, runs_in_bfloat16
-from patchloom.evaluate.fit import Answers, FitPlan, answers, seeded, train
-from patchloom.evaluate.frozen import majority
+from patchloom.evaluate.features import Precision, classes_of, labels_of, trains_in_bfloat16
+from patchloom.evaluate.fit import FitPlan, seconds_of_step, seeded, train
+from patchloom.evaluate.frozen import THE_UNTRAINED, UNTRAINED, majority
+from patchloom.evaluate.pace import TimeLeft, duration, waiting_for
 from patchloom.evaluate.recipes import Recipe, recipe_for
-from patchloom.evaluate.report import Report, Row, lost_images
+from patchloom.evaluate.report import Report, Row, compared, lost_images
 from patchloom.evaluate.settings import EvalSettings, Parts
+from patchloom.evaluate.training import Trained
+from patchloom.nets.native.choice import choose_kernels
 from patchloom.nets.weights import EncoderCard
 
 SCRATCH = "from scratch"
 RATE_VALIDATION_SHARE = 0.1
+_CALLED = {SCRATCH: "training from scratch", UNTRAINED: THE_UNTRAINED}
+_MEASURED_FROM = 100  # steps: fewer are made sooner than told about
 
 Build = Callable[[Recipe], Classifier]
 
@@ -71,12 +77,18 @@ def plan_for(
         raise PatchloomError(
             f"{n} training images are too few for {len(class_names(train_on))} classes: give at least one of each"
         )
-    recipe = recipes[0].settled(n, settings.at.type)
-    return FitPlan(name, recipe, tuple(sorted({recipe.blr for recipe in recipes})), card, settings, precision)
+    device = settings.at
+    recipe = recipes[0].settled(n, device.type)
+    half = trains_in_bfloat16(device, precision)
+    kernels, _ = choose_kernels(vit, device.type, half and not recipe.drop_path, recipe.batch)
+    rates = tuple(sorted({recipe.blr for recipe in recipes}))
+    return FitPlan(name, recipe, rates, card, settings, precision, half, kernels)
 
 
-def fit(candidate: Candidate, plan: FitPlan, source: Source) -> tuple[Classifier, dict[str, Any]]:
-    """Train a candidate on all images, with the base learning rate chosen on a held-out, stratified tenth of them.
+def fit(
+    candidate: Candidate, plan: FitPlan, source: Source, left: TimeLeft | None = None
+) -> tuple[Classifier, dict[str, Any]]:
+    """Train a candidate, with the base learning rate chosen on a held-out, stratified tenth of the images.
 
     Of equally good rates the lowest is chosen.
 
@@ -90,21 +102,43 @@ def fit(candidate: Candidate, plan: FitPlan, source: Source) -> tuple[Classifier
         rest, held = hold_out(whole, RATE_VALIDATION_SHARE, len(source), plan.settings.seed)
         found = []
         for rate in plan.rates:
-            model = _fitted(candidate, plan.at(rate), rest, f"{candidate.name}, blr {rate:g}")
+            model = _fitted(candidate, plan.at(rate), rest, f"{candidate.name}, blr {rate:g}", left).model
             found.append(answers(model, held, plan.card, plan.settings, plan.precision).accuracy())
             print(f"  {candidate.name}, blr {rate:g}: {found[-1]:.1%} of {len(held):,} held-out images", flush=True)
         best = int(np.argmax(found))
         plan = plan.at(plan.rates[best])
         chosen = {"held_out_accuracy": found[best], "held_out": len(held)}
-    precision = "bfloat16" if runs_in_bfloat16(plan.settings.at, plan.precision) else "float32"
-    row_settings = {"recipe": plan.name, **plan.recipe.plain(), "precision": precision, **candidate.settings, **chosen}
-    return _fitted(candidate, plan, source, candidate.name), row_settings
+    trained = _fitted(candidate, plan, source, candidate.name, left)
+    how = {"precision": "bfloat16" if plan.half else "float32", **candidate.settings, **chosen, **trained.chosen}
+    return trained.model, {"recipe": plan.name, **plan.recipe.plain(), **how}
 
 
-def _fitted(candidate: Candidate, plan: FitPlan, source: Source, name: str) -> Classifier:
+def _fitted(candidate: Candidate, plan: FitPlan, source: Source, name: str, left: TimeLeft | None) -> Trained:
     with seeded(plan.settings.seed):
         model = candidate.build(plan.recipe)
-    return train(model, source, plan, name)
+    return train(model, source, plan, name, left)
+
+
+def _announced(candidates: Sequence[Candidate], plan: FitPlan, source: Source) -> TimeLeft:
+    """Say what will be trained, and how long all of it takes, from a few steps."""
+    n, rates = len(source), len(plan.rates)
+    each = plan.steps(n)
+    tried = plan.steps(n - max(1, round(RATE_VALIDATION_SHARE * n))) * rates if rates > 1 else 0
+    left = TimeLeft(len(candidates) * (each + tried))
+    if left.steps < _MEASURED_FROM:
+        return left
+    with seeded(plan.settings.seed), waiting_for("measuring a few steps"):
+        model = candidates[0].build(plan.recipe)
+        left.seconds = seconds_of_step(model, source, plan)
+    names = ", then ".join(candidate.name for candidate in candidates)
+    sooner = ", or less where the accuracy rises no more" if plan.recipe.validation and plan.recipe.patience < 1 else ""
+    choosing = f", and {rates} rates to choose from" if rates > 1 else ""
+    print(
+        f"Training {names}: {plan.recipe.epochs:,} epochs of {each // plan.recipe.epochs:,} steps each{choosing}. All "
+        f"of it takes about {duration(left.steps * left.seconds)}{sooner}.",
+        flush=True,
+    )
+    return left
 
 
 def train_and_test(
@@ -120,18 +154,17 @@ def train_and_test(
         plan: how they are trained.
         parts: training and test images.
     """
-    fitted = []
+    fitted, left = [], _announced(candidates, plan, parts.train)
     for candidate in candidates:
-        model, row_settings = fit(candidate, plan, parts.train)
+        model, row_settings = fit(candidate, plan, parts.train, left)
         if candidate.save is not None:
             candidate.save(model, row_settings)
         fitted.append((candidate, model.cpu(), row_settings))
     # every choice has been made: now the test images are read
     rows, found = [], []
     for candidate, model, row_settings in fitted:
-        found.append(answers(model, parts.test, plan.card, plan.settings, plan.precision))
-        accuracy, n = found[-1].accuracy(), len(found[-1].labels)
-        rows.append(Row.of(candidate.name, model.pooling, protocol, row_settings, accuracy, n))
+        found.append(answers(model, parts.test, plan.card, plan.settings, plan.precision, candidate.name))
+        rows.append(Row.of_images(candidate.name, model.pooling, protocol, row_settings, found[-1].right))
         model.cpu()
     said = [done, _recipe_sentence(plan, parts, rows[0].settings)]
     return report_of(protocol, f"{title} ({plan.name}): ", said, rows, parts, plan.settings, found[-1])
@@ -157,10 +190,13 @@ def report_of(
     controls = [f"{row.number()} {row.encoder}" for row in (*rows[1:], chance)]
     first = rows[0].text() if rows[0].encoder != SCRATCH else f"{SCRATCH} {rows[0].text()}"
     against = f"{', '.join(controls[:-1])} and {controls[-1]}" if len(controls) > 1 else controls[0]
+    verdict = ""
+    if len(rows) > 1 and rows[1].encoder in _CALLED:
+        verdict = f" {compared(rows[0], rows[1], _CALLED[rows[1].encoder])}"
     return Report(
         rows=[*rows, chance],
         protocol=" ".join(said),
-        headline=f"{title}{first} against {against} on {n:,} test images.",
+        headline=f"{title}{first} against {against} on {n:,} test images.{verdict}",
         quoted=tuple(rows),
         data=parts.test.name,
         fingerprint=parts.test.fingerprint(),
@@ -179,6 +215,10 @@ def _recipe_sentence(plan: FitPlan, parts: Parts, row_settings: Mapping[str, Any
             " The base learning rate was chosen, for each model by itself, on a stratified "
             f"{RATE_VALIDATION_SHARE:.0%} of the training images, then all of them were trained on."
         )
+    if plan.recipe.validation:
+        held, patience = row_settings["validation_images"], plan.recipe.patience
+        ended = f"; {patience:.0%} of the epochs without a higher accuracy end the training" if patience < 1 else ""
+        chosen += f" The epoch that is tested was chosen on {held:,} of them, which were not trained on{ended}."
     return (
         f"Trained on {len(parts.train):,} images by the recipe {plan.name}: {recipe}.{chosen} Tested once, on "
         f"{len(parts.test):,} others."

@@ -9,18 +9,16 @@ import torch
 
 from patchloom import machine
 from patchloom.errors import PatchloomError
-from patchloom.machine import Cores, attention_gain, best_threads, bfloat16_gain, compile_gain, cores, fused_gain
-from patchloom.memory import memory
+from patchloom.machine import Cores, best_threads, bfloat16_pays, compile_gain, cores, fused_gain
 from patchloom.nets import native
 from patchloom.nets.build import EncoderSpec, outline
 from patchloom.nets.native.blocks import serves
-from patchloom.nets.performance import attention_shape, weights_bytes
+from patchloom.nets.native.choice import NOT_SERVED, choose_kernels
+from patchloom.nets.performance import attention_shape
 
 _WORTH = 1.05  # less than that is noise
 _CLEARLY = 0.8  # forms that are nearly alike shall not be chosen by chance: the results differ in their last digits
 
-_MAX_STORED = 0.25  # of the memory, by attention weights that a fused kernel would not store
-_NOT_SERVED = "native ones are for plain blocks, whose heads have a multiple of 16 channels"
 _MAX_EXPLICIT = 2**28  # numbers: of an explicit softmax of one image, GiB and seconds even to try it
 
 
@@ -62,8 +60,8 @@ def precision(device: str) -> tuple[str, str]:
         return ("bfloat16", "the GPU has it") if good else ("float16", "the GPU has no bfloat16")
     if device == "mps":
         return "float32", "the safe choice on an Apple GPU"
-    gain = bfloat16_gain()
-    return ("bfloat16" if gain > 1.2 else "float32"), f"bfloat16 products are ×{gain:.1f} as fast here"
+    pays, why = bfloat16_pays()
+    return ("bfloat16" if pays else "float32"), why
 
 
 def attention(device: str, precision: str, spec: EncoderSpec) -> tuple[str, str]:
@@ -86,19 +84,7 @@ def kernels(device: str, bfloat16: bool, spec: EncoderSpec, images: int) -> tupl
         spec: of the encoder.
         images: of a step.
     """
-    if device != "cpu" or not bfloat16:
-        return "torch", "native ones are for bfloat16 on a CPU"
-    vit = outline(spec)
-    if not serves(vit):
-        return "torch", _NOT_SERVED
-    stored = weights_bytes(vit, images) / 2**30
-    if stored > _MAX_STORED * memory(device)[1]:
-        return "torch", f"native ones would keep {stored:,.0f} GiB of attention weights"
-    if reason := native.missing():
-        return "torch", reason
-    shape = device, "bfloat16", *attention_shape(vit)
-    gain = attention_gain("native", native.attention, *shape) / max(1.0, fused_gain(*shape))
-    return ("native" if gain > _WORTH else "torch"), f"native attention is ×{gain:.2f} as fast here"
+    return choose_kernels(outline(spec), device, bfloat16, images)
 
 
 def check_kernels(kernels: str, device: str, bfloat16: bool, spec: EncoderSpec) -> None:
@@ -113,7 +99,7 @@ def check_kernels(kernels: str, device: str, bfloat16: bool, spec: EncoderSpec) 
     if device != "cpu" or not bfloat16:
         raise PatchloomError("--kernels native is for bfloat16 on a CPU: add --precision bfloat16, or leave it out")
     if not serves(outline(spec)):
-        raise PatchloomError(f"--kernels native does not fit this model, since {_NOT_SERVED}: use --kernels torch")
+        raise PatchloomError(f"--kernels native does not fit this model, since {NOT_SERVED}: use --kernels torch")
     native.library()
 
 

@@ -27,6 +27,7 @@ from patchloom.questions.measure import Measure
 from patchloom.runs.folder import RunFolder, metrics_row, plain_name
 from patchloom.runs.settings import DEFAULT_TASK, Settings, request
 from patchloom.runs.task import load_task, prepare_task, run_card
+from patchloom.shown import Shown, Verbatim
 from patchloom.stopping import Stop
 from patchloom.tasks.task import Task
 from patchloom.train.batches import batches_of
@@ -53,8 +54,8 @@ COLLAPSED = (
 )
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, repr=False)
+class Run(Shown):
     """A finished run.
 
     Attributes:
@@ -64,6 +65,10 @@ class Run:
 
     folder: Path
     summary: str
+
+    def parts(self, width: int) -> list[str]:
+        """See `Shown`."""
+        return [Verbatim(f"Run {self.folder}"), self.summary]
 
 
 def pretrain(

@@ -9,8 +9,8 @@ import torch
 from patchloom.data import Data, open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import evaluate, settings
+from patchloom.evaluate.answers import Answers
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, save_classifier
-from patchloom.evaluate.fit import Answers
 from patchloom.evaluate.protocols.ensemble import agreement_of, average
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard

@@ -2,6 +2,7 @@
 
 import csv
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +13,17 @@ import timm
 import torch
 from timm.models.vision_transformer_relpos import RelPosAttention, VisionTransformerRelPos
 
+from patchloom import waiting
 from patchloom.cli import main
 from patchloom.data import Data, Source, open_data
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import EvalSettings, Report, evaluate, settings, trained
+from patchloom.evaluate import EvalSettings, Report, evaluate, features, settings, trained
+from patchloom.evaluate.answers import answers
 from patchloom.evaluate.classifier import Classifier, load_classifier, read_classifier, variant_of
-from patchloom.evaluate.fit import _Training, answers, seeded
+from patchloom.evaluate.fit import seeded
 from patchloom.evaluate.trained import Candidate, fit, plan_for
+from patchloom.evaluate.training import Trained, Training
+from patchloom.nets import native
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.encode import grid_size, patch_positions
 from patchloom.nets.variants import RelativeAttention, vary
@@ -166,13 +171,13 @@ def _tuned(run: Path, **options) -> Report:
 
 
 def test_the_rate_is_chosen_without_a_look_at_the_test_images(run: Path, record_reads, monkeypatch) -> None:
-    tried, before = [], _Training.__init__
+    tried, before = [], Training.__init__
 
-    def watched(self, model, source, plan):
-        tried.append((len(source), plan.recipe.blr))
-        before(self, model, source, plan)
+    def watched(self, model, source, recipe, *rest, **options):
+        tried.append((len(source), recipe.blr))
+        before(self, model, source, recipe, *rest, **options)
 
-    monkeypatch.setattr(_Training, "__init__", watched)
+    monkeypatch.setattr(Training, "__init__", watched)
     record = record_reads(120, 60)
     honest = _tuned(run, blr=[0.02, 1e-4])
     settings = honest.rows[0].settings
@@ -192,7 +197,12 @@ def test_the_best_rate_is_chosen_and_of_equals_the_lowest(run: Path, monkeypatch
     source = open_data("digits").train.subset(range(60))
     plan = plan_for("small", {"blr": [0.4, 0.1, 0.2, 0.3]}, vit, card, source, EvalSettings(device="cpu"), "float32")
     shares, done = iter((0.3, 0.7, 0.7, 0.1)), []
-    monkeypatch.setattr(trained, "train", lambda model, images, plan, name: done.append((plan.recipe.blr, len(images))))
+
+    def train(model, images, plan, name, left):
+        done.append((plan.recipe.blr, len(images)))
+        return Trained(model, {})
+
+    monkeypatch.setattr(trained, "train", train)
     monkeypatch.setattr(trained, "answers", lambda *given: SimpleNamespace(accuracy=lambda: next(shares)))
     _, settings = fit(Candidate("one", lambda recipe: None, {"positions": "keep"}), plan, source)
     assert done == [(0.1, 54), (0.2, 54), (0.3, 54), (0.4, 54), (0.2, 60)]
@@ -242,7 +252,7 @@ def test_what_is_saved_says_the_same_again(run: Path, tmp_path: Path, positions:
 
 
 def test_what_is_interrupted_leaves_nothing_and_begins_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step, done = _Training._step, []
+    step, done = Training._step, []
 
     def interrupted(self, *given):
         done.append(1)
@@ -251,7 +261,7 @@ def test_what_is_interrupted_leaves_nothing_and_begins_again(run: Path, monkeypa
         return step(self, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_Training, "_step", interrupted)
+        patch.setattr(Training, "_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             _tuned(run, max_train=40)
     assert [path.name for path in run.iterdir()] == ["encoder.safetensors"]
@@ -264,7 +274,7 @@ def test_the_command_line_from_end_to_end(run: Path, capsys: pytest.CaptureFixtu
     assert main(["evaluate", *words]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     for part in (
-        *("small · epoch 1.0/1 · loss", "0:00:00 left", "saved as", "positions: learned. From scratch is the same"),
+        *("small: trained for 1 epoch, ", "saved as", "positions: learned. From scratch is the same"),
         *(
             "Trained on 40 images by the recipe small: epochs 1, warmup epochs 0.1, batch 8, blr 0.004,",
             "majority class",
@@ -314,3 +324,70 @@ def test_a_loss_that_is_no_number_stops_it(run: Path) -> None:
     candidate = Candidate("bad", lambda recipe: Classifier(vary(vit, card), 10, "mean"), {})
     with pytest.raises(PatchloomError, match="not finite after 1 steps: lower --blr"):
         fit(candidate, plan, source)
+
+
+def test_the_time_of_all_trainings_is_said_before_they_begin(run: Path, capsys: pytest.CaptureFixture) -> None:
+    _tuned(run, max_train=160, control=True, epochs=10)
+    first, *others = capsys.readouterr().out.splitlines()
+    # 136 images in steps of 16, the other 24 are for validation
+    said = r"Training small, then from scratch: 10 epochs of 8 steps each\. All of it takes about \d+ s, or less where "
+    assert re.match(said, first) and "was best" in others[0] and "of 24 validation images" in others[0]
+
+
+def test_the_line_has_the_time_left_of_all_trainings(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines, step = [], Training._step
+
+    def watched(self, *given):
+        lines.append(waiting._teller.under_way[-1].line())
+        return step(self, *given)
+
+    monkeypatch.setattr(Training, "_step", watched)
+    _tuned(run, max_train=40, control=True, epochs=3)
+    assert len(lines) == 30 and lines[0].endswith("s left · small · the first step")
+    assert re.fullmatch(r"\d+ s left · small · epoch 0\.2/3 · loss \d\.\d{3}", lines[1])
+    assert re.fullmatch(r"\d+ s left · from scratch · epoch 2\.8/3 · loss \d\.\d{3}", lines[-1])
+
+
+@pytest.mark.parametrize("asked", ["auto", "float32"])
+def test_auto_is_bfloat16_where_that_is_faster(run: Path, monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    monkeypatch.setattr(features, "bfloat16_pays", lambda: (True, "here"))
+    seen, chosen = set(), []
+    monkeypatch.setattr(trained, "choose_kernels", lambda vit, *how: chosen.append(how) or ("torch", ""))
+    forward = Classifier.forward
+
+    def watched(self, images):
+        seen.add((self.training, torch.is_autocast_enabled("cpu")))
+        return forward(self, images)
+
+    monkeypatch.setattr(Classifier, "forward", watched)
+    report = _tuned(run, max_train=40, precision=asked)
+    half = asked == "auto"
+    # the test is in float32, as it is for whoever loads the classifier
+    assert report.rows[0].settings["precision"] == ("bfloat16" if half else "float32")
+    assert seen == {(True, half), (False, False)} and chosen == [("cpu", half, 8)]
+
+
+@pytest.mark.skipif(native.lacking() is not None, reason=f"native kernels cannot be had: {native.lacking()}")
+def test_native_kernels_train_as_torchs_do(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "bfloat16_pays", lambda: (True, "here"))
+    used: list[bool] = []
+    for kernels in ("torch", "native"):
+        monkeypatch.setattr(trained, "choose_kernels", lambda *given, kernels=kernels: (kernels, ""))
+        with monkeypatch.context() as patch:
+            patch.setattr(Training, "_step", _noting(used))
+            report = _tuned(run, max_train=40, out=str(run / f"{kernels}.safetensors"))
+        assert report.n_test == 360
+    assert used == [False] * 10 + [True] * 10
+    one, other = (load_classifier(run / f"{name}.safetensors")[0].state_dict() for name in ("torch", "native"))
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], atol=5e-3, rtol=0.1)
+
+
+def _noting(used: list[bool]):
+    step = Training._step
+
+    def noting(self, *given):
+        used.append(all(block.native for block in self.model.encoder.blocks))
+        return step(self, *given)
+
+    return noting

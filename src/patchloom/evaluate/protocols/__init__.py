@@ -14,6 +14,7 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate.report import Report
 from patchloom.evaluate.rows import append_rows, check_rows
 from patchloom.evaluate.settings import EvalSettings, telling
+from patchloom.evaluate.unfinished import until_done
 
 # paths of functions: a protocol is imported when it is needed
 PROTOCOLS: dict[str, str] = {
@@ -88,12 +89,14 @@ def evaluate(protocol: str, run: str | Path, data: str | Path, **options: Any) -
         results = Path(run) / "results.csv"
         check_rows(results)
     reports: list[Report] = []
-    with telling():
+    with telling(), until_done():
         for seed in range(settings.seed, settings.seed + settings.seeds):
+            if settings.seeds > 1:
+                print(f"Seed {seed}, {seed - settings.seed + 1} of {settings.seeds}:", flush=True)
             report = function(run, data, replace(settings, seed=seed), **given, **options)
+            reports.append(report if settings.workers != "auto" else _with_readers(report, settings))
             if results is not None:
                 append_rows(results, report)
-            reports.append(report if settings.workers != "auto" else _with_readers(report, settings))
     for drawing in reports[-1].drawings:
         _at(drawing.function)(**drawing.content, out=drawing.out)
     return replace(reports[-1], others=tuple(reports[:-1]))

@@ -41,7 +41,7 @@ def blocks(
         count: number of blocks.
         recipe: small (ours), droppos, mae, mp3, extrema or lut (the papers'); each value below replaces one of its own.
         control: do the same on an untrained encoder, too.
-        precision: float32, or bfloat16 products; auto is bfloat16 where a CUDA device has it.
+        precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
         changes: values of the recipe.
 
     Raises:

@@ -11,9 +11,9 @@ import torch
 
 from patchloom.data import Source
 from patchloom.errors import PatchloomError
+from patchloom.evaluate.answers import Answers, answers
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, class_names, load_classifier, read_classifier
 from patchloom.evaluate.features import Precision
-from patchloom.evaluate.fit import Answers, answers
 from patchloom.evaluate.report import Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.evaluate.trained import report_of
@@ -59,13 +59,15 @@ def ensemble(
     parts = parts_of(data, settings)
     fingerprint = parts.test.fingerprint()
     members = [_member(path, parts.test, fingerprint, settings) for path in paths]
-    said = [answers(member.model, parts.test, member.card.encoder, settings, precision) for member in members]
+    said = [
+        answers(member.model, parts.test, member.card.encoder, settings, precision, member.name) for member in members
+    ]
     mean, agreement = average(said), agreement_of(said)
-    n, pooling = len(mean.labels), "-"
+    pooling = "-"
     row_settings = {"members": len(members), "agreement": agreement}
-    rows = [Row.of(ENSEMBLE, pooling, "ensemble", row_settings, mean.accuracy(), n)]
+    rows = [Row.of_images(ENSEMBLE, pooling, "ensemble", row_settings, mean.right)]
     for member, found in zip(members, said, strict=True):
-        rows.append(Row.of(member.name, member.model.pooling, "ensemble", {}, found.accuracy(), n))
+        rows.append(Row.of_images(member.name, member.model.pooling, "ensemble", {}, found.right))
     done = (
         f"Ensemble: the mean of the softmax outputs of {len(members)} fine-tuned classifiers; nothing was trained or "
         f"chosen. Two of them name the same class for {agreement:.1%} of the test images"

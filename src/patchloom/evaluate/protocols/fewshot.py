@@ -59,7 +59,7 @@ def fewshot(
         recipe: small (ours), droppos, mae, mp3, extrema or lut (the papers'); each value below replaces one of its own.
         positions: keep, fixed, learned, relative or none, as in finetune.
         control: train from scratch, too.
-        precision: float32, or bfloat16 products; auto is bfloat16 where a CUDA device has it.
+        precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
         changes: values of the recipe.
 
     Raises:

@@ -53,7 +53,7 @@ def finetune(
             is keep, or fixed for an encoder without positions.
         control: train from scratch, too.
         from_scratch: only train from scratch.
-        precision: float32, or bfloat16 products; auto is bfloat16 where a CUDA device has it.
+        precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
         out: file of the fine-tuned classifier; by default finetuned/DATA-RECIPE-SEED.safetensors in the run.
         changes: values of the recipe.
 

@@ -7,10 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from torch import Tensor
+
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import ImageFeatures, Pooling
 from patchloom.evaluate.frozen import FrozenProtocol, Score, measure_run
-from patchloom.evaluate.neighbours import TEMPERATURE, knn_accuracies
+from patchloom.evaluate.neighbours import TEMPERATURE, knn_right
 from patchloom.evaluate.report import Report, Row
 from patchloom.evaluate.settings import EvalSettings
 
@@ -51,9 +53,9 @@ def knn_with(ks: Sequence[int]) -> FrozenProtocol:
 
 
 def _fit(train: ImageFeatures, pooling: str, settings: EvalSettings, *, ks: Sequence[int]) -> Score:
-    def score(test: ImageFeatures) -> list[tuple[dict[str, float], float]]:
-        found = knn_accuracies(train.pooled(pooling), train.labels, test.pooled(pooling), test.labels, ks)
-        return [({"k": k, "temperature": TEMPERATURE}, value) for k, value in found.items()]
+    def score(test: ImageFeatures) -> list[tuple[dict[str, float], Tensor]]:
+        found = knn_right(train.pooled(pooling), train.labels, test.pooled(pooling), test.labels, ks)
+        return [({"k": k, "temperature": TEMPERATURE}, right) for k, right in found.items()]
 
     return score
 

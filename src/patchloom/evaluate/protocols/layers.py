@@ -9,10 +9,10 @@ from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import ImageFeatures
-from patchloom.evaluate.frozen import PIXELS, circumstances, extractors, majority
+from patchloom.evaluate.frozen import PIXELS, THE_UNTRAINED, circumstances, extractors, majority
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, hold_out_for_choice
-from patchloom.evaluate.neighbours import TEMPERATURE, knn_accuracies
-from patchloom.evaluate.report import Drawing, Report, Row
+from patchloom.evaluate.neighbours import TEMPERATURE, knn_right
+from patchloom.evaluate.report import Drawing, Report, Row, compared
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.encode import input_size
 from patchloom.nets.weights import load_encoder
@@ -44,9 +44,9 @@ def layers(
         test = features_of(parts.test)
         pooling, found = "pixels" if name == PIXELS else "mean", []
         for values, queries, about in zip(train.tokens.values(), test.tokens.values(), row_settings, strict=True):
-            accuracy = _vote(values, train.labels, queries, test.labels, k, settings)
+            right = _vote(values, train.labels, queries, test.labels, k, settings)
             about = {"k": k, "temperature": TEMPERATURE, **about}
-            found.append(Row.of(name, pooling, "layers", about, accuracy, len(test.labels)))
+            found.append(Row.of_images(name, pooling, "layers", about, right))
         groups.append(found)
         cached += [name] * (train.cached or test.cached)
     ours, twins, (pixels,) = groups
@@ -69,8 +69,9 @@ def layers(
     )
 
 
-def _vote(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor, k: int, settings: EvalSettings) -> float:
-    return knn_accuracies(*(part.to(settings.at) for part in (gallery, labels, queries, truth)), (k,))[k]
+def _vote(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor, k: int, settings: EvalSettings) -> Tensor:
+    """[m] whether each query is classified rightly."""
+    return knn_right(*(part.to(settings.at) for part in (gallery, labels, queries, truth)), (k,))[k]
 
 
 def _held_out(train: ImageFeatures, k: int, settings: EvalSettings) -> list[dict[str, Any]]:
@@ -82,11 +83,15 @@ def _held_out(train: ImageFeatures, k: int, settings: EvalSettings) -> list[dict
     return [
         {
             "layer": layer,
-            "held_out_accuracy": _vote(values[rest], labels[rest], values[held], labels[held], k, settings),
+            "held_out_accuracy": _share(_vote(values[rest], labels[rest], values[held], labels[held], k, settings)),
             "held_out": len(held),
         }
         for layer, values in train.tokens.items()
     ]
+
+
+def _share(right: Tensor) -> float:
+    return right.double().mean().item()
 
 
 def _best(rows: list[Row]) -> Row:
@@ -109,7 +114,8 @@ def _headline(last: Row, best: Row, twin: Row, twins_best: Row, pixels: Row, n_t
     return (
         f"Layers (kNN, k={last.settings['k']}, mean): the last is {last.text()} against {twin.number()} untrained; the "
         f"best by held-out training images, {best.settings['layer']}, is {best.text()} against {twins_best.number()} "
-        f"untrained ({twins_best.settings['layer']}); raw pixels {pixels.number()}; on {n_test:,} test images."
+        f"untrained ({twins_best.settings['layer']}); raw pixels {pixels.number()}; on {n_test:,} test images. "
+        f"In the last layer: {compared(last, twin, THE_UNTRAINED)}"
     )
 
 

@@ -32,7 +32,7 @@ def _fit(train: ImageFeatures, pooling: str, settings: EvalSettings) -> Score:
     features, seed = train.pooled(pooling), settings.seed
     probe, choice = linear_probe(features, train.labels, seed=seed, device=settings.at, groups=train.groups)
     row_settings = {"l2": choice.strength, "held_out_accuracy": choice.accuracy, "held_out": choice.held_out}
-    return lambda test: [(row_settings, probe.accuracy(test.pooled(pooling), test.labels))]
+    return lambda test: [(row_settings, probe.right(test.pooled(pooling), test.labels))]
 
 
 def _quoted(rows: Sequence[Row]) -> Row:

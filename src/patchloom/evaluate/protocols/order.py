@@ -17,7 +17,7 @@ from patchloom.data.sources.base import digest
 from patchloom.evaluate.features import ImageFeatures, check_pooling, tokens_of
 from patchloom.evaluate.frozen import circumstances, extractors, majority
 from patchloom.evaluate.logistic import linear_probe
-from patchloom.evaluate.neighbours import TEMPERATURE, knn_accuracies
+from patchloom.evaluate.neighbours import TEMPERATURE, knn_right
 from patchloom.evaluate.report import Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.encode import input_size, patch_positions, patch_side
@@ -60,10 +60,10 @@ def order(
         tests = {AS_THEY_ARE: features_of(parts.test), SHUFFLED: features_of(shuffled)}
         if net is not None and patch_positions(net) is not None:
             tests[ZEROED] = extractors(without_positions(net), card, settings)[0].features_of(parts.test)
-        for probe, accuracy in probes.items():
+        for probe, right in probes.items():
             for given, test in tests.items():
                 row_settings = {"probe": probe, "test_images": given}
-                rows.append(Row.of(name, pooled, "order", row_settings, accuracy(test), len(test.labels)))
+                rows.append(Row.of_images(name, pooled, "order", row_settings, right(test)))
         cached += [name] * any(features.cached for features in (train, *tests.values()))
     test = tests[AS_THEY_ARE]
     n_test = len(test.labels)
@@ -128,13 +128,13 @@ def without_positions(vit: VisionTransformer) -> VisionTransformer:
 
 def _probes(
     train: ImageFeatures, pooled: str, k: int, settings: EvalSettings
-) -> dict[str, Callable[[ImageFeatures], float]]:
-    """Probes fitted to training features, by name, each a function from test features to accuracy."""
+) -> dict[str, Callable[[ImageFeatures], Tensor]]:
+    """Probes fitted to training features, by name: functions that say which test features are classified rightly."""
     features, labels = train.pooled(pooled), train.labels
     probe, _ = linear_probe(features, labels, seed=settings.seed, device=settings.at)
     return {
-        LINEAR: lambda test: probe.accuracy(test.pooled(pooled), test.labels),
-        f"kNN, k = {k}": lambda test: knn_accuracies(features, labels, test.pooled(pooled), test.labels, (k,))[k],
+        LINEAR: lambda test: probe.right(test.pooled(pooled), test.labels),
+        f"kNN, k = {k}": lambda test: knn_right(features, labels, test.pooled(pooled), test.labels, (k,))[k],
     }
 
 

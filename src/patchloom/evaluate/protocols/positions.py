@@ -13,6 +13,7 @@ from torch import Tensor
 from patchloom.data import Source, plain_batches
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import EvalSettings, Report, Row
+from patchloom.evaluate.pace import watched
 from patchloom.evaluate.position_scores import (
     AVERAGE,
     CHANCE,
@@ -74,7 +75,8 @@ def positions(run: str | Path, data: str | Path, settings: EvalSettings, *, imag
     # larger than the encoder's where a task sees a part of its images
     size = tuple(task.augment.size)
     drawn = plain_batches(source, size, **settings.reading(source), channels=task.geometry.channels, device=settings.at)
-    batches = normalized(drawn, card, unreadable)
+    count = -(-len(source) // settings.batch_size)
+    batches = normalized(watched(drawn, count, f"{card.name}: positions in {len(source):,} images"), card, unreadable)
     task.to(settings.at)
     cells = measure_positions(predict, axes, grid, batches, settings.seed)
     rows = rows_of("positions", {card.name: cells}, grid)

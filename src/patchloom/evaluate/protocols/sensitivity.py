@@ -15,6 +15,7 @@ from patchloom.data import CentreCrop, plain_batches, training_batches
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import load_classifier
 from patchloom.evaluate.frozen import UNTRAINED
+from patchloom.evaluate.pace import watched
 from patchloom.evaluate.position_scores import STORY, Cell, measure_positions, normalized, rows_of
 from patchloom.evaluate.report import Report, lost_images
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
@@ -77,7 +78,7 @@ def position_sensitivity(
     unreadable: dict[str, None] = {}
     cells = {}
     for name, encoder in encoders.items():
-        cells[name], lost = _measure(*encoder, parts, settings, placeholder, ratio, steps)
+        cells[name], lost = _measure(name, *encoder, parts, settings, placeholder, ratio, steps)
         unreadable |= dict.fromkeys(lost)
     rows = rows_of("position-sensitivity", cells, grid)
     quoted = tuple(row for row in rows if row.settings["measure"] == "top-1")
@@ -164,6 +165,7 @@ def train_probe(
 
 
 def _measure(
+    name: str,
     vit: VisionTransformer,
     card: EncoderCard,
     parts: Parts,
@@ -178,8 +180,9 @@ def _measure(
     probe = PositionProbe(vit, placeholder).to(settings.at)
     reading = settings.seed, 0, steps, settings.workers_for(parts.train, steps), channels
     drawn = training_batches(parts.train, CentreCrop(size), _BATCH, *reading, device=settings.at)
-    seen = normalized(drawn, card, unreadable)
+    seen = normalized(watched(drawn, steps, f"{name}: steps of training"), card, unreadable)
     train_probe(probe, seen, ratio, torch.Generator().manual_seed(settings.seed), steps)
     tested = plain_batches(parts.test, size, **settings.reading(parts.test), channels=channels, device=settings.at)
-    asked = normalized(tested, card, unreadable)
+    count = -(-len(parts.test) // settings.batch_size)
+    asked = normalized(watched(tested, count, f"{name}: test images"), card, unreadable)
     return measure_positions(probe.place, {"ratio": (ratio,)}, grid_size(vit), asked, settings.seed), unreadable
