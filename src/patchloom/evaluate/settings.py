@@ -37,6 +37,7 @@ class EvalSettings:
         workers: processes that read images; auto depends on the device, and is 0 where starting them does not pay.
         max_train: train on a stratified subset of at most so many images, for a quick look.
         cache: cache features on disc, and use those of an earlier pass over the same images.
+        model: timm's name of the model, where the encoder is a file of weights alone.
     """
 
     seed: int = 0
@@ -46,6 +47,7 @@ class EvalSettings:
     workers: int | Literal["auto"] = "auto"
     max_train: int | None = None
     cache: bool = True
+    model: str | None = None
 
     def check(self) -> None:
         """Validate the values.
@@ -131,7 +133,7 @@ def open_and_tell(data: str | Path) -> Data:
     return opened
 
 
-def parts_of(data: str | Path, settings: EvalSettings, labels: bool = True) -> Parts:
+def parts_of(data: str | Path, settings: EvalSettings, labels: bool = True, note: str = "") -> Parts:
     """The training and test images of ``data``; without test images, a stratified fifth is split off.
 
     Exact copies of test images that are split off are in neither part. Where the data's own test images are copies of
@@ -141,6 +143,7 @@ def parts_of(data: str | Path, settings: EvalSettings, labels: bool = True) -> P
         data: as `patchloom.data.open_data` takes it.
         settings: the seed, and how many training images to use.
         labels: only images that have one.
+        note: what is to be said of the encoder, as the story begins.
 
     Raises:
         PatchloomError: no such data, or no labels where they are needed.
@@ -169,7 +172,7 @@ def parts_of(data: str | Path, settings: EvalSettings, labels: bool = True) -> P
         story += " Exact copies among the images were not looked for."
     elif own is not None:
         story += copies_sentence(test, contents)
-    return Parts(train, test, story)
+    return Parts(train, test, f"{note} {story}".strip())
 
 
 def stratified(source: Source, count: int, seed: int) -> Source:
