@@ -38,7 +38,7 @@ def figure_3(
     dropped = n - share_of(n, 1 - _POSITION_MASK_RATIO)
     asked = f"At γ = 0 the places of {dropped} of {n} patches were withheld; γ is the share masked."
     return [
-        Sheet("positions", f"{asked} What is shown was placed rightly.", marked, "masked"),
+        Sheet("positions", f"{asked} What is shown was placed rightly, or its place was given.", marked, "masked"),
         Sheet(
             "rebuilt",
             f"{asked} Given: patches without a place, in random order. Then each stands where it was placed; where "
