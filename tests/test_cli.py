@@ -94,6 +94,25 @@ def test_other_settings_are_refused(run, photos, capsys):
     assert (run / "encoder.safetensors").read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--task.mask_ratio", "2"], "a mask ratio of 2"),
+        (["--img_size", "33", "--patch_size", "8"], "patches of 8 pixels do not divide"),
+        (["--model", "vit_smal_patch16_224"], "no model is called vit_smal_patch16_224"),
+    ],
+)
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_folder_that_is_taken_hides_no_mistake(run, photos, capsys, tmp_path, words, said, finished):
+    import shutil
+
+    shutil.copytree(run, tmp_path / "run")
+    if not finished:
+        (tmp_path / "run" / "summary.txt").unlink()
+    told = failed(capsys, "pretrain", photos, "--out", tmp_path / "run", *QUICK, *words)
+    assert said in told and "other settings" not in told
+
+
 def test_the_configuration_repeats_the_run(run, tmp_path):
     out = tmp_path / "again"
     assert main(["pretrain", "--config", str(run / "config.yaml"), "--out", str(out)]) == 0

@@ -14,6 +14,8 @@ from patchloom.errors import PatchloomError
 from patchloom.export import export
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
+from patchloom.runs.folder import RunFolder, _yaml
+from patchloom.runs.settings import Settings
 
 SMALL = {"embed_dim": 32, "depth": 2}
 
@@ -79,3 +81,28 @@ def test_no_option_of_an_encoder_file_becomes_code(photos, tmp_path):
         tmp_path / "here", photos, **{f"qkv_bias=open({str(touched)!r}, 'w') and True, class_token": None}
     )
     assert "open(" not in export(path, data=str(photos)).snippet and not touched.exists()
+
+
+def test_without_images_the_code_is_compared_on_noise(photos, tmp_path, capsys):
+    path = an_encoder(tmp_path / "here", photos)
+    done = export(path)
+    assert done.compared_on == "images of noise" and done.images == 16 and done.difference < 1e-5
+    assert done.notes[0].startswith("Compared on noise, since") and "--data PHOTOS compares on images" in done.notes[0]
+    assert main(["export", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "on 16 images of noise." in printed and "does not tell which images it was trained on" in printed
+    assert export(path, data=str(photos)).notes == ()
+    with pytest.raises(PatchloomError, match="nowhere"):  # what is named must be there
+        export(path, data="nowhere")
+
+
+@pytest.mark.parametrize("moved", ["gone", "pipe:touch {}"])
+def test_a_run_whose_images_have_moved_is_exported(photos, tmp_path, moved):
+    path, touched = an_encoder(tmp_path / "run", photos), tmp_path / "touched"
+    folder = RunFolder(path.parent)
+    path.rename(folder.encoder)
+    settings = Settings(moved.format(touched), {"name": "mae"}, {"name": "nano"}, img_size=(16, 16), patch_size=4)
+    folder.config.write_text(_yaml(settings.plain()))
+    done = export(folder.path)
+    why = "not to be had" if moved == "gone" else "only run for who types it"
+    assert why in done.notes[0] and not touched.exists()

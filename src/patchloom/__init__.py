@@ -15,16 +15,15 @@ from patchloom.tasks import TASKS
 from patchloom.version import __version__
 
 if TYPE_CHECKING:
-    from patchloom.nets.extra_modules import load_extra_module
-    from patchloom.nets.weights import load_encoder
+    from patchloom.runs.encoder import load_encoder, load_extra_module
     from patchloom.train.pretrain import pretrain
 
 __all__ = ["TASKS", "PatchloomError", "__version__", "load_encoder", "load_extra_module", "pretrain"]
 
 _HOMES = {
     "pretrain": "patchloom.train.pretrain",
-    "load_encoder": "patchloom.nets.weights",
-    "load_extra_module": "patchloom.nets.extra_modules",
+    "load_encoder": "patchloom.runs.encoder",
+    "load_extra_module": "patchloom.runs.encoder",
 }
 
 

@@ -156,8 +156,8 @@ def _export(words: list[str]) -> None:
     files, what = f"{done.weights}", "features"
     if done.head is not None:
         files, what = f"{files} and {done.head}", "features, the instance representation among them,"
-    print(f"{files}: timm's {what} differ by at most {done.difference:.1e} on {done.images} images.\n")
-    print(done.snippet)
+    print(f"{files}: timm's {what} differ by at most {done.difference:.1e} on {done.images} {done.compared_on}.")
+    print(*done.notes, "", done.snippet, sep="\n")
 
 
 def _bench(words: list[str]) -> None:

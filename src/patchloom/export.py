@@ -15,9 +15,9 @@ from patchloom.data import normalize, open_data, plain_batches
 from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
 from patchloom.nets.encode import encode, final_norm, patch_count
-from patchloom.nets.extra_modules import extra_module_file, load_extra_module
 from patchloom.nets.heads import represent
-from patchloom.nets.weights import EncoderCard, load_encoder
+from patchloom.nets.weights import EncoderCard
+from patchloom.runs.encoder import load_encoder, named_extra_module, plain_file
 from patchloom.runs.folder import RunFolder
 from patchloom.shown import Shown, Verbatim
 from patchloom.withhold.encoder_input import all_patches
@@ -34,8 +34,10 @@ class Export(Shown):
         head: that of the instance head, or None if there is none beside the encoder.
         difference: largest absolute difference between our features, instance representation among them, and those
             that the snippet computes.
-        images: real images on which they were compared.
+        images: on how many images they were compared.
         snippet: code that loads the weights with timm alone, and makes features of images in [0, 1].
+        compared_on: "images", or "images of noise" where those of the run were not to be had.
+        notes: sentences about that, and about a run that is not finished.
     """
 
     weights: Path
@@ -43,6 +45,8 @@ class Export(Shown):
     difference: float
     images: int
     snippet: str
+    compared_on: str = "images"
+    notes: tuple[str, ...] = ()
 
     def parts(self, width: int) -> list[str]:
         """See `Shown`."""
@@ -52,14 +56,14 @@ class Export(Shown):
 
 
 def export(run: str | Path, *, to: str = "timm", data: str | None = None, out: str | Path | None = None) -> Export:
-    """Write an encoder for use without patchloom, run the code that uses it, and compare features of real images.
+    """Write an encoder for use without patchloom, run the code that uses it, and compare features of images.
 
     An instance head beside the encoder goes with it, into a file whose name begins with the encoder's.
 
     Args:
-        run: a run's folder, or an encoder's ``.safetensors`` file.
+        run: a run's folder, also of one that was stopped, or an encoder's ``.safetensors`` file.
         to: the library: timm.
-        data: images to compare on; those of the run, if absent.
+        data: images to compare on; if absent, those of the run, or noise where they are not to be had.
         out: the file to write; ``RUN/timm.safetensors`` if absent.
 
     Raises:
@@ -67,15 +71,18 @@ def export(run: str | Path, *, to: str = "timm", data: str | None = None, out: s
     """
     if to != "timm":
         raise PatchloomError(f"patchloom exports to timm, not to {to}: use --to timm")
+    if plain_file(run):
+        raise PatchloomError(f"{run} holds weights alone, which patchloom did not write: nothing has to be exported")
     vit, card = load_encoder(run)
     if card.spec is None:
         raise PatchloomError(f"{card.name} comes from timm already: load it there")
     path = Path(out) if out else (Path(run) if Path(run).is_dir() else Path(run).parent) / "timm.safetensors"
-    images = _real_images(run, data, card)
-    head, own = load_extra_module(run, "pooling"), extra_module_file(run, "pooling")
+    images, why_noise = _images(run, data, card)
     files = {path: save(vit.state_dict())}
-    if own is not None:
-        head_file = path.with_name(f"{path.stem}-{own.name}")  # two encoders in a folder keep theirs
+    head = None
+    if (beside := named_extra_module(run, "pooling")) is not None:
+        own, head = beside
+        head_file = path.with_name(f"{path.stem}-{own}")  # two encoders in a folder keep theirs
         files[head_file] = save(head.state_dict())
 
     def snippet(folder: Path) -> str:
@@ -96,7 +103,10 @@ def export(run: str | Path, *, to: str = "timm", data: str | None = None, out: s
             difference = max(difference, _difference("instance features", represent(vit, head, tokens), theirs))
     for file, content in files.items():
         write_whole(file, content)
-    return Export(path, None if head is None else head_file, difference, len(images), snippet(path.parent))
+    notes = tuple(filter(None, (card.note, why_noise)))
+    compared_on = "images of noise" if why_noise else "images"
+    written = None if head is None else head_file
+    return Export(path, written, difference, len(images), snippet(path.parent), compared_on, notes)
 
 
 def _difference(what: str, ours: Tensor, theirs: Tensor) -> float:
@@ -108,12 +118,32 @@ def _difference(what: str, ours: Tensor, theirs: Tensor) -> float:
     return difference
 
 
-def _real_images(run: str | Path, data: str | None, card: EncoderCard) -> Tensor:
-    """Some images [b c h w] as users have them: float32 in [0, 1], not normalised."""
-    if data is None:
-        if not Path(run).is_dir():
-            raise PatchloomError(f"{run} does not tell which images to compare on: name them with --data")
-        data = RunFolder(run).read_config().data
+def _images(run: str | Path, data: str | None, card: EncoderCard) -> tuple[Tensor, str]:
+    """Some images [b c h w] as users have them, float32 in [0, 1] and not normalised; and a sentence if they are noise.
+
+    Raises:
+        PatchloomError: the images that were named cannot be read.
+    """
+    if data is not None:
+        return _real_images(data, card), ""
+    if not Path(run).is_dir():
+        why = f"{run} does not tell which images it was trained on"
+    elif (own := RunFolder(run).read_config().data).startswith("pipe:"):  # a run may come from a stranger
+        why = "the run trained on what a command gives, which is only run for who types it"
+    else:
+        try:
+            return _real_images(own, card), ""
+        except PatchloomError as problem:
+            why = f"the images of the run are not to be had ({problem})"
+    # noise of the same statistics, so that the normalisation is compared where it is used
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (card.mean, card.std))
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(_IMAGES, card.spec.channels, *card.spec.img_size, generator=generator)
+    said = f"Compared on noise, since {why}: --data PHOTOS compares on images."
+    return (mean + std * noise).clamp(0, 1), said
+
+
+def _real_images(data: str, card: EncoderCard) -> Tensor:
     channels = card.spec.channels
     batch = next(plain_batches(open_data(data).train, card.spec.img_size, _IMAGES, channels=channels))
     return normalize(batch.views[0], (0.0,) * channels, (1.0,) * channels)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.look import draw_sheet, sheets
-from patchloom.look.sheets import FRAME_GREY, MOST_BYTES, channels_shown, font, tile_size, widest_word, wrap
+from patchloom.look.hatching import EMPTY, HATCHES, WRONG, hatch, wrap_keys
+from patchloom.look.sheets import FRAME_GREY, MOST_BYTES, Title, channels_shown, font, tile_size, widest_word, wrap
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
@@ -22,7 +23,12 @@ def normalised(images: Tensor) -> Tensor:
 
 def draw(folder: Path, columns: dict[str, Tensor], caption: str = "", mean=None, std=None) -> np.ndarray:
     """The page [h w 3] that is drawn of ``columns``, in normalised pixels of ImageNet unless told otherwise."""
-    path = draw_sheet(SimpleNamespace(name="sheet", caption=caption, columns=columns), mean or MEAN, std or STD, folder)
+    path = draw_sheet(
+        SimpleNamespace(name="sheet", caption=caption, columns=columns, empty="masked"),
+        mean or MEAN,
+        std or STD,
+        folder,
+    )
     assert path == folder / "sheet.png"
     assert path.stat().st_size < MOST_BYTES
     return np.asarray(Image.open(path))
@@ -40,7 +46,8 @@ def tiles(page: np.ndarray) -> list[list[np.ndarray]]:
     return found
 
 
-def test_colours_come_back_and_withheld_is_black_and_wrong_is_white(tmp_path):
+def test_colours_come_back_and_what_is_empty_or_wrong_is_hatched(tmp_path):
+    """By pixels of the page, each in its own two colours: neither is one of night or of sky."""
     colours = torch.tensor([[0.2, 0.4, 0.6], [0.9, 0.1, 0.5]]).view(2, 3, 1, 1).expand(2, 3, 8, 8).clone()
     marked = normalised(colours)
     marked[:, :, :4, :4] = float("nan")
@@ -50,9 +57,45 @@ def test_colours_come_back_and_withheld_is_black_and_wrong_is_white(tmp_path):
     for (original, drawn), colour in zip(rows, ([51, 102, 153], [230, 26, 128]), strict=True):
         assert original.shape == drawn.shape == (160, 160, 3)
         assert np.abs(original.astype(int) - colour).max() <= 1
-        assert (drawn[:80, :80] == 0).all()
-        assert (drawn[80:, 80:] == 255).all()
         assert np.abs(drawn[:80, 80:].astype(int) - colour).max() <= 1
+        assert (drawn[:80, :80] == hatch(EMPTY, 160, 160)[:80, :80]).all()
+        assert (drawn[80:, 80:] == hatch(WRONG, 160, 160)[80:, 80:]).all()
+    for mark, colours in HATCHES.items():
+        shown = {tuple(colour) for colour in hatch(mark, 40, 40).reshape(-1, 3).tolist()}
+        assert shown == set(colours) and not shown & {(0, 0, 0), (255, 255, 255)}
+
+
+def test_the_legend_names_what_is_hatched_and_nothing_else(tmp_path, monkeypatch):
+    legends, real = [], sheets.lay_out
+
+    def noted(*given):
+        legends.append(given[-1])
+        return real(*given)
+
+    monkeypatch.setattr(sheets, "lay_out", noted)
+    images = torch.zeros(1, 3, 8, 8)
+    bare = draw(tmp_path, {"a": images})
+    images[:, :, :2] = torch.nan
+    keyed = draw(tmp_path, {"a": images})
+    images[:, :, 4:] = torch.inf
+    draw(tmp_path, {"a": images})
+    assert legends == [{}, {EMPTY: "masked"}, {EMPTY: "masked", WRONG: "placed wrongly"}]
+    assert len(keyed) > len(bare)  # a line for it
+    face = font(15)
+    assert [len(line) for line in wrap_keys({EMPTY: "x" * 20, WRONG: "y" * 20}, face, 300)] == [1, 1]
+    assert [len(line) for line in wrap_keys({EMPTY: "x", WRONG: "y"}, face, 300)] == [2]
+
+
+def test_a_title_stands_above_and_is_never_cut(tmp_path):
+    sheet = SimpleNamespace(name="sheet", caption="", columns={"a": torch.zeros(1, 3, 8, 8)}, empty="")
+    bare, short, long = (
+        np.asarray(Image.open(draw_sheet(sheet, MEAN, STD, tmp_path / str(i), title)))
+        for i, title in enumerate([None, Title("photos: mae", "Epoch 1 of 2"), Title("photos " * 20, "x" * 90)])
+    )
+    assert len(bare) < len(short) < len(long) and (short[20:40] < 100).any() and not (bare[20:26] < 100).any()
+    for page in (short, long):
+        for border in (page[:10], page[-10:], page[:, :10], page[:, -10:]):
+            assert (border == 255).all()
 
 
 def test_values_beyond_the_colours_are_clamped(tmp_path):
@@ -68,7 +111,9 @@ def captions(monkeypatch):
     """What is written beneath the sheets that are drawn."""
     found, real = [], sheets.lay_out
     monkeypatch.setattr(
-        sheets, "lay_out", lambda pixels, caption, side: found.append(caption) or real(pixels, caption, side)
+        sheets,
+        "lay_out",
+        lambda pixels, marks, caption, *more: found.append(caption) or real(pixels, marks, caption, *more),
     )
     return found
 
@@ -114,7 +159,7 @@ def test_black_images_are_black(tmp_path, captions):
     assert (tile <= 1).all()
     nothing = torch.full((1, 3, 8, 8), float("nan"))
     ((tile,),) = tiles(draw(tmp_path, {"given": nothing}))
-    assert (tile == 0).all()
+    assert (tile == hatch(EMPTY, 160, 160)).all()
 
 
 def test_every_pixel_of_a_small_image_is_a_sharp_square(tmp_path):
@@ -122,6 +167,12 @@ def test_every_pixel_of_a_small_image_is_a_sharp_square(tmp_path):
     ((tile,),) = tiles(draw(tmp_path, {"original": normalised(levels / 255)}))
     expected = levels[0].permute(1, 2, 0).numpy().repeat(5, 0).repeat(5, 1)
     assert (tile == expected).all()
+
+
+def test_as_many_rows_as_were_asked_for(tmp_path):
+    sheet = SimpleNamespace(name="sheet", caption="", columns={"a": torch.zeros(11, 3, 8, 8)}, empty="")
+    page = np.asarray(Image.open(draw_sheet(sheet, MEAN, STD, tmp_path, rows=4)))
+    assert len(tiles(page)) == 4
 
 
 def test_at_most_eight_rows(tmp_path):
@@ -179,7 +230,7 @@ def test_large_photographs_stay_under_two_megabytes(tmp_path):
 
 
 def test_the_same_sheet_gives_the_same_bytes(tmp_path):
-    sheet = SimpleNamespace(name="γ sheet", caption="σ = 1", columns={"γ = 0.5": torch.zeros(2, 3, 8, 8)})
+    sheet = SimpleNamespace(name="γ sheet", caption="σ = 1", columns={"γ = 0.5": torch.zeros(2, 3, 8, 8)}, empty="")
     first, second = (draw_sheet(sheet, torch.tensor(MEAN), torch.tensor(STD), tmp_path / name) for name in "ab")
     assert first.read_bytes() == second.read_bytes()
     assert [path.name for path in first.parent.iterdir()] == ["γ sheet.png"]

@@ -126,6 +126,29 @@ def test_other_settings_are_refused_with_the_difference(tmp_path):
         folder.holds(other)
 
 
+def test_what_auto_had_become_is_no_difference(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(ASKED, replace(RESOLVED, epochs=9), {}, STATS, "abc", {}, no_record())
+    assert folder.holds(replace(ASKED, epochs=9, patch_size=4, img_size=(32, 64), model={"name": "nano"}))
+    with pytest.raises(PatchloomError, match=r"with other settings \(epochs: was auto, now 8\): for a new run, give"):
+        folder.holds(replace(ASKED, epochs=8))
+
+
+def test_of_another_task_or_model_the_options_are_not_named(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(ASKED, RESOLVED, {}, STATS, "abc", {}, no_record())
+    other = replace(
+        ASKED, data="other/", task={"name": "droppos", "mask_ratio": 0.1}, model={"name": "mini", "depth": 3}
+    )
+    said = "data: was photos/, now other/; model: was auto, now mini; task: was mae, now droppos"
+    with pytest.raises(PatchloomError, match=rf"run holds a run with other settings \({said}\)"):
+        folder.holds(other)
+    folder.summary.write_text("Done.\n")
+    many = replace(ASKED, epochs=8, seed=1, clip=2.0, flip=False, blr=1.0, batch_size=3, held_out=0.3)
+    with pytest.raises(PatchloomError, match=r"holds a finished run .*; and 1 more\): .* --out or delete this one"):
+        folder.holds(many)
+
+
 def test_a_run_of_an_older_version_is_known_again(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.begin(ASKED, RESOLVED, {}, STATS, "abc", {}, no_record())

@@ -57,7 +57,7 @@ def about_encoder(
         digest_of(vit.state_dict()),
         "" if head is None else json.dumps(head.sizes, sort_keys=True) + digest_of(head.state_dict()),
         # neither the number of heads nor other options of a timm model are seen in its weights
-        json.dumps(card.name if card.spec is None else asdict(card.spec), sort_keys=True),
+        json.dumps(card.timm_name if card.spec is None else asdict(card.spec), sort_keys=True),
         f"{vit} {attention_heads(vit)} heads, {input_size(vit)} pixels",
         json.dumps([card.mean, card.std]),
         f"{device.type} {'bfloat16' if runs_in_bfloat16(device, precision) else 'float32'}",

@@ -26,9 +26,9 @@ from patchloom.evaluate.pace import watched
 from patchloom.evaluate.report import Report, Row, compared, lost_images
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified
 from patchloom.nets.encode import input_size
-from patchloom.nets.extra_modules import load_extra_module
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
+from patchloom.nets.weights import EncoderCard, untrained_twin
+from patchloom.runs.encoder import load_encoder, load_extra_module
 
 THE_UNTRAINED = "the untrained one"
 UNTRAINED, PIXELS, CHANCE = "untrained", "raw pixels", "majority class"
@@ -79,8 +79,8 @@ def measure_run(
     Raises:
         PatchloomError: no such encoder or data; data without labels; or a pooling that the encoder lacks.
     """
-    vit, card = load_encoder(run)
-    parts = parts_of(data, settings)
+    vit, card = load_encoder(run, settings.model)
+    parts = parts_of(data, settings, note=card.note)
     if gallery < 1:
         n = len(parts.train)
         some = stratified(parts.train, max(1, round(gallery * n)), settings.seed)

@@ -7,7 +7,7 @@ height and width, n patches of the grid, k visible patches, m images.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Protocol
 
@@ -48,6 +48,8 @@ class Cell:
         values: [m] by measure of `UNITS`: means over each image's patches without position.
         chance: by measure, exact.
         found, asked: [n] by position of the grid: patches that were placed correctly, and all that were asked for.
+        offsets: [2 rows - 1, 2 columns - 1] how many patches were put so far from their own place, found ones in the
+            middle.
     """
 
     ratios: dict[str, float]
@@ -55,6 +57,7 @@ class Cell:
     chance: dict[str, float]
     found: Tensor
     asked: Tensor
+    offsets: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def map(self, grid: tuple[int, int]) -> Tensor:
         """[rows columns] accuracy by position of the grid; nan where no patch was asked for."""
@@ -72,6 +75,16 @@ def scores(placed: PositionPrediction, grid: tuple[int, int]) -> dict[str, Tenso
     right = best == placed.visible[..., None]
     apart = distances(grid, best.device)[placed.visible, best[..., 0]]
     return {"top-1": right[..., 0].float(), "top-5": right.any(-1).float(), "distance": apart}
+
+
+def offsets_of(placed: PositionPrediction, grid: tuple[int, int]) -> Tensor:
+    """How many patches were put so far off, as `Cell` has them: [2 rows - 1, 2 columns - 1] float64."""
+    rows, columns = grid
+    guess, own = placed.places().cpu(), placed.visible.cpu()
+    down = guess // columns - own // columns + rows - 1
+    along = guess % columns - own % columns + columns - 1
+    where = (down * (2 * columns - 1) + along)[placed.dropped.cpu()]
+    return where.bincount(minlength=(2 * rows - 1) * (2 * columns - 1)).double().view(2 * rows - 1, 2 * columns - 1)
 
 
 def chance(grid: tuple[int, int], given: int) -> dict[str, float]:
@@ -119,6 +132,7 @@ def measure_positions(
     n = grid[0] * grid[1]
     values: list[dict[str, list[Tensor]]] = [{name: [] for name in UNITS} for _ in settings]
     found, asked = torch.zeros(2, len(settings), n, dtype=torch.float64)
+    off = torch.zeros(len(settings), 2 * grid[0] - 1, 2 * grid[1] - 1, dtype=torch.float64)
     given = [0] * len(settings)
     for images in batches:
         for i, (ratios, generator) in enumerate(zip(settings, generators, strict=True)):
@@ -136,10 +150,11 @@ def measure_positions(
             where = placed.visible.flatten().cpu()
             found[i].index_add_(0, where, each["top-1"].flatten())
             asked[i].index_add_(0, where, dropped.double().flatten())
+            off[i] += offsets_of(placed, grid)
             given[i] = int(placed.known()[0])
     return [
         Cell(ratios, {name: torch.cat(parts) for name, parts in values[i].items()}, chance(grid, given[i]), *counts)
-        for i, (ratios, *counts) in enumerate(zip(settings, found, asked, strict=True))
+        for i, (ratios, *counts) in enumerate(zip(settings, found, asked, off, strict=True))
     ]
 
 

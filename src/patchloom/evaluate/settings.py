@@ -39,6 +39,7 @@ class EvalSettings:
         max_train: train on a stratified subset of at most so many images, for a quick look.
         cache: cache features on disc, and use those of an earlier pass over the same images.
         group: which images no split may part, as in pretrain: parent (their folder), a column, or a pattern.
+        model: timm's name of the model, where the encoder is a file of weights alone.
     """
 
     seed: int = 0
@@ -49,6 +50,7 @@ class EvalSettings:
     max_train: int | None = None
     cache: bool = True
     group: str | None = None
+    model: str | None = None
 
     def check(self) -> None:
         """Validate the values.
@@ -138,7 +140,9 @@ def open_and_tell(data: str | Path | Sequence[str | Path], group: str | None = N
     return opened
 
 
-def parts_of(data: str | Path | Sequence[str | Path], settings: EvalSettings, labels: bool = True) -> Parts:
+def parts_of(
+    data: str | Path | Sequence[str | Path], settings: EvalSettings, labels: bool = True, note: str = ""
+) -> Parts:
     """The training and test images of ``data``; without test images, a stratified fifth is split off.
 
     Exact copies of test images that are split off are in neither part. Where the data's own test images are copies of
@@ -148,16 +152,17 @@ def parts_of(data: str | Path | Sequence[str | Path], settings: EvalSettings, la
         data: as `patchloom.data.open_data` takes it.
         settings: the seed, groups, and how many training images to use.
         labels: only images that have one.
+        note: what is to be said of the encoder, as the story begins.
 
     Raises:
         PatchloomError: no such data, or no labels where they are needed.
     """
     opened = open_and_tell(data, settings.group)
     with Waiting("looking for copies among the images"):
-        return _parted(opened, settings, labels)
+        return _parted(opened, settings, labels, note)
 
 
-def _parted(opened: Data, settings: EvalSettings, labels: bool) -> Parts:
+def _parted(opened: Data, settings: EvalSettings, labels: bool, note: str) -> Parts:
     own = opened.test if not labels or has_labels(opened.test) else None
     whole = labelled(opened.train) if labels else opened.train
     if own is not None:
@@ -182,7 +187,7 @@ def _parted(opened: Data, settings: EvalSettings, labels: bool) -> Parts:
         story += " Exact copies among the images were not looked for."
     elif own is not None:
         story += copies_sentence(test, contents)
-    return Parts(train, test, story)
+    return Parts(train, test, f"{note} {story}".strip())
 
 
 def stratified(source: Source, count: int, seed: int) -> Source:

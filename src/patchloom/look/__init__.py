@@ -2,7 +2,7 @@
 
 from patchloom.look.curves import draw_curves
 from patchloom.look.layers import draw_layers
-from patchloom.look.maps import Map, draw_maps
+from patchloom.look.position_map import Example, draw_position_map
 from patchloom.look.sheets import draw_sheet
 
-__all__ = ["Map", "draw_curves", "draw_layers", "draw_maps", "draw_sheet"]
+__all__ = ["Example", "draw_curves", "draw_layers", "draw_position_map", "draw_sheet"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +13,12 @@ import torch
 from patchloom.data import Source, lasting, named, normalize, open_data, plain_batches
 from patchloom.data.sources.addresses import PIPE
 from patchloom.errors import PatchloomError
-from patchloom.look.sheets import draw_sheet
+from patchloom.look.sheets import ROWS, Title, draw_sheet
 from patchloom.nets.weights import EncoderCard
+from patchloom.questions.measure import Measure
 from patchloom.runs.folder import plain_name
 from patchloom.runs.held_out import own_held_out
+from patchloom.runs.settings import Settings
 from patchloom.runs.task import load_task
 from patchloom.tasks.task import Task
 
@@ -24,8 +29,9 @@ def draw_task(
     card: EncoderCard,
     folder: Path,
     device: torch.device | str = "cpu",
-    images: int = 8,
+    images: int = ROWS,
     seed: int = 0,
+    title: Callable[[Measure], Title] | None = None,
 ) -> list[Path]:
     """Draw the task's sheets on some images, spread evenly over ``source``: its files may lie class by class.
 
@@ -35,8 +41,9 @@ def draw_task(
         card: sizes, mean and std with which images become its input.
         folder: where the pictures go.
         device: where the task is.
-        images: how many.
+        images: how many, up to 8.
         seed: of the draws.
+        title: what stands above the sheets, from what the task measures on the images that are drawn.
 
     Returns:
         The files.
@@ -50,8 +57,44 @@ def draw_task(
     task.eval()
     with torch.inference_mode():
         sheets = task.draw(given, torch.Generator().manual_seed(seed))
+        above = None if title is None else title(task.measure(given, torch.Generator().manual_seed(seed)))
     task.train(was_training)
-    return [draw_sheet(sheet, card.mean, card.std, folder) for sheet in sheets]
+    return [draw_sheet(sheet, card.mean, card.std, folder, above, images) for sheet in sheets]
+
+
+def title_of(
+    name: str,
+    settings: Settings,
+    steps: tuple[int, int],
+    rows: Sequence[Mapping[str, str | float]],
+    doubt: str,
+    measure: Measure,
+) -> Title:
+    """What stands above a run's sheets: run, task and epoch, and its last held-out measure beside what it has to beat.
+
+    Args:
+        name: of the run.
+        settings: resolved.
+        steps: that were done, and of the whole run; 0 if an older version did not say that.
+        rows: of ``metrics.csv`` up to there.
+        doubt: as `patchloom.runs.held_out.HeldOut` has it.
+        measure: of any images, which tells what is measured and how it is written.
+    """
+    done, whole = steps
+    measured = next((row for row in reversed(rows) if row.get("held_out")), {})
+    epoch = settings.epochs * done / whole if whole else float((rows or [{}])[-1].get("epoch") or 0)
+    said = f"epoch {epoch:.4g} of {settings.epochs:,}"
+    values = {name.removeprefix("baseline:"): value for name, value in measured.items() if name.startswith("baseline:")}
+    beaten = replace(measure, baselines={name: torch.tensor([float(value)]) for name, value in values.items() if value})
+    if measured:
+        before = float(measured["epoch"])
+        when = f" (at epoch {before:.4g})" if abs(before - epoch) > 1e-3 * settings.epochs else ""
+        images = "images that may be known by heart" if doubt else "held-out images"
+        said += f"; on {images}{when}: {measure.name} {measure.show(float(measured['held_out']))}"
+        if beaten.baselines:
+            beat = beaten.baseline_to_beat()
+            said += f", {beat} {measure.show(beaten.means()[beat])}"
+    return Title(f"{name}: {settings.task['name']}", f"{said[0].upper()}{said[1:]}")
 
 
 def _spread(n: int, count: int) -> np.ndarray:
@@ -59,7 +102,7 @@ def _spread(n: int, count: int) -> np.ndarray:
 
 
 def look(
-    run: str | Path, data: str | None = None, *, out: str | Path | None = None, images: int = 8, seed: int = 0
+    run: str | Path, data: str | None = None, *, out: str | Path | None = None, images: int = ROWS, seed: int = 0
 ) -> list[Path]:
     """Draw what a run's task withholds from images, and what comes back.
 
@@ -67,7 +110,7 @@ def look(
         run: the folder of a run.
         data: images of any source; its test split if it has one. The run's own held-out images, if absent.
         out: folder for the pictures; ``RUN/pictures`` for the run's own images, else ``RUN/pictures-DATA``.
-        images: how many.
+        images: how many, up to 8.
         seed: of what is withheld.
 
     Returns:
@@ -76,9 +119,9 @@ def look(
     Raises:
         PatchloomError: no run there, a damaged checkpoint, or images that do not fit.
     """
-    if images < 1:
-        raise PatchloomError(f"--images must be 1 or more, not {images}")
-    task, card, settings, folder = load_task(run)
+    if not 1 <= images <= ROWS:
+        raise PatchloomError(f"--images must be 1 to {ROWS}, which is what a sheet has room for, not {images}")
+    task, card, settings, folder, about = load_task(run)
     if data is None or settings.data in (str(data), lasting(data)):
         if data is None and any(
             name.startswith(PIPE) for name in map(str, named(settings.data))
@@ -94,4 +137,7 @@ def look(
         opened = open_data(data)
         source = opened.test or opened.train
         target = folder.path / f"pictures-{plain_name(data)}"
-    return draw_task(task, source, card, Path(out) if out else target, images=images, seed=seed)
+    steps, rows = (about["step"], about.get("steps", 0)), about.get("rows", [])
+    doubt = folder.read_data().get("held_out_doubt", "")
+    title = partial(title_of, folder.path.name, settings, steps, rows, doubt)
+    return draw_task(task, source, card, Path(out) if out else target, images=images, seed=seed, title=title)

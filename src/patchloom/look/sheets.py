@@ -16,6 +16,7 @@ from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
+from patchloom.look.hatching import EMPTY, GAP, HATCHES, KEY, WRONG, hatch, key_width, to_marks, wrap_keys
 
 ROWS = 8
 MOST_BYTES = 2_000_000
@@ -29,14 +30,15 @@ NARROWEST = 420  # a caption under one narrow column would be a tower of words
 DARK, HARDLY, LEAST = 0.25, 0.001, 1 / 65535
 
 DPI = 130
-MARGIN, GAP, FRAME = 20, 8, 1
+MARGIN, FRAME = 20, 1
+TITLE_SIZE, TITLE_LINE = 20, 28
 HEADING_SIZE, HEADING_LINE = 17, 22
 CAPTION_SIZE, CAPTION_LINE = 15, 21
 PAGE, INK, QUIET_INK, FRAME_GREY = (255, 255, 255), (20, 20, 20), (85, 85, 85), (150, 150, 150)
 
 
 class Stages(Protocol):
-    """What is drawn: a task's `Sheet`, or anything else with these three."""
+    """What is drawn: a task's `Sheet`, or anything else with these four."""
 
     @property
     def name(self) -> str: ...
@@ -44,6 +46,8 @@ class Stages(Protocol):
     def caption(self) -> str: ...
     @property
     def columns(self) -> dict[str, Tensor]: ...
+    @property
+    def empty(self) -> str: ...
 
 
 class Column(NamedTuple):
@@ -54,20 +58,36 @@ class Column(NamedTuple):
     width: int
 
 
-def draw_sheet(sheet: Stages, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor, folder: Path) -> Path:
-    """Write ``sheet`` as ``folder``/NAME.png: the first 8 images as rows, stages as columns, the caption beneath.
+class Title(NamedTuple):
+    """What stands above a sheet: whose it is, and how well that does."""
+
+    name: str
+    result: str = ""
+
+
+def draw_sheet(
+    sheet: Stages,
+    mean: Sequence[float] | Tensor,
+    std: Sequence[float] | Tensor,
+    folder: Path,
+    title: Title | None = None,
+    rows: int = ROWS,
+) -> Path:
+    """Write ``sheet`` as ``folder``/NAME.png: the first images as rows, stages as columns, the caption beneath.
 
     Images of up to about 100 pixels are enlarged by a whole factor, so that every pixel stays a sharp square; those
     larger than a 224 x 224 tile are reduced to its area, or to less where the file would pass 2 MB. If the images of
     the first column are dark, all columns are drawn brighter, and the caption says by how much.
 
     Args:
-        sheet: name, caption, and by heading images [b c h w] in normalised pixels; nan is drawn black, inf white. One
-            channel is drawn grey and three as red, green, blue; of any other number the first ones are, and the caption
-            says so. Sizes may differ between columns.
+        sheet: name, caption, what is empty in it, and by heading images [b c h w] in normalised pixels; nan is hatched
+            as empty, inf crossed as wrong. One channel is drawn grey and three as red, green, blue; of any other number
+            the first ones are, and the caption says so. Sizes may differ between columns.
         mean: of each channel [c], as subtracted in normalising pixels in [0, 1].
         std: of each channel [c], as divided by.
         folder: made if it is missing.
+        title: stands above.
+        rows: at most so many, and at most 8.
 
     Returns:
         The file's path.
@@ -83,12 +103,16 @@ def draw_sheet(sheet: Stages, mean: Sequence[float] | Tensor, std: Sequence[floa
             f"the sheet {sheet.name!r} cannot be drawn from {shapes or 'no columns'}: every column must be "
             f"[b {channels} h w], because the normalisation has {channels} channels, with the same b of at least 1"
         )
-    gain = brightness(next(iter(sheet.columns.values()))[:ROWS], mean, std)
-    pixels = {heading: to_pixels(images[:ROWS], mean, std, gain) for heading, images in sheet.columns.items()}
+    columns = {heading: images[: min(rows, ROWS)] for heading, images in sheet.columns.items()}
+    gain = brightness(next(iter(columns.values())), mean, std)
+    pixels = {heading: to_pixels(images, mean, std, gain) for heading, images in columns.items()}
+    marks = {heading: to_marks(images) for heading, images in columns.items()}
+    words = {EMPTY: sheet.empty, WRONG: "placed wrongly"}
+    legend = {mark: text for mark, text in words.items() if any((one == mark).any() for one in marks.values())}
     brighter = "" if gain == 1 else f"The images are dark: all is drawn {gain:,.3g} times as bright as it is."
     caption = " ".join(filter(None, [sheet.caption, channels_shown(channels), brighter]))
     for side in SIDES:
-        png = to_png(lay_out(pixels, caption, side))
+        png = to_png(lay_out(pixels, marks, caption, side, title, legend))
         if len(png) <= MOST_BYTES:
             break
     path = folder / f"{sheet.name}.png"
@@ -143,22 +167,44 @@ def tile_size(h: int, w: int, side: int) -> tuple[int, int]:
     return max(1, round(h * scale)), max(1, round(w * scale))
 
 
-def lay_out(pixels: dict[str, np.ndarray], caption: str, side: int) -> Image.Image:
-    """The page: headings above their columns of framed tiles, the caption beneath. ``pixels`` by heading [b h w 3]."""
-    heading_font, caption_font = font(HEADING_SIZE), font(CAPTION_SIZE)
-    columns = [set_column(heading, images, heading_font, side) for heading, images in pixels.items()]
+def lay_out(
+    pixels: dict[str, np.ndarray],
+    marks: dict[str, np.ndarray],
+    caption: str,
+    side: int,
+    title: Title | None = None,
+    legend: dict[int, str] | None = None,
+) -> Image.Image:
+    """The page: title, headings above their columns of framed tiles, the legend of what is hatched, the caption.
+
+    Args:
+        pixels, marks: by heading [b h w 3] and [b h w].
+        caption: beneath all.
+        side: of a square tile at most.
+        title: above all.
+        legend: words by mark.
+    """
+    heading_font, caption_font, title_font = font(HEADING_SIZE), font(CAPTION_SIZE), font(TITLE_SIZE, bold=True)
+    columns = [set_column(heading, images, marks[heading], heading_font, side) for heading, images in pixels.items()]
     row_height = max(column.tiles[0].height for column in columns)
     rows = len(columns[0].tiles)
     grid_width = sum(column.width for column in columns) + GAP * (len(columns) - 1)
-    inner = max(grid_width, NARROWEST, widest_word(caption, caption_font))
+    words = "" if title is None else f"{title.name} {title.result}"
+    inner = max(grid_width, NARROWEST, widest_word(caption, caption_font), widest_word(words, title_font))
     lines = wrap(caption, caption_font, inner)
+    above = [] if title is None else [(line, INK, title_font) for line in wrap(title.name, title_font, inner)]
+    above += [] if title is None else [(line, INK, heading_font) for line in wrap(title.result, heading_font, inner)]
+    keys = wrap_keys(legend or {}, caption_font, inner)
 
-    top = MARGIN + HEADING_LINE * max(len(column.heading) for column in columns) + GAP
+    top = MARGIN + TITLE_LINE * len(above) + GAP * bool(above)
+    top += HEADING_LINE * max(len(column.heading) for column in columns) + GAP
     bottom = top + rows * (row_height + GAP) - GAP
-    height = bottom + (GAP + CAPTION_LINE * len(lines) if lines else 0) + MARGIN
+    height = bottom + (GAP if lines or keys else 0) + CAPTION_LINE * (len(lines) + len(keys)) + MARGIN
     page = Image.new("RGB", (inner + 2 * MARGIN, height), PAGE)
     pen = ImageDraw.Draw(page)
 
+    for i, (line, ink, type_face) in enumerate(above):
+        pen.text((MARGIN, MARGIN + TITLE_LINE * (i + 1) - 8), line, ink, type_face, anchor="ls")
     x = MARGIN
     for column in columns:
         for i, line in enumerate(reversed(column.heading)):
@@ -169,28 +215,52 @@ def lay_out(pixels: dict[str, np.ndarray], caption: str, side: int) -> Image.Ima
             room = row_height - tile.height
             page.paste(tile, (x + (column.width - tile.width) // 2, top + row * (row_height + GAP) + room // 2))
         x += column.width + GAP
-    for i, line in enumerate(lines):
-        pen.text((MARGIN, bottom + GAP + CAPTION_LINE * (i + 1) - 4), line, QUIET_INK, caption_font, anchor="ls")
+    base = bottom + GAP - 4
+    for key_line in keys:
+        base, x = base + CAPTION_LINE, MARGIN
+        for mark, text in key_line:
+            page.paste(framed(hatch(mark, KEY, KEY)), (x, base - KEY))
+            pen.text((x + KEY + GAP, base), text, QUIET_INK, caption_font, anchor="ls")
+            x += key_width(text, caption_font)
+    for line in lines:
+        base += CAPTION_LINE
+        pen.text((MARGIN, base), line, QUIET_INK, caption_font, anchor="ls")
     return page
 
 
-def set_column(heading: str, images: np.ndarray, type_face: ImageFont.FreeTypeFont, side: int) -> Column:
-    """Bring ``images`` [b h w 3] to tile size, frame them, and break the heading to their width."""
+def set_column(
+    heading: str, images: np.ndarray, marks: np.ndarray, type_face: ImageFont.FreeTypeFont, side: int
+) -> Column:
+    """Bring ``images`` [b h w 3] and ``marks`` [b h w] to tile size, frame them, and break the heading to their width.
+
+    What is marked is hatched in the pixels of the tile, so that the lines are as wide in every sheet.
+    """
     h, w = tile_size(*images.shape[1:3], side)
     # hamming is sharp without the halos that lanczos draws around black patches
     resampling = Image.Resampling.NEAREST if h >= images.shape[1] else Image.Resampling.HAMMING
+    hatches = {mark: hatch(mark, h, w) for mark in HATCHES}
     tiles = []
-    for image in images:
-        tile = Image.new("RGB", (w + 2 * FRAME, h + 2 * FRAME), FRAME_GREY)
-        tile.paste(Image.fromarray(image).resize((w, h), resampling), (FRAME, FRAME))
-        tiles.append(tile)
+    for image, marked in zip(images, marks, strict=True):
+        shown = np.array(Image.fromarray(image).resize((w, h), resampling))
+        where = np.array(Image.fromarray(marked).resize((w, h), Image.Resampling.NEAREST))
+        for mark, hatched in hatches.items():
+            shown[where == mark] = hatched[where == mark]
+        tiles.append(framed(shown))
     width = max(tiles[0].width, widest_word(heading, type_face))
     return Column(wrap(heading, type_face, width), tiles, width)
 
 
-def font(size: int) -> ImageFont.FreeTypeFont:
+def framed(image: np.ndarray) -> Image.Image:
+    """An image [h w 3] in a frame."""
+    h, w = image.shape[:2]
+    tile = Image.new("RGB", (w + 2 * FRAME, h + 2 * FRAME), FRAME_GREY)
+    tile.paste(Image.fromarray(image), (FRAME, FRAME))
+    return tile
+
+
+def font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
     """DejaVu Sans, which matplotlib brings along: it has Greek letters, and is the same on every machine."""
-    path = Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
+    path = Path(matplotlib.get_data_path(), "fonts", "ttf", f"DejaVuSans{'-Bold' * bold}.ttf")
     return ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC)
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
@@ -20,7 +21,7 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.encode import grid_size, patch_side
 from patchloom.nets.fitting import POSITIONS, PROJECTION, Grid, State, by, fit_positions, fit_projection
 from patchloom.nets.states import read_states
-from patchloom.nets.weights import is_ours, load_encoder, read_card, stock_encoder, weights_file
+from patchloom.nets.weights import EncoderCard, is_ours, load_encoder, read_card, stock_encoder, weights_file
 
 
 class Matched(NamedTuple):
@@ -109,30 +110,77 @@ def load_public(
     )
 
 
-def public_shape(source: str | Path) -> dict[str, Any] | None:
+def load_plain(path: Path, model: str) -> tuple[VisionTransformer, EncoderCard]:
+    """An encoder in eval mode, of a file that holds weights alone, and its card, whose note says what was done.
+
+    Args:
+        path: what torch or safetensors saved, as for `load_public`.
+        model: timm's name of the model, which has sizes and the statistics of its images.
+
+    Raises:
+        PatchloomError: timm has no such model, or it cannot be served; the file cannot be read, or is not of it.
+    """
+    stock_encoder(model)
+    with torch.random.fork_rng(devices=[]):
+        vit = timm.create_model(model, pretrained=False, num_classes=0)
+    done = load_public(vit, path)
+    deeper = [name for name in done.unexpected if "blocks." in name]
+    if done.missing or deeper:  # an encoder that is partly at random would be measured
+        what = f"lacks {done.missing[0]}" if done.missing else f"has {deeper[0]} besides"
+        count = len(done.matched)
+        raise PatchloomError(
+            f"{path} is not {model}: {count} of the {count + len(done.missing)} weights match, and it {what}, so give "
+            "another --model"
+        )
+    mean, std = (tuple(vit.pretrained_cfg[name]) for name in ("mean", "std"))
+    images = f"Images are normalised as timm does it for {model}: {timm_statistics(model)}."
+    note = " ".join([*done.sentences(), images])
+    return vit.eval(), EncoderCard(None, mean, std, f"timm:{model}", path.name.partition(".")[0], note=note)
+
+
+def timm_statistics(model: str) -> str | None:
+    """Mean and deviation by which timm normalises the images of a model of its own, in words; None of any other."""
+    if not timm.is_model(model.split(".")[0]) or (about := timm.models.get_pretrained_cfg(model)) is None:
+        return None
+    mean, std = (", ".join(f"{value:g}" for value in values) for values in (about.mean, about.std))
+    return f"mean {mean}; standard deviation {std}"
+
+
+def public_shape(source: str | Path, model: str | None = None) -> dict[str, Any] | None:
     """The model that a source says it is of, without fetching or reading its weights.
+
+    Args:
+        source: as for `load_public`.
+        model: the name that a user gives the model of a file that only holds tensors.
 
     Returns:
         ``name``, ``patch_size``, ``positions`` and ``options`` as `patchloom.nets.build.EncoderSpec` takes them; None
-        for a file that only holds tensors, since the number of heads leaves no trace in them.
+        for a file that only holds tensors, since the number of heads leaves no trace in them, unless ``model`` is one
+        of timm's.
 
     Raises:
         PatchloomError: timm has no such model, it cannot be served, or there is no such file.
     """
     if str(source).startswith("timm:"):
-        name = str(source).removeprefix("timm:")
-        stock = stock_encoder(name)
-        positions = "learned" if POSITIONS in stock.state_dict() else "none"
-        return {"name": name.split(".")[0], "patch_size": patch_side(stock), "positions": positions, "options": {}}
+        return _stock_shape(str(source).removeprefix("timm:"))
     path = weights_file(source)
     if not is_ours(path):
-        return None
+        return _stock_shape(model) if model is not None and timm.is_model(model.split(".")[0]) else None
     spec = read_card(path).spec
     return {"name": spec.model, "patch_size": spec.patch_size, "positions": spec.positions, "options": spec.options}
 
 
+def _stock_shape(name: str) -> dict[str, Any]:
+    stock = stock_encoder(name)
+    positions = "learned" if POSITIONS in stock.state_dict() else "none"
+    return {"name": name.split(".")[0], "patch_size": patch_side(stock), "positions": positions, "options": {}}
+
+
 def _read(source: str | Path) -> tuple[list[tuple[str, State]], Grid]:
-    """The state dicts of a source by their paths in it, and the rows and columns of patches, if they are known."""
+    """The state dicts of a source by their paths in it, and the rows and columns of patches, if they are known.
+
+    Whatever becomes an encoder's weights is read here: the names of other programs are to become timm's here, too.
+    """
     if str(source).startswith("timm:"):
         with torch.random.fork_rng(devices=[]):
             vit, _ = load_encoder(source)

@@ -52,7 +52,7 @@ def vary(
     """
     table = patch_positions(vit)
     absolute = positions in ("fixed", "learned") or (positions == "keep" and table is not None)
-    arguments = {"model_name": card.name, "num_classes": 0} if card.spec is None else card.spec.timm_arguments()
+    arguments = {"model_name": card.timm_name, "num_classes": 0} if card.spec is None else card.spec.timm_arguments()
     arguments |= {"drop_path_rate": drop_path, "pos_embed": "learn" if absolute else "none"}
     if class_token:
         arguments["class_token"] = True

@@ -25,6 +25,7 @@ from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
 from patchloom.nets.build import EncoderSpec, build_encoder, check_servable
 from patchloom.nets.heads import InstanceHead, Use
+from patchloom.nets.online import from_cache_alone, why_offline
 
 FORMAT = "patchloom-encoder-1"
 _SUM = "sha256"
@@ -36,12 +37,13 @@ class EncoderCard:
     """What belongs to an encoder's weights.
 
     Attributes:
-        spec: how to build it; None for one that came from timm, which is built by its name.
+        spec: how to build it; None for a model of timm's, which is built by its name.
         mean, std: per channel, in [0, 1] units; images are normalised with them.
-        task: pretext task by which it was trained; "untrained" or a timm name otherwise.
+        task: pretext task by which it was trained; "untrained", or ``timm:NAME`` for a model of timm's.
         name: what it is called in reports.
         trained_on: checksum of the list of what it was trained on, which lies beside it; "" without one.
         extra_modules: what each module that was saved beside it is good for, by its file's name without suffix.
+        note: a sentence for whoever reads a number of it, such as that its run is not finished; "" without one.
     """
 
     spec: EncoderSpec | None
@@ -51,6 +53,12 @@ class EncoderCard:
     name: str
     trained_on: str = ""
     extra_modules: dict[str, Use] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def timm_name(self) -> str:
+        """By which timm builds an encoder without ``spec``."""
+        return self.task.removeprefix("timm:")
 
 
 def save_encoder(vit: VisionTransformer, card: EncoderCard, path: Path) -> None:
@@ -103,6 +111,7 @@ def card_from(about: dict[str, Any]) -> EncoderCard:
         about["name"],
         about.get("trained_on", ""),
         about.get("extra_modules", {}),
+        about.get("note", ""),
     )
 
 
@@ -215,6 +224,11 @@ def stock_encoder(name: str) -> VisionTransformer:
     if not timm.is_model(name.split(".")[0]):
         raise PatchloomError(f"timm has no model called {name}: timm.list_models('vit*', pretrained=True) lists them")
     try:
+        timm.models.get_pretrained_cfg(name)
+    except RuntimeError as problem:
+        there = ", ".join(timm.list_pretrained(name.split(".")[0])[:4]) or "none of that model"
+        raise PatchloomError(f"timm has no weights called {name}: it has {there}") from problem
+    try:
         with torch.device("meta"):
             vit = timm.create_model(name.split(".")[0], num_classes=0)
     except (TypeError, AssertionError, ValueError, RuntimeError) as problem:
@@ -225,10 +239,17 @@ def stock_encoder(name: str) -> VisionTransformer:
 
 def _from_timm(name: str) -> tuple[VisionTransformer, EncoderCard]:
     stock_encoder(name)  # what cannot be served is refused before gigabytes are fetched
+    offline = why_offline()
     try:
-        vit = timm.create_model(name, pretrained=True, num_classes=0)
+        with from_cache_alone(bool(offline)):
+            vit = timm.create_model(name, pretrained=True, num_classes=0)
     except Exception as problem:  # hubs fail in many ways, and every one of them means: no weights
-        raise PatchloomError(f"the weights of {name} could not be fetched ({problem}): check the network") from problem
+        home = timm.models.get_pretrained_cfg(name)
+        place = f"model.safetensors of {home.hf_hub_id}" if home and home.hf_hub_id else "them"
+        raise PatchloomError(
+            f"the weights of {name} could not be fetched ({offline or problem}): check the network, or fetch {place} "
+            f"elsewhere, and give that file with --model {name} instead"
+        ) from problem
     about = vit.pretrained_cfg
     return vit.eval(), EncoderCard(None, tuple(about["mean"]), tuple(about["std"]), f"timm:{name}", name)
 
@@ -242,6 +263,6 @@ def untrained_twin(
         if card.spec is not None:
             twin = build_encoder(card.spec)
         else:
-            twin = timm.create_model(card.name, pretrained=False, num_classes=0)
+            twin = timm.create_model(card.timm_name, pretrained=False, num_classes=0)
         fresh = None if head is None else InstanceHead(**head.sizes).eval()
         return twin.eval(), fresh

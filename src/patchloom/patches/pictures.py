@@ -6,9 +6,9 @@ from torch import Tensor
 from patchloom.patches.partition import random_partition
 from patchloom.patches.tokens import gather_tokens, grid_of, patchify, scatter_tokens, unpatchify
 
-# Values that stand for colours in pictures, because pictures are drawn in normalised pixels.
-WITHHELD = float("nan")  # drawn black
-WRONG = float("inf")  # drawn white
+# Values that stand for what has no colour in pictures, because pictures are drawn in normalised pixels.
+WITHHELD = float("nan")  # hatched, as whatever is empty
+WRONG = float("inf")  # hatched crosswise
 
 
 def spread(images: Tensor, p: int, visible: Tensor) -> Tensor:

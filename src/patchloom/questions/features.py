@@ -83,9 +83,9 @@ class Features(PatchQuestion):
             columns[name] = encoded.normalized(unpatchify(colours.repeat_interleave(g.p**2, dim=-1), g.p, g.grid))
         caption = (
             "Red, green and blue are the first three principal components of the teacher's features over these images; "
-            "the answers are shown by the same components. Black: not given, or not asked."
+            "the answers are shown by the same components."
         )
-        return [Sheet("features", caption, columns)]
+        return [Sheet("features", caption, columns, "not given, or not asked")]
 
     def _colours(self, features: Tensor, reference: Tensor) -> Tensor:
         """Features [b n d] as colours [b n c] in [0, 1]: components of ``reference``, from its 2nd to 98th centile."""

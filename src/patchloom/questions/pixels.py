@@ -255,7 +255,7 @@ class Restoration(Pixels):
         off = (encoded.plain(recovered) - self.truth(encoded)).square().mean()
         masked = 1 - self.with_content(encoded.given).shape[1] / self.geometry.n
         return (
-            f"Degradation: {self.degradation.kind}, {masked:.0%} of the patches masked (black). Mean over "
+            f"Degradation: {self.degradation.kind}, {masked:.0%} of the patches masked. Mean over "
             f"{len(encoded.images)} images: loss {error:.3f}, mean squared error {off:.4f} in pixels from 0 to 1, with "
             "each patch's own statistics where pixels are normalised."
         )

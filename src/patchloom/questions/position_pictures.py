@@ -14,6 +14,7 @@ from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction
 from patchloom.questions.question import Sheet
 
 _POSITION_MASK_RATIO = 0.95
+_NOTHING = "nothing landed"
 
 
 def figure_3(
@@ -37,12 +38,13 @@ def figure_3(
     dropped = n - share_of(n, 1 - _POSITION_MASK_RATIO)
     asked = f"At γ = 0 the places of {dropped} of {n} patches were withheld; γ is the share masked."
     return [
-        Sheet("positions", f"{asked} Black: masked. White: placed wrongly. The rest: placed rightly.", marked),
+        Sheet("positions", f"{asked} What is shown was placed rightly, or its place was given.", marked, "masked"),
         Sheet(
             "rebuilt",
             f"{asked} Given: patches without a place, in random order. Then each stands where it was placed; where "
-            "several landed, their mean. Black: nothing landed.",
+            "several landed, their mean.",
             rebuilt,
+            _NOTHING,
         ),
     ]
 
@@ -56,9 +58,9 @@ def rebuilt_sheet(geometry: Geometry, images: Tensor, placed: dict[str, Tensor],
     columns |= {name: put_together(images, p, everywhere, places) for name, places in placed.items()}
     caption = (
         "Given: the patches without their places, in random order. Then each stands where it was placed, when a share "
-        "η of the patches was barred from keys and values; where several landed, their mean. Black: nothing landed."
+        "η of the patches was barred from keys and values; where several landed, their mean."
     )
-    return Sheet("rebuilt", caption, columns)
+    return Sheet("rebuilt", caption, columns, _NOTHING)
 
 
 def mixed_sheet(geometry: Geometry, images: Tensor, placed: Tensor) -> Sheet:
@@ -73,4 +75,4 @@ def mixed_sheet(geometry: Geometry, images: Tensor, placed: Tensor) -> Sheet:
         "Half of the patches of both images are keys and values for the patches of both. Rebuilt: the image's own "
         "patches where they were placed."
     )
-    return Sheet("mixed", caption, columns)
+    return Sheet("mixed", caption, columns, _NOTHING)

@@ -154,7 +154,7 @@ class Positions(Question):
         predicted = self.predict(encoded)
         given = self.given_picture(encoded.given)
         marked = mark_wrong(given, self.geometry.p, predicted.visible, predicted.places())
-        caption = "Black: withheld. White: placed wrongly. The rest: placed rightly, or its position was given."
+        caption = "What is shown was placed rightly, or its position was given."
         return [Sheet("positions", caption, {"given": given, "placed": marked})]
 
 

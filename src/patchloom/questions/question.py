@@ -37,12 +37,14 @@ class Sheet(NamedTuple):
     Attributes:
         name: file name without suffix.
         caption: what is shown, and what was taken from the original.
-        columns: by heading, images [b c h w] in normalised pixels; nan is drawn black, inf white.
+        columns: by heading, images [b c h w] in normalised pixels; nan is hatched as empty, inf crossed as wrong.
+        empty: what it means that something is empty, for the legend.
     """
 
     name: str
     caption: str
     columns: dict[str, Tensor]
+    empty: str = "withheld"
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class Question(nn.Module, ABC):
         """Pictures of the answers."""
 
     def given_picture(self, given: EncoderInput) -> Tensor:
-        """What the encoder was given [b c h w]; black where it was nothing."""
+        """What the encoder was given [b c h w]; empty where it was nothing."""
         g, images = self.geometry, given.images
         shown = torch.zeros(len(images), g.n, dtype=torch.bool, device=images.device)
         shown = shown.scatter(1, given.visible, given.has_content())

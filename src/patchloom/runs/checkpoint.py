@@ -89,7 +89,18 @@ class Checkpoints:
         Raises:
             PatchloomError: there is none.
         """
-        return weights_of(self.read(unsealed=True)[0])
+        return self.newest()[0]
+
+    def newest(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """As `weights`, with what is stored beside the tensors.
+
+        Raises:
+            PatchloomError: there is none.
+        """
+        if not self.there():
+            raise PatchloomError(f"{self.last.parent.parent} has no checkpoint yet: let the run train first")
+        tensors, about, _ = self.read(unsealed=True)
+        return weights_of(tensors), about
 
     def read(self, unsealed: bool = False) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
         """The tensors and ``about`` of the newest checkpoint that is sound, and a sentence for each that is not.

@@ -20,6 +20,7 @@ from patchloom.data.sources.pattern import is_image, is_pattern
 from patchloom.errors import PatchloomError
 from patchloom.files import append, make_folder, remove_leftovers, write_whole
 from patchloom.runs.checkpoint import Checkpoints
+from patchloom.runs.places import meant
 from patchloom.runs.record import Record, write_record
 from patchloom.runs.settings import LAUNCH, Settings
 from patchloom.tasks import with_defaults
@@ -30,7 +31,8 @@ except ImportError:  # not on Windows
     fcntl = None
 
 
-_NAMED = 3  # sources, in the name of a folder
+_NAMED_SOURCES = 3  # in the name of a folder
+_NAMED = 6  # settings that differ, in the sentence about them
 _HELD_OUT_BEFORE = 0.05  # the default of versions that did not know auto
 _SEAL = "# if this file is edited, the run is not continued: "
 
@@ -74,12 +76,14 @@ class RunFolder:
                 before["held_out"] = "auto"
             for name in LAUNCH:  # a run may go on with other devices
                 before[name] = now[name]
-            differences = _differences(before, now)
-            if differences:
+            became = self.read_config().plain() if self.config.exists() else {}
+            if differences := _differences(before, now, became):
+                more = f"; and {len(differences) - _NAMED} more" if len(differences) > _NAMED else ""
+                finished = "holds a run" if self.read_summary() is None else "holds a finished run"
                 raise PatchloomError(
-                    f"{self.path} holds a run with other settings ({'; '.join(differences)}): repeat the old settings "
-                    f"to resume it, or choose another folder with --out; --from {self.path} starts there from its "
-                    "weights"
+                    f"{self.path} {finished} with other settings ({'; '.join(differences[:_NAMED])}{more}): for a new "
+                    f"run, give another folder with --out or delete this one (--from {self.path} begins with its "
+                    "weights); to go on with this one, repeat its settings"
                 )
             if not self.config.exists() and self.checkpoints.there():  # what auto became is known no more
                 raise PatchloomError(
@@ -174,7 +178,8 @@ class RunFolder:
             PatchloomError: the folder holds no run, or its configuration cannot be read.
         """
         if not self.config.exists():
-            raise PatchloomError(f"{self.path} is not the folder of a run: {self.config.name} is missing")
+            why = meant(self.path) or f"{self.config.name} is missing"
+            raise PatchloomError(f"{self.path} is not the folder of a run: {why}")
         values = _read_yaml(self.config)
         try:
             settings = Settings(**values | {"img_size": tuple(values["img_size"])})
@@ -249,8 +254,8 @@ def plain_name(data: str | Path | Sequence[str | Path]) -> str:
     if len(names := named(data)) > 1:
         if all(map(is_image, map(str, names))):
             return plain_name(os.path.commonpath([os.path.dirname(os.path.abspath(one)) for one in names]))
-        more = len(names) - _NAMED
-        return "-".join([*map(plain_name, names[:_NAMED]), *[f"and-{more}-more"] * (more > 0)])
+        more = len(names) - _NAMED_SOURCES
+        return "-".join([*map(plain_name, names[:_NAMED_SOURCES]), *[f"and-{more}-more"] * (more > 0)])
     path = Path(str(names[0]).partition("@")[0].removesuffix(".tar"))  # cifar10@ROOT is cifar10
     if is_pattern(str(path)):  # photos/**/*.png is photos, frames_*.jpg is frames_
         path = Path(re.split(r"[*?[{]", str(path))[0])
@@ -285,13 +290,19 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """'name: was A, now B' for every setting that differs."""
+def _differences(before: dict[str, Any], now: dict[str, Any], became: dict[str, Any], prefix: str = "") -> list[str]:
+    """'name: was A, now B' for every setting that differs, of what was asked for.
+
+    One that is now what its ``auto`` had become is the same. The options of another task, or of another model, are not
+    named one by one.
+    """
+    if prefix and before.get("name") != now.get("name") and became.get("name") != now.get("name"):
+        return [f"{prefix.rstrip('.')}: was {before.get('name')}, now {now.get('name')}"]
     found = []
-    for name in sorted({*before, *now}):
-        a, b = before.get(name), now.get(name)
+    for name in sorted({*before, *now}, key=lambda name: (name != "data", name)):
+        a, b, resolved = before.get(name), now.get(name), became.get(name)
         if isinstance(a, dict) and isinstance(b, dict):
-            found += _differences(a, b, f"{prefix}{name}.")
-        elif a != b:
+            found += _differences(a, b, resolved if isinstance(resolved, dict) else {}, f"{prefix}{name}.")
+        elif a != b and not (a == "auto" and b == resolved):
             found.append(f"{prefix}{name}: was {a}, now {b}")
     return found

@@ -11,6 +11,7 @@ import numpy as np
 from patchloom.data import Source, comparable, copies_among, copies_sentence
 from patchloom.data.splits import MAX_HELD_OUT, apart, choose, share_to_hold_out
 from patchloom.nets.weights import is_ours, read_card, weights_file
+from patchloom.runs.encoder import unfinished
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.record import Record, digest_of_record, no_record, read_record
 from patchloom.runs.settings import Settings
@@ -137,7 +138,7 @@ def _record_before(asked: Settings) -> Record:
     """Of the weights with which a run begins, and of a frozen teacher's, whose features tell what it has seen."""
     found = no_record()
     for source in asked.weights_before:
-        if source == asked.from_run:
+        if source == asked.from_run or unfinished(source) is not None:
             record = read_record(RunFolder(source).trained_on)
         else:
             record = None if source.startswith("timm:") else _record_beside(weights_file(source))

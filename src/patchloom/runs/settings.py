@@ -65,7 +65,7 @@ class Settings:
         checkpointing: compute activations again instead of keeping them: less memory, and a third more time.
         threads: of each training process on a CPU.
         from_run: folder of a run with whose weights this one begins; on the command line --from.
-        init: public weights with which the encoder begins: timm:NAME, or a file.
+        init: weights with which the encoder begins: timm:NAME, a run, or a file; with timm's plain ones give --model.
         seed: of everything random.
     """
 

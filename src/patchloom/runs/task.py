@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from timm.models.vision_transformer import VisionTransformer
 
@@ -70,12 +71,16 @@ def prepare_task(
 
 
 class Loaded(NamedTuple):
-    """A run's task with its weights, the card of its encoder, its settings, and its folder."""
+    """A run's task with its weights, the card of its encoder, its settings, its folder, and where it is.
+
+    Of ``about``, what the checkpoint keeps beside its tensors, ``step`` is the number of steps done.
+    """
 
     task: Task
     card: EncoderCard
     settings: Settings
     folder: RunFolder
+    about: dict[str, Any]
 
 
 def load_task(run: str | Path) -> Loaded:
@@ -88,7 +93,32 @@ def load_task(run: str | Path) -> Loaded:
     settings = folder.read_config()
     found = folder.read_data()
     task = prepare_task(settings, found["mean"], found["std"])
-    if not folder.checkpoints.there():
-        raise PatchloomError(f"{folder.path} has no checkpoint yet: let the run train first")
-    restore(folder.checkpoints.weights(), task)
-    return Loaded(task.eval(), run_card(settings, found["mean"], found["std"], folder.path.name), settings, folder)
+    weights, about = folder.checkpoints.newest()
+    restore(weights, task)
+    return Loaded(task.eval(), newest_card(folder, settings, about), settings, folder, about)
+
+
+def newest_card(folder: RunFolder, settings: Settings, about: Mapping[str, Any]) -> EncoderCard:
+    """The card of a run's encoder as a checkpoint has it; of a run that is not finished, name and note say so.
+
+    Args:
+        folder: of the run.
+        settings: resolved.
+        about: what the checkpoint keeps beside its tensors.
+
+    Raises:
+        PatchloomError: what was measured of the data cannot be read.
+    """
+    found = folder.read_data()
+    card = run_card(settings, found["mean"], found["std"], folder.path.name)
+    if folder.encoder.exists():
+        return card
+    reached = step_of(about)
+    note = f"The run {folder.path} is not finished: this is its newest checkpoint, {reached}."
+    return replace(card, name=f"{card.name} ({reached})", note=note)
+
+
+def step_of(about: Mapping[str, Any]) -> str:
+    """Which step a checkpoint is of, in words; of how many an older version did not say."""
+    steps = about.get("steps", 0)
+    return f"step {about['step']:,}" + (f" of {steps:,}" if steps else "")

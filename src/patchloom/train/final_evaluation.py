@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from patchloom.data import Data, Source
 from patchloom.evaluate import KNN, LINEAR, EvalSettings, Parts, Report, append_rows, compare, has_labels, labelled
 from patchloom.files import write_whole
 from patchloom.look import draw_curves
-from patchloom.look.pictures import draw_task
+from patchloom.look.pictures import draw_task, title_of
 from patchloom.nets.extra_modules import save_extra_module
 from patchloom.nets.weights import EncoderCard, save_encoder
 from patchloom.questions.measure import Measure
@@ -78,7 +79,10 @@ class FinalEvaluation(NamedTuple):
         folder.check_lock()
         shown = "images that may be known by heart" if self.held_out.doubt else "held-out images"
         draw_curves(folder.metrics, folder.pictures / "curves.png", measure.name, images=shown)
-        draw_task(task, validation.held_out, self.card, folder.pictures, device)
+        epochs, means = self.settings.epochs, {f"baseline:{name}": value for name, value in measure.means().items()}
+        row = {"epoch": epochs, "held_out": measure.value} | means
+        title = partial(title_of, folder.path.name, self.settings, (epochs, epochs), [row], self.held_out.doubt)
+        draw_task(task, validation.held_out, self.card, folder.pictures, device, title=title)
         folder.note_unreadable(sorted(validation.unreadable))
         if count := len(folder.unreadable_names()):
             files = "file" if count == 1 else "files"

@@ -14,6 +14,7 @@ from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import HeldOut, choose_held_out, stored_held_out, wanted, with_share
 from patchloom.runs.record import no_record
 from patchloom.runs.settings import LAUNCH, Settings
+from patchloom.runs.task import prepare_task
 from patchloom.tasks import check_images
 from patchloom.tasks.task import Task
 from patchloom.train.device_defaults import workers
@@ -73,7 +74,21 @@ class Planner:
         Raises:
             PatchloomError: the settings, the images and the folder do not go together.
         """
-        return self._stored() if self.folder.holds(self.asked) else self._found()
+        return self._stored() if self.resumes() else self._found()
+
+    def resumes(self) -> bool:
+        """Whether the run's folder holds a part of this very run, or all of it.
+
+        Raises:
+            PatchloomError: it holds something else; but first what would be refused in a new folder, too.
+        """
+        try:
+            return self.folder.holds(self.asked)
+        except PatchloomError:
+            found = self._found()
+            task = prepare_task(found.settings, found.stats.mean, found.stats.std)
+            found.settings.check_cache(task.augment.size)
+            raise
 
     def store(self, plan: Plan) -> None:
         """Store the plan in the run's folder.

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from patchloom.data import Arriving, Source, cache_images, open_data, steps_per_epoch
 from patchloom.errors import AlreadyReported, PatchloomError, Stopped
+from patchloom.machine import Cores, cores
 from patchloom.memory import keep_freed_memory
 from patchloom.nets.native import missing
 from patchloom.nets.performance import compile_blocks
@@ -99,7 +100,7 @@ def pretrain(
     folder = RunFolder(out or Path("runs") / f"{plain_name(asked.data)}-{asked.task['name']}")
     opened = open_data(asked.data, group=asked.group)
     if (summary := folder.read_summary()) is not None:
-        folder.holds(asked)
+        Planner(asked, opened, folder, Cores(cores(), 1)).resumes()
         print(f"{folder.path} is finished. {summary}")
         return Run(folder.path, summary)
 
@@ -209,7 +210,7 @@ def train(
         if fabric.is_global_zero:
             folder.write_metrics(state.rows)  # the run may have been killed between its checkpoint and this
     else:
-        state = TrainState()
+        state = TrainState(steps=steps)
         measure, columns = validation.run(fabric.device, stepper.autocast, first=True)
         state.rows.append(metrics_row({"step": 0, "epoch": 0.0, "images": 0} | columns))
         if not save_checkpoint(folder, stepper, state, unreadable):

@@ -10,10 +10,12 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.public import Matched, load_public, public_shape
+from patchloom.nets.public import Matched, load_public, public_shape, timm_statistics
 from patchloom.nets.teacher import FrozenTeacher
+from patchloom.runs.encoder import check_place, encoder_weights, plain_file, unfinished
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import Settings
+from patchloom.runs.task import newest_card
 from patchloom.tasks.task import Task
 
 _ENCODER = "encoder."
@@ -29,23 +31,28 @@ class Start:
         sentences: what was put where.
 
     Raises:
-        PatchloomError: ``from_run`` is no run, or has no checkpoint.
+        PatchloomError: ``from_run`` is no run, or has no checkpoint; or there is no encoder at ``init``.
     """
 
     def __init__(self, asked: Settings):
         self.asked = asked
         self.sentences: list[str] = []
-        self.run: Settings | None = None
+        self.run: Settings | None = None  # of whose checkpoint the weights are
+        self.folder: RunFolder | None = None
         if asked.from_run is not None:
-            folder = RunFolder(asked.from_run)
-            self.run = folder.read_config()
-            if not folder.checkpoints.there():
-                raise PatchloomError(f"{folder.path} has no checkpoint yet: let that run train first")
+            self.folder = RunFolder(asked.from_run)
+            self.run = self.folder.read_config()
+            if not self.folder.checkpoints.there():
+                raise PatchloomError(f"{self.folder.path} has no checkpoint yet: let that run train first")
+        elif asked.init is not None:
+            check_place(asked.init)
+            self.folder = unfinished(asked.init)
+            self.run = None if self.folder is None else self.folder.read_config()
 
     @cached_property
-    def weights(self) -> dict[str, Tensor]:
-        """Those of the run. The first process, which only wants to know its sizes at first, never reads them twice."""
-        return RunFolder(self.asked.from_run).checkpoints.weights()
+    def checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Of the run. The first process, which only wants to know its sizes at first, never reads it twice."""
+        return self.folder.checkpoints.newest()
 
     def shaped(self) -> tuple[Settings, dict[str, str]]:
         """What was asked for, with the model of the weights wherever it was left open, and the reasons."""
@@ -56,6 +63,8 @@ class Start:
         if shape is None:
             return asked, reasons
         source = asked.from_run or asked.init
+        if self.run is None and plain_file(asked.init):
+            source = f"timm's {shape['name']}"
         for name in ("patch_size", "positions", "img_size", "channels"):
             if name in shape and getattr(asked, name) == "auto":
                 chosen[name], reasons[name] = shape[name], f"as in {source}"
@@ -72,7 +81,7 @@ class Start:
             sizes = {"patch_size": run.patch_size, "positions": run.positions}
             sizes |= {"img_size": run.img_size, "channels": run.channels}
             return {"name": run.model["name"], "options": options, **sizes}
-        return None if self.asked.init is None else public_shape(self.asked.init)
+        return None if self.asked.init is None else public_shape(self.asked.init, self.asked.model["name"])
 
     def encoder(self, vit: VisionTransformer) -> None:
         """Put the weights into an encoder, before a task is built around it, which may copy it.
@@ -81,22 +90,35 @@ class Start:
             PatchloomError: they do not fit, or cannot be read.
         """
         if self.run is not None:
-            own = {name.removeprefix(_ENCODER): w for name, w in self.weights.items() if name.startswith(_ENCODER)}
+            weights, about = self.checkpoint
             grid = tuple(side // self.run.patch_size for side in self.run.img_size)
-            self.sentences += load_public(vit, f"the encoder of {self.asked.from_run}", own, grid).sentences()
+            own = f"the encoder of {self.asked.from_run or self.asked.init}"
+            self.sentences += load_public(vit, own, encoder_weights(weights), grid).sentences()
+            if note := newest_card(self.folder, self.run, about).note:
+                self.sentences.append(note)
         elif self.asked.init is not None:
             self.sentences += load_public(vit, self.asked.init).sentences()
+            self.sentences += self._statistics()
+
+    def _statistics(self) -> list[str]:
+        """Of the images for which plain weights were trained: by those of the data they are normalised here."""
+        name = self.asked.model["name"]
+        of = timm_statistics(name) if plain_file(self.asked.init) else None
+        if of is None:
+            return []
+        how = f"here they are by --normalization {self.asked.normalization}"
+        return [f"For {name}, timm normalises images by {of}; {how}."]
 
     def rest(self, task: Task) -> None:
         """Put what else of a run of the same task fits into it (decoder, heads, teacher).
 
         A teacher of another task stays the copy of the encoder that it is, since theirs may have followed another one.
         """
-        if self.run is None or self.run.task["name"] != self.asked.task["name"]:
+        if self.asked.from_run is None or self.run.task["name"] != self.asked.task["name"]:
             return
         # a frozen teacher is the one that is asked for now
         left = (_ENCODER, *(f"{name}." for name, one in task.named_modules() if isinstance(one, FrozenTeacher)))
-        source = {name: weight for name, weight in self.weights.items() if not name.startswith(left)}
+        source = {name: weight for name, weight in self.checkpoint[0].items() if not name.startswith(left)}
         own = {name: weight for name, weight in task.state_dict().items() if not name.startswith(left)}
         fits = {name: source[name] for name in own if name in source and source[name].shape == own[name].shape}
         task.load_state_dict(fits, strict=False)

@@ -26,6 +26,7 @@ class TrainState:
         setbacks: how often the run went back to a checkpoint; each halves the learning rate.
         scale: by which losses are multiplied in float16.
         steady: updates since it last changed.
+        steps: of the whole run; 0 in a checkpoint of an older version, which did not say.
     """
 
     step: int = 0
@@ -38,6 +39,7 @@ class TrainState:
     setbacks: int = 0
     scale: float = 2.0**16
     steady: int = 0
+    steps: int = 0
 
     @classmethod
     def of(cls, about: Mapping[str, Any]) -> TrainState:

@@ -15,6 +15,7 @@ from patchloom.evaluate.report import Report
 from patchloom.evaluate.rows import append_rows, check_rows
 from patchloom.evaluate.settings import EvalSettings, telling
 from patchloom.evaluate.unfinished import until_done
+from patchloom.runs.encoder import check_model
 
 # paths of functions: a protocol is imported when it is needed
 PROTOCOLS: dict[str, str] = {
@@ -63,7 +64,8 @@ def evaluate(protocol: str, run: str | Path, data: str | Path, **options: Any) -
 
     Args:
         protocol: one of `PROTOCOLS`.
-        run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
+        run: a run's folder, also of one that was stopped; an encoder's ``.safetensors`` file; ``timm:NAME``; or, with
+            ``model=NAME``, a file of weights alone by timm's names.
         data: labelled images, as `patchloom.data.open_data` takes them.
         options: the fields of `EvalSettings`, such as ``seeds=3``, and the protocol's own.
 
@@ -84,6 +86,7 @@ def evaluate(protocol: str, run: str | Path, data: str | Path, **options: Any) -
             raise PatchloomError(f"{protocol} has no option {name}: {hint}")
     settings = EvalSettings(**{name: options.pop(name) for name in list(options) if name in common})
     settings.check()
+    check_model(run, settings.model)
     results = None
     if not str(run).startswith("timm:") and Path(run).is_dir():
         results = Path(run) / "results.csv"

@@ -17,7 +17,8 @@ from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.evaluate.trained import Build, Candidate, plan_for, train_and_test
 from patchloom.hints import check_options
 from patchloom.nets.variants import vary
-from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
+from patchloom.nets.weights import EncoderCard, untrained_twin
+from patchloom.runs.encoder import load_encoder
 
 _UNUSED = {"layer_decay": 1.0, "drop_path": 0.0}  # values of a recipe without effect on a frozen encoder
 
@@ -53,8 +54,8 @@ def blocks(
     for name in _UNUSED:
         if changes.get(name) is not None:
             raise PatchloomError(f"--{name} changes nothing in blocks:{count}: the encoder is frozen")
-    vit, card = load_encoder(run)
-    parts = parts_of(data, settings)
+    vit, card = load_encoder(run, settings.model)
+    parts = parts_of(data, settings, note=card.note)
     plan = plan_for(recipe, {**changes, **_UNUSED}, vit, card, parts.train, settings, precision)
     check_pooling(plan.recipe.pooling, tokens_of(vit, None))
     classes = len(class_names(parts.train))

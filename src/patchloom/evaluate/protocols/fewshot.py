@@ -21,9 +21,9 @@ from patchloom.evaluate.report import Report
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified
 from patchloom.evaluate.trained import SCRATCH, Candidate, plan_for, train_and_test
 from patchloom.hints import check_options
-from patchloom.nets.extra_modules import load_extra_module
 from patchloom.nets.heads import Stem
-from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
+from patchloom.nets.weights import EncoderCard, untrained_twin
+from patchloom.runs.encoder import load_encoder, load_extra_module
 
 Method = Literal["finetune", "linear"]
 HeadOn = Literal["features", "projection"]
@@ -66,8 +66,8 @@ def fewshot(
         PatchloomError: as `finetune`; or fewer images than classes, or a run without a projection.
     """
     check_options(fewshot, locals())
-    vit, card = load_encoder(run)
-    parts, what = few(parts_of(data, settings), labels, per_class, settings.seed)
+    vit, card = load_encoder(run, settings.model)
+    parts, what = few(parts_of(data, settings, note=card.note), labels, per_class, settings.seed)
     idle = [name for name, value in changes.items() if value is not None]
     if method == "linear":
         usual = {"head_on": (head_on, "features"), "recipe": (recipe, "small"), "positions": (positions, "auto")}

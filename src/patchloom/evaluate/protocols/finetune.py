@@ -27,7 +27,8 @@ from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.evaluate.trained import SCRATCH, Build, Candidate, plan_for, train_and_test
 from patchloom.hints import check_options
 from patchloom.nets.variants import vary
-from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
+from patchloom.nets.weights import EncoderCard, untrained_twin
+from patchloom.runs.encoder import load_encoder
 
 
 @takes_recipe
@@ -63,8 +64,8 @@ def finetune(
     check_options(finetune, locals())
     if from_scratch and out is not None:
         raise PatchloomError("--from_scratch saves no classifier: leave --out away")
-    vit, card = load_encoder(run)
-    parts = parts_of(data, settings)
+    vit, card = load_encoder(run, settings.model)
+    parts = parts_of(data, settings, note=card.note)
     plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision)
     variant, classes = variant_of(positions, vit), class_names(parts.train)
     row_settings = {"positions": variant}

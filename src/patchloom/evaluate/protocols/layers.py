@@ -15,7 +15,7 @@ from patchloom.evaluate.neighbours import TEMPERATURE, knn_right
 from patchloom.evaluate.report import Drawing, Report, Row, compared
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.encode import input_size
-from patchloom.nets.weights import load_encoder
+from patchloom.runs.encoder import load_encoder
 
 
 def layers(
@@ -33,8 +33,8 @@ def layers(
     """
     if k < 1:
         raise PatchloomError(f"--k must be 1 or more, not {k}")
-    vit, card = load_encoder(run)
-    parts = parts_of(data, settings)
+    vit, card = load_encoder(run, settings.model)
+    parts = parts_of(data, settings, note=card.note)
     groups: list[list[Row]] = []
     cached = []
     for name, features_of, _ in extractors(vit, card, settings, layers=True):

@@ -21,8 +21,8 @@ from patchloom.evaluate.neighbours import TEMPERATURE, knn_right
 from patchloom.evaluate.report import Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.encode import input_size, patch_positions, patch_side
-from patchloom.nets.weights import load_encoder
 from patchloom.patches.tokens import grid_of, patchify, unpatchify
+from patchloom.runs.encoder import load_encoder
 
 LINEAR = "linear"
 AS_THEY_ARE, SHUFFLED, ZEROED = "as they are", "patches shuffled", "positions zeroed"
@@ -46,9 +46,9 @@ def order(
     Raises:
         PatchloomError: no such encoder or data; data without labels; or a pooling that the encoder lacks.
     """
-    vit, card = load_encoder(run)
+    vit, card = load_encoder(run, settings.model)
     check_pooling(pooling, tokens_of(vit, None))
-    parts, size = parts_of(data, settings), input_size(vit)
+    parts, size = parts_of(data, settings, note=card.note), input_size(vit)
     shuffled = ShuffledPatches(parts.test, size, patch_side(vit), settings.seed)
     rows: list[Row] = []
     cached: list[str] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from patchloom.data import Source, plain_batches
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import EvalSettings, Report, Row
 from patchloom.evaluate.pace import watched
+from patchloom.evaluate.position_examples import examples_of
 from patchloom.evaluate.position_scores import (
     AVERAGE,
     CHANCE,
@@ -25,13 +25,14 @@ from patchloom.evaluate.position_scores import (
 )
 from patchloom.evaluate.report import Drawing, lost_images
 from patchloom.evaluate.settings import open_and_tell
-from patchloom.look import Map
+from patchloom.look.sheets import brightness, to_pixels
 from patchloom.questions.positions import PositionPrediction, Positions
 from patchloom.runs.folder import plain_name
 from patchloom.runs.held_out import doubt_of_test, stored_held_out
 from patchloom.runs.task import Loaded, load_task
 
 _SYMBOLS = {"mask_ratio": "γ", "position_mask_ratio": "γ_pos", "context_mask_ratio": "η"}
+_PICTURED = 64  # images among which patches are chosen for the picture
 _WITHHELD = {
     "mask_ratio": "a share γ of the patches was removed",
     "position_mask_ratio": "a share γ_pos of the visible patches lost its position",
@@ -84,21 +85,35 @@ def positions(run: str | Path, data: str | Path, settings: EvalSettings, *, imag
     n_test, n = len(cells[0].values["top-1"]), task.geometry.n
     withheld = ", ".join(_WITHHELD[name] for name in axes)
     out = folder.pictures / f"position_map-{plain_name(data)}.png"
-    caption = (
-        f"Share of the patches of each place that are found, on {n_test:,} test images; grey: none was asked for. "
-        "A place that is named for every patch is always found."
-    )
+    pictured, ratios = source.subset(np.arange(min(_PICTURED, len(source)))), _plainest(axes)
+    drawn = plain_batches(pictured, size, _PICTURED, channels=task.geometry.channels, device=settings.at)
+    with torch.inference_mode():
+        asked = next(normalized(drawn, card, []))
+        placed = predict(asked, torch.Generator().manual_seed(settings.seed), **ratios)
+    gain = brightness(asked, card.mean, card.std)
+    pictures = torch.from_numpy(to_pixels(asked, card.mean, card.std, gain))
+    content = {
+        "shares": (sum(cell.found for cell in cells) / sum(cell.asked for cell in cells)).view(grid).numpy(),
+        "offsets": sum(cell.offsets for cell in cells).numpy(),
+        "examples": examples_of(placed, pictures, grid),
+        "title": f"{card.name}: {quoted[0].number()} of positions found, chance {quoted[1].number()}",
+        "caption": (
+            f"Left: {n_test:,} test images, all ratios together; grey: too few to tell. Right, at {_said(ratios)}: a "
+            "patch at its own place (blue), and how likely each other place is held to be it (orange; framed: the "
+            "likeliest)."
+        ),
+    }
     done = (
         f"Positions: {withheld}; the run's own task then placed every patch without position among {n}, on "
         f"{n_test:,} test images."
     )
     table = (
         "The table has accuracies in % and distances in patches; their intervals are in the rows of results.csv. Where "
-        f"in the image positions are found is drawn in {out}."
+        f"in the image positions are found, and where patches are put instead, is drawn in {out}."
     )
     return Report(
         rows=rows,
-        protocol=" ".join([done, STORY, story, *lost_images(unreadable), table]),
+        protocol=" ".join(filter(None, [card.note, done, STORY, story, *lost_images(unreadable), table])),
         headline=_headline(cells, *quoted, n_test),
         quoted=quoted,
         data=source.name,
@@ -108,7 +123,7 @@ def positions(run: str | Path, data: str | Path, settings: EvalSettings, *, imag
         across=list(axes)[-1],
         short=True,
         symbols=_SYMBOLS,
-        drawings=(Drawing("patchloom.look.maps.draw_maps", out, {**_maps(cells, grid), "caption": caption}),),
+        drawings=(Drawing("patchloom.look.draw_position_map", out, content),),
     )
 
 
@@ -136,13 +151,6 @@ def _said(ratios: Mapping[str, float]) -> str:
     return ", ".join(f"{_SYMBOLS[name]} {ratio:g}" for name, ratio in ratios.items())
 
 
-def _maps(cells: Sequence[Cell], grid: tuple[int, int]) -> dict[str, Any]:
-    """What `draw_maps` draws: a map a cell; the last ratio varies along the columns, the one before along the rows."""
-    maps: dict[str, list[Map]] = {}
-    columns: dict[str, None] = {}
-    for cell in cells:
-        *before, (last, ratio) = cell.ratios.items()
-        columns[_said({last: ratio})] = None
-        note = f"{cell.accuracy:.1%} (chance {cell.chance['top-1']:.1%})"
-        maps.setdefault(_said(dict(before)), []).append(Map(cell.map(grid).numpy(), note))
-    return {"maps": list(maps.values()), "row_names": list(maps), "column_names": list(columns)}
+def _plainest(axes: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Ratios with which examples are easiest to read: nothing masked, and hardly a position given."""
+    return {name: (max if name == "position_mask_ratio" else min)(ratios) for name, ratios in axes.items()}

@@ -21,9 +21,10 @@ from patchloom.evaluate.report import Report, lost_images
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
 from patchloom.hints import check
 from patchloom.nets.encode import encode, grid_size, input_channels, input_size, patch_count, patch_positions
-from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
+from patchloom.nets.weights import EncoderCard, untrained_twin
 from patchloom.patches.partition import random_dropped
 from patchloom.questions.positions import PositionPrediction
+from patchloom.runs.encoder import load_encoder
 from patchloom.withhold.encoder_input import all_patches, drop_positions
 
 Placeholder = Literal["learned", "zeros"]
@@ -61,7 +62,7 @@ def position_sensitivity(
         raise PatchloomError(f"--ratio is the share of position embeddings to mask, above 0 and up to 1, not {ratio:g}")
     if steps < 1:
         raise PatchloomError(f"--steps must be 1 or more, not {steps}")
-    vit, card = load_encoder(run)
+    vit, card = load_encoder(run, settings.model)
     encoders = {card.name: (vit, card)}
     if finetuned is not None:
         encoders[FINETUNED] = _load_finetuned(finetuned)
@@ -74,7 +75,7 @@ def position_sensitivity(
         if grid_size(one) != grid_size(vit):
             raise PatchloomError(f"{name} has another patch grid than {card.name}, so the two cannot be compared")
     encoders[UNTRAINED] = untrained_twin(card, seed=settings.seed)[0], card
-    parts, grid = parts_of(data, settings, labels=False), grid_size(vit)
+    parts, grid = parts_of(data, settings, labels=False, note=card.note), grid_size(vit)
     unreadable: dict[str, None] = {}
     cells = {}
     for name, encoder in encoders.items():

@@ -1,0 +1,167 @@
+"""Where an encoder finds patches, where it puts them instead, and some of them with all that it holds possible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, LogNorm
+from matplotlib.figure import Figure
+from matplotlib.gridspec import GridSpec
+from matplotlib.patches import Rectangle
+
+from patchloom.look.curves import INK, QUIET, STYLE, write_figure
+
+NOTHING = "#d9d9d9"
+TRUE, GUESSED = "#00a0e0", "#d55e00"
+SIDE, MAP_SIDE = 1.6, 2.2  # inches: of an example, and of a map
+LEAST = 5.0  # guesses that chance puts at an offset, below which nothing is said of it
+TIMES = 4.0  # end of the scale: so many times as often as by chance, or as seldom
+_PALE = 0.65  # of an example's picture
+_HEAT = LinearSegmentedColormap.from_list("heat", [(0.84, 0.37, 0.0, 0.0), (0.84, 0.37, 0.0, 0.75)])
+
+
+class Example(NamedTuple):
+    """A patch, and how likely the encoder holds each place to be its own.
+
+    Attributes:
+        picture: [h w 3] the image, colours uint8.
+        place: the patch's own place of the grid.
+        likely: [rows columns] probabilities.
+    """
+
+    picture: np.ndarray
+    place: int
+    likely: np.ndarray
+
+    @property
+    def guess(self) -> int:
+        """The likeliest place."""
+        return int(self.likely.argmax())
+
+
+def draw_position_map(
+    shares: np.ndarray,
+    offsets: np.ndarray,
+    examples: Sequence[tuple[str, Sequence[Example]]],
+    title: str,
+    caption: str,
+    out: Path,
+) -> Path:
+    """Draw two maps of what happens to patches on the whole, and examples, as a PNG file.
+
+    Args:
+        shares: [rows columns] of the patches of each place that are found; nan where none was asked for.
+        offsets: [2 rows - 1, 2 columns - 1] how many patches were put so far from their own place, found ones in the
+            middle.
+        examples: rows of them, each with its name.
+        title: above.
+        caption: beneath.
+        out: the picture; its folder is made if it is missing.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        PatchloomError: the file cannot be written.
+    """
+    examples = [(name, some) for name, some in examples if some]
+    columns = max((len(some) for _, some in examples), default=0)
+    grid = shares.shape
+    tall = min(1.6, max(0.6, grid[0] / grid[1]))
+    height = max(len(examples) * (SIDE * tall + 0.45), 2 * (MAP_SIDE * tall + 0.75))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure((MAP_SIDE + 1.3 + (SIDE + 0.15) * columns, height + 1.3), layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
+        whole = GridSpec(
+            1, 2 if columns else 1, figure, width_ratios=[MAP_SIDE + 0.9, SIDE * columns][: 1 + bool(columns)]
+        )
+        left = whole[0].subgridspec(2, 1)
+        _draw_shares(figure, figure.add_subplot(left[0]), shares)
+        _draw_offsets(figure, figure.add_subplot(left[1]), offsets, grid)
+        if columns:
+            right = whole[1].subgridspec(len(examples), columns)
+            for i, (name, some) in enumerate(examples):
+                for j, one in enumerate(some):
+                    at = figure.add_subplot(right[i, j])
+                    _draw_example(at, one)
+                    if j == 0:
+                        at.set_ylabel(name, fontsize=9, color=INK)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
+        figure.supxlabel(caption, fontsize=8, color=QUIET, x=0.01, ha="left", wrap=True)
+        return write_figure(figure, out)
+
+
+def times_as_often(offsets: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    """How many times as often patches are put so far off [2 rows - 1, 2 columns - 1] as wrong guesses at random are.
+
+    nan in the middle, where they are found, and where chance puts hardly any.
+    """
+    ways = np.multiply.outer(*(np.r_[1:side, side:0:-1] for side in grid)).astype(float)
+    ways[grid[0] - 1, grid[1] - 1] = 0
+    wrong = offsets.astype(float)
+    wrong[grid[0] - 1, grid[1] - 1] = 0
+    by_chance = ways / max(1.0, ways.sum()) * wrong.sum()
+    return np.divide(wrong, by_chance, out=np.full_like(ways, np.nan), where=by_chance >= LEAST)
+
+
+def _draw_shares(figure: Figure, at: Axes, shares: np.ndarray) -> None:
+    largest = float(np.nanmax(shares)) if np.isfinite(shares).any() else 0.0
+    colours = matplotlib.colormaps["viridis"].with_extremes(bad=NOTHING)
+    shown = at.imshow(shares, cmap=colours, vmin=0, vmax=largest or 1, interpolation="nearest")
+    _bare(at, "Found, by the patch's place")
+    bar = figure.colorbar(shown, ax=at, aspect=15, shrink=0.75)
+    bar.ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g} %")
+    bar.outline.set_visible(False)
+
+
+def _draw_offsets(figure: Figure, at: Axes, offsets: np.ndarray, grid: tuple[int, int]) -> None:
+    reach = [side - 0.5 for side in grid]
+    often = times_as_often(offsets, grid)
+    colours = matplotlib.colormaps["RdBu_r"].with_extremes(bad=NOTHING)
+    shown = at.imshow(
+        np.clip(often, 1 / TIMES, TIMES), cmap=colours, norm=LogNorm(1 / TIMES, TIMES), interpolation="nearest",
+        extent=(-reach[1], reach[1], reach[0], -reach[0]),
+    )  # fmt: skip
+    at.plot(0, 0, "+", color=INK, markersize=7)
+    _bare(at, "Wrong ones: how far off\n(patches from their own place, +)")
+    ticks = [[-(side - 1), 0, side - 1] for side in grid]
+    at.set_yticks(ticks[0], [f"{tick:+d}" if tick else "0" for tick in ticks[0]], fontsize=7)
+    at.set_xticks(ticks[1], [f"{tick:+d}" if tick else "0" for tick in ticks[1]], fontsize=7)
+    bar = figure.colorbar(shown, ax=at, aspect=15, shrink=0.75, ticks=[1 / TIMES, 1, TIMES])
+    bar.ax.set_yticklabels([f"{TIMES:g}× less", "as by\nchance", f"{TIMES:g}× more"], fontsize=7)
+    bar.ax.minorticks_off()
+    bar.outline.set_visible(False)
+
+
+def _draw_example(at: Axes, one: Example) -> None:
+    h, w = one.picture.shape[:2]
+    rows, columns = one.likely.shape
+    tall, wide = h / rows, w / columns
+    row, column = divmod(one.place, columns)
+    picture = 255 - (255 - one.picture.astype(float)) * (1 - _PALE)
+    own = np.s_[round(row * tall) : round((row + 1) * tall), round(column * wide) : round((column + 1) * wide)]
+    picture[own] = one.picture[own]
+    at.imshow(picture.round().astype(np.uint8), interpolation="nearest", extent=(0, w, h, 0))
+    heat = one.likely / max(float(one.likely.max()), 1e-9)
+    heat = np.where(np.arange(heat.size).reshape(heat.shape) == one.place, 0, heat)  # the patch itself is shown there
+    at.imshow(heat, cmap=_HEAT, vmin=0, vmax=1, interpolation="nearest", extent=(0, w, h, 0))
+    for place, colour in ((one.guess, GUESSED), (one.place, TRUE)):
+        y, x = divmod(place, columns)
+        at.add_patch(Rectangle((x * wide, y * tall), wide, tall, fill=False, edgecolor=colour, linewidth=2.2))
+    _bare(at, "")
+    at.set_xlim(0, w)
+    at.set_ylim(h, 0)
+    right, best = float(one.likely.flat[one.place]), float(one.likely.max())
+    said = f"{right:.0%} here" if one.guess == one.place else f"{right:.0%} here, {best:.0%} there"
+    at.set_title(said, fontsize=8, color=INK, pad=3)
+
+
+def _bare(at: Axes, title: str) -> None:
+    at.set(xticks=[], yticks=[])
+    at.spines[:].set_visible(False)
+    at.set_title(title, fontsize=9, color=INK)

@@ -1,0 +1,130 @@
+"""The encoder that a user means: of a run, finished or not, of a file, or one that timm publishes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from patchloom.errors import PatchloomError
+from patchloom.nets import extra_modules, weights
+from patchloom.nets.build import build_encoder
+from patchloom.nets.heads import Use
+from patchloom.nets.public import load_plain
+from patchloom.nets.weights import EncoderCard
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.places import meant, run_around
+from patchloom.runs.task import load_task, newest_card
+
+_ENCODER = "encoder."
+
+
+def unfinished(source: str | Path) -> RunFolder | None:
+    """The folder of a run that has a checkpoint, and no encoder yet; None if ``source`` is anything else."""
+    if str(source).startswith("timm:"):
+        return None
+    folder = RunFolder(source)
+    begun = folder.config.exists() and not folder.encoder.exists() and folder.checkpoints.there()
+    return folder if begun else None
+
+
+def encoder_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of a task's tensors that are its encoder's, by timm's names."""
+    return {name.removeprefix(_ENCODER): value for name, value in tensors.items() if name.startswith(_ENCODER)}
+
+
+def check_place(source: str | Path) -> None:
+    """Refuse a path at which no encoder can be, with what may have been meant.
+
+    Raises:
+        PatchloomError: nothing is there; a folder that is no run's; or a part of a run that is not its encoder.
+    """
+    if str(source).startswith("timm:") or unfinished(source) is not None:
+        return
+    path = Path(source)
+    around = run_around(path)
+    checkpoint = around is not None and path.parent == around / "checkpoints"
+    if checkpoint or not (path / "encoder.safetensors" if path.is_dir() else path).is_file():
+        hint = meant(path) or "give a run's folder, a .safetensors file or timm:NAME"
+        if (path / "config.yaml").is_file():
+            hint = "the run has no checkpoint yet, so let it train first"
+        raise PatchloomError(f"there is no encoder at {path}: {hint}")
+
+
+def load_encoder(source: str | Path, model: str | None = None) -> tuple[VisionTransformer, EncoderCard]:
+    """An encoder in eval mode, and its card.
+
+    Args:
+        source: a run's folder; an encoder's ``.safetensors`` file; ``timm:NAME`` for weights that timm publishes; or,
+            with ``model``, a file of weights alone by timm's names, which torch or safetensors saved. Of a run that was
+            stopped it is the encoder of the newest checkpoint, and the card's name and note say so.
+        model: timm's name of the model, for a file of weights alone.
+
+    Raises:
+        PatchloomError: nothing of that kind is there, or it cannot be served.
+    """
+    check_place(source)
+    if plain_file(source):
+        if model is None:
+            raise PatchloomError(
+                f"{source} holds weights alone, which do not tell the sizes of their model: give its name in timm, "
+                "such as --model vit_small_patch16_224"
+            )
+        return load_plain(Path(source), model)
+    if model is not None:
+        raise PatchloomError(
+            f"--model is for a file of weights alone, and {source} says itself what it is: leave it out"
+        )
+    folder = unfinished(source)
+    if folder is None:
+        return weights.load_encoder(source)
+    settings = folder.read_config()
+    tensors, about = folder.checkpoints.newest()
+    vit = build_encoder(settings.encoder_spec())
+    with weights.as_patchloom_wrote(folder.checkpoints.last):
+        vit.load_state_dict(encoder_weights(tensors), strict=True)
+    return vit.eval(), newest_card(folder, settings, about)
+
+
+def check_model(source: str | Path, model: str | None) -> None:
+    """Refuse a name of a model for what says itself of which model it is.
+
+    Raises:
+        PatchloomError: ``model`` is given, and ``source`` is no file of weights alone.
+    """
+    if model is not None and not plain_file(source):
+        raise PatchloomError(f"--model is for a file of weights alone, and {source} is none: leave it out")
+
+
+def plain_file(source: str | Path) -> bool:
+    """Whether a file holds weights alone: others' files, since all that patchloom writes says what it is."""
+    path = Path(source)
+    if str(source).startswith("timm:") or not path.is_file():
+        return False
+    if path.suffix != ".safetensors":
+        return True
+    return not any(key.startswith("patchloom-") for key in weights.read_metadata(path, "encoder weights"))
+
+
+def load_extra_module(source: str | Path, use: Use) -> nn.Module | None:
+    """The module beside an encoder that is good for ``use``, in eval mode; None if there is none.
+
+    Args:
+        source: as `load_encoder` takes it.
+        use: for which a module is wanted.
+
+    Raises:
+        PatchloomError: no encoder there, or the module's file is damaged, or not one that patchloom wrote.
+    """
+    found = named_extra_module(source, use)
+    return None if found is None else found[1]
+
+
+def named_extra_module(source: str | Path, use: Use) -> tuple[str, nn.Module] | None:
+    """As `load_extra_module`, with the name of the file in which it is, or will be when the run is finished."""
+    if unfinished(source) is not None:
+        modules = load_task(source).task.extra_modules()
+        return next(((f"{name}.safetensors", one.eval()) for name, one in modules.items() if one.use == use), None)
+    module, path = extra_modules.load_extra_module(source, use), extra_modules.extra_module_file(source, use)
+    return None if module is None or path is None else (path.name, module)

@@ -1,0 +1,80 @@
+"""Pictures of a run: as many images as were asked for, under a title that says whose they are and how well it does."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from killing import SMALL, draw_images
+from PIL import Image
+
+from patchloom.cli import main
+from patchloom.look import pictures
+from patchloom.look.pictures import title_of
+from patchloom.look.sheets import FRAME_GREY
+from patchloom.questions.measure import Measure
+from patchloom.runs.settings import Settings
+from patchloom.train.pretrain import pretrain
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
+SETTINGS = Settings("photos/", {"name": "droppos"}, epochs=60)
+MEASURE = Measure("position accuracy", torch.tensor([0.9]), {"chance": torch.tensor([0.5])}, "chance", True)
+
+
+def test_a_title_has_run_task_epoch_and_the_last_measure():
+    rows = [
+        {"epoch": "0.0", "held_out": "0.01", "baseline:chance": "0.05"},
+        {"epoch": "30.0", "held_out": "0.25", "baseline:chance": "0.0833"},
+        {"epoch": "45.0", "loss": "2.5"},
+    ]
+    title = title_of("photos", SETTINGS, (450, 600), rows, "", MEASURE)
+    assert title.name == "photos: droppos"
+    said = "Epoch 45 of 60; on held-out images (at epoch 30): position accuracy 25.0%, chance 8.3%"
+    assert title.result == said
+    assert title_of("photos", SETTINGS, (300, 600), rows, "", MEASURE).result == said.replace(
+        "45 of 60; on held-out images (at epoch 30)", "30 of 60; on held-out images"
+    )
+    doubtful = title_of("photos", SETTINGS, (300, 600), rows, "trained", MEASURE).result
+    assert "on images that may be known by heart: position accuracy" in doubtful and "held-out" not in doubtful
+    assert title_of("photos", SETTINGS, (0, 0), [], "", MEASURE).result == "Epoch 0 of 60"  # of an older version
+
+
+def test_of_several_baselines_the_one_to_beat_is_named():
+    baselines = {"flat": torch.tensor([0.0]), "blurred": torch.tensor([0.0])}
+    measure = replace(
+        MEASURE, name="error", baselines=baselines, to_beat=("flat", "blurred"), higher_is_better=False, form=".3f"
+    )
+    row = {"epoch": 60, "held_out": 0.25, "baseline:flat": 0.5, "baseline:blurred": 0.125}
+    assert title_of("a", SETTINGS, (1, 1), [row], "", measure).result.endswith("error 0.250, blurred 0.125")
+
+
+@pytest.fixture(scope="module", params=["mae", "droppos", "extrema", "lut"])
+def run(request, tmp_path_factory):
+    images = draw_images(tmp_path_factory.mktemp("images"))
+    settings = SMALL | {"epochs": 1}
+    return pretrain(images, request.param, out=tmp_path_factory.mktemp("runs") / "one", **settings).folder
+
+
+def rows_of(path) -> int:
+    """Rows of tiles, counted by their frames in the first column."""
+    page = np.asarray(Image.open(path))
+    frames = (page == FRAME_GREY).all(-1)
+    edges = [y for y in range(len(frames)) if frames[y].sum() > 50]
+    return len(edges) // 2
+
+
+def test_four_images_are_four_rows(run, tmp_path, monkeypatch, capsys):
+    titles, draw = [], pictures.draw_sheet
+    monkeypatch.setattr(pictures, "draw_sheet", lambda *given: titles.append(given[4]) or draw(*given))
+    assert main(["look", str(run), "--images", "4", "--out", str(tmp_path)]) == 0
+    drawn = capsys.readouterr().out.split()
+    assert drawn and [rows_of(path) for path in drawn] == [4] * len(drawn)
+    assert {title.name.partition(":")[0] for title in titles} == {"one"}
+    assert all(title.result.startswith("Epoch 1 of 1; on held-out images: ") for title in titles)
+    assert [rows_of(path) for path in (run / "pictures").glob("*.png") if path.stem != "curves"] == [8] * len(drawn)
+
+
+def test_more_images_than_a_sheet_has_room_for_are_refused(run, capsys):
+    assert main(["look", str(run), "--images", "9"]) == 2
+    assert "--images must be 1 to 8" in capsys.readouterr().err
