@@ -1,6 +1,9 @@
-"""Write options.md: every option of every verb, from the parsers whose --help shows the same.
+"""Write what the package says of options without importing torch, and options.md, a page for people.
 
 python docs/make_options.py
+
+``src/patchloom/options.json`` comes from signatures and docstrings; the command line, its --help and options.md from
+that. Tests refuse both files when they are out of date.
 """
 
 from __future__ import annotations
@@ -8,17 +11,21 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from jsonargparse import ArgumentParser
-
+from patchloom import signatures
 from patchloom.bench import bench
 from patchloom.check import check
-from patchloom.evaluate import PROTOCOLS
+from patchloom.data import BUILTIN
+from patchloom.evaluate import EvalSettings, evaluate
+from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
 from patchloom.export import export
-from patchloom.hints import in_words
 from patchloom.look.pictures import look
-from patchloom.options import call_parser, evaluate_parser, pretrain_parser, short
-from patchloom.runs.settings import DEFAULT_TASK
+from patchloom.runs.settings import DEFAULT_TASK, Settings
+from patchloom.signatures import Listed, Option, as_json, listed
 from patchloom.tasks import TASKS, task_class
+from patchloom.train.pretrain import pretrain
+from patchloom.typos import short
+from patchloom.usage import kind_of, plainly
+from patchloom.verbs import of_evaluate, of_pretrain, of_task, of_verb
 
 PAGE = Path(__file__).with_name("options.md")
 CALLS = {"look": look, "export": export, "bench": bench, "check": check}
@@ -31,59 +38,71 @@ the tasks' options to use is in [Variants](variants.md), what `auto` becomes in 
 
 In Python, an option has the same name without dashes; `--task.NAME` and `--model.NAME` are keys beside `name` in the
 dicts `task` and `model`, and so they are in a YAML file for `--config`. `--debug`, with any verb, shows the traceback
-of an error.
+of an error. A name may have hyphens, `--img-size`, and true-or-false options need no value: `--checkpointing` is
+`--checkpointing true`.
 """
+
+
+def contents() -> str:
+    """The whole of options.json."""
+    training = listed(pretrain, skip={"data", "task", "out"})
+    settings = listed(Settings, skip={"data", "task", "model", "img_size"})
+    measuring = listed(evaluate, skip={"protocol", "run", "data"})
+    common = listed(EvalSettings)
+    verbs = {
+        "check": listed(check),
+        "pretrain": Listed(training.about, (*training.options, *settings.options)),
+        "evaluate": Listed(measuring.about, (*measuring.options, *common.options)),
+        **{verb: listed(CALLS[verb]) for verb in ("look", "export", "bench")},
+    }
+    tasks = {entry.path: listed(task_class(name), skip={"encoder"}) for name, entry in TASKS.items()}
+    given = {"run", "data", "settings", "count"}
+    protocols = {name: listed(protocol_of(name)[0], skip=given) for name in PROTOCOLS}
+    parts = {"verbs": verbs, "tasks": tasks, "protocols": protocols}
+    return as_json(parts, {"default_task": DEFAULT_TASK, "builtin": BUILTIN})
 
 
 def page() -> str:
     """The whole of options.md."""
-    first = pretrain_parser(DEFAULT_TASK)
-    sections = [_ABOUT, _section("pretrain", first, lambda option: not option.startswith("--task."))]
+    first = of_pretrain(DEFAULT_TASK)
+    shared = [option for option in first.options if option.name == "task.name" or option.name[:5] != "task."]
+    sections = [_ABOUT, _section("pretrain", first, shared)]
     for name in TASKS:
-        about = (task_class(name).__doc__ or "").splitlines()[0]
-        parser = pretrain_parser(name)
-        sections.append(_section(f"Options of {name}", parser, lambda option: option.startswith("--task."), about))
-    sections.append(_section("evaluate", evaluate_parser(None)))
-    seen = {"evaluate": dict(_entries(evaluate_parser(None)))}
+        found = of_task(name)
+        options = [option._replace(name=f"task.{option.name}") for option in found.options]
+        sections.append(_section(f"Options of {name}", found, options))
+    common = of_evaluate(None)
+    sections.append(_section("evaluate", common, common.options))
+    seen: dict[str, dict[str, Option]] = {}
     for name in PROTOCOLS:
-        parser = evaluate_parser(name)
-        own = dict(entry for entry in _entries(parser) if entry not in seen["evaluate"].items())
-        section = _section(f"evaluate {name}", parser, own.__contains__)
-        for other, entries in list(seen.items())[1:]:
-            same = [option for option, text in own.items() if entries.get(option) == text]
+        found = of_evaluate(name)
+        own = {option.name: option for option in found.options if option not in common.options}
+        for other, entries in seen.items():
+            same = [option for option in own if entries.get(option) == own[option]]
             if len(same) > 5:  # those of a recipe
-                section = _section(f"evaluate {name}", parser, (own.keys() - same).__contains__)
-                names = ", ".join(f"`{option}`" for option in same)
+                rest = [option for option in own.values() if option.name not in same]
+                section = _section(f"evaluate {name}", found, rest)
+                names = ", ".join(f"`--{option}`" for option in same)
                 section += "\n" + _filled(f"As for [{other}](#evaluate-{other}): {names}.") + "\n"
                 break
+        else:
+            section = _section(f"evaluate {name}", found, own.values())
         seen[name] = own
         sections.append(section)
-    sections += [_section(verb, call_parser(verb, function)) for verb, function in CALLS.items()]
+    sections += [_section(verb, of_verb(verb), of_verb(verb).options) for verb in CALLS]
     return "\n".join(sections)
 
 
-def _section(title: str, parser: ArgumentParser, wanted=lambda option: True, about: str = "") -> str:
-    entries = [text for option, text in _entries(parser) if wanted(option)]
-    about = _filled(about or parser.description)
-    return "\n".join([f"## {title}", "", about, "", *(entries or ["It has no options of its own."]), ""])
+def _section(title: str, found: Listed, options) -> str:
+    entries = [_line(option) for option in options]
+    return "\n".join([f"## {title}", "", _filled(found.about), "", *(entries or ["It has no options of its own."]), ""])
 
 
-def _entries(parser: ArgumentParser) -> list[tuple[str, str]]:
-    """Each option's name, and its line."""
-    found = []
-    for action in parser._actions:
-        # a list has a second name, which ends in +
-        name = next((one for one in action.option_strings if one[-1] != "+"), action.dest.upper())
-        if name in ("-h", "--print_config") or action.help == "==SUPPRESS==":
-            continue
-        name = short(name)
-        kind = in_words(getattr(action, "_typehint", None) or action.type)
-        default = str(action.default).lower() if isinstance(action.default, bool) else action.default
-        ends = "" if action.required or default in (None, "") else f"; default {default}"
-        about = f": {action.help}" if action.help else ""
-        line = f"- `{name}` ({kind}{ends}){about}" + "." * (not about.endswith("."))
-        found.append((name, _filled(line, "  ")))
-    return found
+def _line(option: Option) -> str:
+    name = option.name.upper() if option.positional else short(f"--{option.name}")
+    default = "" if option.default in (None, "") else f"; default {plainly(option.default)}"
+    about = f": {option.about}" if option.about else ""
+    return _filled(f"- `{name}` ({kind_of(option)}{default}){about}" + "." * (not about.endswith(".")), "  ")
 
 
 def _filled(text: str, indent: str = "") -> str:
@@ -91,4 +110,6 @@ def _filled(text: str, indent: str = "") -> str:
 
 
 if __name__ == "__main__":
+    signatures.LISTED.write_text(contents(), "utf-8")
+    signatures.forget()
     PAGE.write_text(page())

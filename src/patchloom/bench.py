@@ -138,17 +138,16 @@ def bench(
     Args:
         data: images, as pretrain takes them.
         tasks: names with commas between; all that need no option, if absent.
-        model: nano, micro, mini, or a timm ViT. From here to checkpointing all is as for pretrain, which would choose
-            the same where it is left open.
+        model: nano, micro, mini, or a timm ViT. What is left open, of this and the rest, is as pretrain would choose.
         img_size: pixels of a side.
         patch_size: side of a patch in pixels.
         batch_size: images a step.
-        device: cpu, cuda or mps.
-        precision: of products: float32, bfloat16, or float16.
-        attention: with torch's fused kernel, or an explicit softmax.
+        device: what computes; auto takes a GPU where there is one.
+        precision: of matrix products: float32, bfloat16, or float16.
+        attention: by torch's fused kernel, or an explicit softmax.
         kernels: torch's, or native ones for bfloat16 on a CPU.
         workers: processes that read images.
-        threads: of the training process on a CPU.
+        threads: CPU threads of the training process.
         checkpointing: compute activations again instead of keeping them.
         compile: time each task with compiled blocks, too; what that brings is remembered, and decides pretrain's auto.
         rounds: steps that are timed of each.

@@ -140,18 +140,18 @@ def check(
 
     Args:
         data: images, as pretrain takes them.
-        task: for which to propose. From model to device, all that is given is kept, and the rest proposed to fit.
-        images: so many of each split are read at most, drawn at random; all, if absent.
+        task: pretext task for which to propose; what is given besides, up to device, is kept.
+        images: read at most so many of each split, drawn at random; all, if absent.
         model: nano, micro, mini, or a timm ViT.
         img_size: pixels of a side.
         patch_size: side of a patch in pixels.
         epochs: passes over the training images.
         batch_size: images a step.
         workers: processes that read, here and in the run; here as many as there are cores, if auto.
-        device: cpu, cuda or mps.
+        device: what computes; auto takes a GPU where there is one.
         group: which images are held out together, as in pretrain.
         estimate: measure time and memory in a few steps.
-        out: a file for the names of all images that cannot be read, each with the reason after a tab.
+        out: file for the names of all images that cannot be read, each with the reason after a tab.
 
     Raises:
         PatchloomError: no such data or task, nothing that can be read, numbers of channels that do not go together,

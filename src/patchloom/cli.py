@@ -1,27 +1,37 @@
-"""The command line: ``patchloom VERB ...``, one function a verb, words as in Python."""
+"""The command line: ``patchloom VERB ...``, one function a verb, words as in Python.
+
+Words are read before the verb is imported: neither --help nor a slip of the keyboard shall wait for torch.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
-from difflib import get_close_matches
+import textwrap
+from collections.abc import Sequence
+from itertools import zip_longest
 
 from patchloom.errors import AlreadyReported, PatchloomError, Stopped
 from patchloom.files import mendable
+from patchloom.hints import listing, nearest
+from patchloom.options import parse_call, parse_evaluate, parse_pretrain
 from patchloom.stopping import StopAtOnce, nobody_reads
+from patchloom.tasks import TASKS
+from patchloom.usage import filled, overview, page, page_width
+from patchloom.verbs import VERBS, protocols
 
-# Verbs are imported when they are called: --help must not wait for torch.
-VERBS: dict[str, str] = {
-    "check": "read all images, report what is wrong with them, and propose how to pre-train",
-    "pretrain": "train an encoder on images without labels",
-    "evaluate": "measure what an encoder learnt, by one of many protocols",
-    "look": "draw what was withheld, and what came back",
-    "export": "write an encoder for use with timm alone",
-    "bench": "time each task on this machine, and tell what limits a run",
-    "tasks": "list the pretext tasks",
+# how others call a verb, and what is a part of one
+_MEANT = {
+    **dict.fromkeys(("train", "fit", "run", "pre-train", "resume", "continue"), "pretrain"),
+    **dict.fromkeys(("eval", "test", "score", "measure", "probe", "validate"), "evaluate"),
+    **dict.fromkeys(("draw", "show", "view", "plot", "visualize", "visualise", "pictures"), "look"),
+    **dict.fromkeys(("save", "convert"), "export"),
+    **dict.fromkeys(("time", "benchmark", "profile"), "bench"),
+    **dict.fromkeys(("list", "task", "ls"), "tasks"),
+    **dict.fromkeys(("info", "inspect", "stats", "propose"), "check"),
 }
+_HELP = ("-h", "--help", "--help=all", "--help-all", "--help_all")
 # of several processes that train together, the first speaks
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 
@@ -47,14 +57,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help"):
-        print(_help())
-    elif words[0] == "--version":
+    verb, *rest = words or ["--help"]
+    if verb == "help":
+        verb, *rest = [*rest[:1], "--help", *rest[1:]] if rest and rest[0] != "all" else ["--help"]
+    if verb in _HELP:
+        print(overview())
+    elif verb in ("--version", "-V", "version"):
         from patchloom.version import __version__
 
         print(__version__)
+    elif verb not in VERBS:
+        raise PatchloomError(_no_verb(verb, rest))
+    elif any(word in _HELP for word in rest):
+        print(page(verb, rest))
     else:
-        _verb(words[0])(words[1:])
+        globals()[f"_{verb}"](rest)
     return 0
 
 
@@ -93,38 +110,32 @@ def _say(sentence: str) -> None:
         print(f"patchloom: {' '.join(sentence.splitlines())}", file=sys.stderr)
 
 
-def _help() -> str:
-    verbs = "\n".join(f"  {name:<10} {what}" for name, what in VERBS.items())
-    return (
-        "usage: patchloom VERB ...\n\n"
-        "Pre-train vision transformers on your own unlabelled images, and see honestly what they learnt.\n\n"
-        f"{verbs}\n\n"
-        "  patchloom pretrain shapes                   built-in images, offline, a few minutes\n"
-        "  patchloom pretrain photos/ --task droppos   any folder of images\n\n"
-        "patchloom VERB --help tells the options; --debug shows where an error came from."
-    )
-
-
-def _verb(name: str) -> Callable[[list[str]], None]:
-    if name not in VERBS:
-        near = get_close_matches(name, VERBS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else "."
-        raise PatchloomError(f"there is no verb {name}{hint} The verbs are {', '.join(VERBS)}.")
-    return globals()[f"_{name}"]
+def _no_verb(word: str, rest: Sequence[str]) -> str:
+    """The sentence about a first word that is no verb."""
+    known = f"The verbs are {listing(VERBS, 'and')}; patchloom --help tells what they do."
+    typed = " ".join([word, *rest])
+    if word.startswith("-"):
+        return f"{word} comes too early: begin with a verb, as in patchloom pretrain photos/ --epochs 50. {known}"
+    if word in protocols():
+        return f"{word} is a protocol of evaluation: did you mean patchloom evaluate {typed}?"
+    if word in TASKS:
+        return f"{word} is a task: did you mean patchloom pretrain photos/ --task {word}?"
+    if word not in _MEANT and os.path.exists(word):
+        return f"{word} is no verb: did you mean patchloom check {word}, or patchloom pretrain {word}?"
+    near = _MEANT.get(word) or nearest(word, VERBS)
+    return f"there is no verb {word}{f'; did you mean {near}?' if near else '.'} {known}"
 
 
 def _check(words: list[str]) -> None:
+    given = parse_call("check", words)
     from patchloom.check import check
-    from patchloom.options import parse_call
 
-    done = check(**parse_call("check", check, words))
+    done = check(**given)
     print(*_in_columns(done.table()), *done.sentences(), sep="\n")
     print("", *_in_columns(done.proposal.table()), "", *done.proposal.sentences(), sep="\n")
 
 
 def _pretrain(words: list[str]) -> None:
-    from patchloom.options import parse_pretrain
-
     given, out = parse_pretrain(words)
     from patchloom.train.pretrain import pretrain
 
@@ -132,27 +143,27 @@ def _pretrain(words: list[str]) -> None:
 
 
 def _evaluate(words: list[str]) -> None:
+    given = parse_evaluate(words)
     from rich.console import Console
 
     from patchloom.evaluate import evaluate
-    from patchloom.options import parse_evaluate
 
-    evaluate(**parse_evaluate(words)).print(Console(highlight=False))
+    evaluate(**given).print(Console(highlight=False))
 
 
 def _look(words: list[str]) -> None:
+    given = parse_call("look", words)
     from patchloom.look.pictures import look
-    from patchloom.options import parse_call
 
-    for path in look(**parse_call("look", look, words)):
+    for path in look(**given):
         print(path)
 
 
 def _export(words: list[str]) -> None:
+    given = parse_call("export", words)
     from patchloom.export import export
-    from patchloom.options import parse_call
 
-    done = export(**parse_call("export", export, words))
+    done = export(**given)
     files, what = f"{done.weights}", "features"
     if done.head is not None:
         files, what = f"{files} and {done.head}", "features, the instance representation among them,"
@@ -161,31 +172,47 @@ def _export(words: list[str]) -> None:
 
 
 def _bench(words: list[str]) -> None:
+    given = parse_call("bench", words)
     from patchloom.bench import bench
-    from patchloom.options import parse_call
 
-    done = bench(**parse_call("bench", bench, words))
+    done = bench(**given)
     print(*done.sentences(), *_in_columns(done.table()), sep="\n")
 
 
 def _tasks(words: list[str]) -> None:
-    from patchloom.tasks import TASKS
-
     if words:
         raise PatchloomError(
             "patchloom tasks takes no arguments; patchloom pretrain --task NAME --help tells its options"
         )
-    rows = [("task", "paper", "withheld from the encoder", "asked of it", "step")]
+    rows = [("task", "paper", "withheld from the encoder", "asked of it", "nano", "ViT-S")]
     for name, entry in TASKS.items():
-        cost = "" if entry.cost is None else f"×{entry.cost:.1f}"
-        rows.append((name, entry.paper, entry.withheld, entry.asked, cost))
-    print(*_in_columns(rows), sep="\n")
+        small, large = ("", "") if entry.cost is None else (f"×{cost:.1f}" for cost in entry.cost)
+        rows.append((name, entry.paper, entry.withheld, entry.asked, small, large))
+    print(*_in_columns(rows, page_width()), sep="\n")
+    print(
+        "",
+        *filled(
+            "nano, ViT-S: the time of a step over that of mae, with 96 pixels and patches of 8, and with 224 and 16. "
+            "It depends on sizes and machine: patchloom bench photos/ measures yours. patchloom pretrain --task NAME "
+            "--help tells a task's options."
+        ),
+        sep="\n",
+    )
 
 
-def _in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line for each row, its cells as wide as the widest of their column."""
+def _in_columns(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
+    """A line for each row, its cells as wide as the widest of their column; within ``width``, several lines."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    while width is not None and sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > 10:
+        widths[widths.index(max(widths))] -= 1
+    lines: list[str] = []
+    for row in rows:
+        cells = [
+            [cell] if len(cell) <= size else textwrap.wrap(cell, size) for cell, size in zip(row, widths, strict=True)
+        ]
+        for parts in zip_longest(*cells, fillvalue=""):
+            lines.append("  ".join(part.ljust(size) for part, size in zip(parts, widths, strict=True)).rstrip())
+    return lines
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from patchloom.errors import PatchloomError
+from patchloom.hints import nearest
 
 # what the user can mend: no room, no permission, a disc that is read-only or gives errors
 _MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG, errno.ESTALE)
@@ -81,6 +82,15 @@ def append(path: Path, text: str) -> None:
             file.write(text)
     except OSError as problem:
         raise unwritable(path, problem) from problem
+
+
+def similar(path: Path) -> Path | None:
+    """What lies in the folder of a ``path`` that does not exist, and may have been meant by it."""
+    with contextlib.suppress(*_REFUSALS):
+        beside = [] if path.exists() else [one.name for one in path.parent.iterdir() if one.name[0] != "."]
+        if near := nearest(path.name, beside, cutoff=0.75):
+            return path.with_name(near)
+    return None
 
 
 def make_folder(path: Path) -> None:

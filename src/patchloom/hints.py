@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from inspect import signature
 from math import inf
 from pathlib import Path
@@ -40,9 +41,11 @@ def in_words(hint: Any) -> str:
     """What a hint takes, in words."""
     origin, inside = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(in_words(one) for one in inside if one is not type(None)))
+        kinds = [in_words(one) for one in inside if get_origin(one) is not Literal and one not in (bool, type(None))]
+        choices = [word for one in inside if get_origin(one) is Literal for word in get_args(one)]
+        return listing(dict.fromkeys([*kinds, *["true", "false"] * (bool in inside), *choices]))
     if origin is Literal:
-        return " or ".join(map(str, inside))
+        return listing(inside)
     if origin is list:
         return f"a list such as {({float: '[0.2, 0.25]', str: '[a, b]'}).get(inside[0], '[5, 7]')}"
     if origin is dict:
@@ -76,3 +79,30 @@ def check_options(function: Callable[..., Any], values: Mapping[str, Any]) -> No
     for name, parameter in signature(function).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY and name in values:
             check(name, values[name], hints[name])
+
+
+def listing(words: Iterable[Any], last: str = "or") -> str:
+    """Words as a sentence lists them: ``a, b or c``."""
+    said = list(map(str, words))
+    return f" {last} ".join([*[", ".join(said[:-1])] * (len(said) > 1), *said[-1:]])
+
+
+def suggestion(word: str, known: Iterable[str], end: str = ".") -> str:
+    """What follows the sentence that there is no ``word``: ``; did you mean that?``, or ``end`` if nothing is like it.
+
+    Upper case, hyphens and underscores make no difference.
+    """
+    near = nearest(word, known)
+    return f"; did you mean {near}?" if near else end
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.65) -> str | None:
+    """That of ``known`` which ``word`` may have been meant for; None if nothing is as like it as ``cutoff`` says."""
+    bare = {squeezed(one): one for one in known}
+    found = get_close_matches(squeezed(word), bare, n=1, cutoff=cutoff)
+    return bare[found[0]] if found else None
+
+
+def squeezed(word: str) -> str:
+    """A word without what is often mistaken: upper case, hyphens, underscores."""
+    return word.lower().replace("-", "").replace("_", "")

@@ -265,5 +265,5 @@ def test_a_finished_batch_is_what_the_augmentation_makes_of_each_image(color):
 
 @pytest.mark.parametrize("option", ["crop", "color"])
 def test_words_that_are_none_are_refused(option):
-    with pytest.raises(PatchloomError, match=f"--task.{option} cannot be both: it takes none or shared or own"):
+    with pytest.raises(PatchloomError, match=f"--task.{option} cannot be both: it takes none, shared or own"):
         TwoViews((8, 8), **{option: "both"})

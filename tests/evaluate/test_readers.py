@@ -78,7 +78,7 @@ def test_what_is_asked_for_is_kept(photos: Path, many: None) -> None:
 
 @pytest.mark.parametrize(
     ("protocol", "options"),
-    [("knn", {"ks": (1,)}), ("finetune", {"epochs": 6, "batch": 8, "blr": 0.01, "control": False})],
+    [("knn", {"ks": (1,)}), ("finetune", {"epochs": 6, "batch_size": 8, "blr": 0.01, "control": False})],
 )
 def test_no_result_depends_on_it(tiny_encoder: Path, photos: Path, monkeypatch, protocol: str, options: dict) -> None:
     monkeypatch.setattr(settings, "cores", lambda: 8)
@@ -91,7 +91,7 @@ def test_no_result_depends_on_it(tiny_encoder: Path, photos: Path, monkeypatch, 
     for workers in (0, 1, "auto"):
         started.clear()
         asked = {"device": "cpu", "workers": workers, "batch_size": 10, "cache": False}
-        report = evaluate(protocol, tiny_encoder, photos, **asked, **options)
+        report = evaluate(protocol, tiny_encoder, photos, **asked | options)
         assert max(started) == (2 if workers == "auto" else workers)
         found.append([(row.value, row.low, row.high) for row in report.rows])
         given = "--workers auto is at most 2 here (most of 8 cores are for computing)." in report.protocol

@@ -19,6 +19,7 @@ from patchloom.evaluate.classifier import Classifier, fresh_blocks
 from patchloom.evaluate.fit import FitPlan, train
 from patchloom.evaluate.protocols import protocol_of
 from patchloom.evaluate.recipes import RECIPES, Recipe, of_step, recipe_for, validation_images
+from patchloom.evaluate.trained import plan_for
 from patchloom.evaluate.views import Views
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard
@@ -73,12 +74,22 @@ def test_every_value_is_an_option_of_every_protocol_that_trains() -> None:
     for protocol in ("finetune", "blocks:2", "few-shot"):
         given = parse_evaluate([protocol, "RUN", "DATA", *words])
         assert {name: given[name] for name in options} == expected
-        assert all(given[field.name] is None for field in fields(Recipe) if field.name not in options)
+        own = [field.name for field in fields(Recipe) if field.name != "batch"]  # of which --batch_size tells
+        assert all(given[name] is None for name in own if name not in options) and "batch" not in given
         documented = protocol_of(protocol)[0].__doc__
-        assert all(f"    {field.name}: " in documented for field in fields(Recipe)) and "changes:" not in documented
+        assert all(f"    {name}: " in documented for name in own)
+        assert "changes:" not in documented and "    batch: " not in documented
     changes = {name: value for name, value in given.items() if name in expected}
     recipe = of_size("B", "mae", **changes | {"blr": 1e-4})
     assert (recipe.epochs, recipe.warmup_epochs, recipe.betas, recipe.cutmix) == (7, 0.35, (0.9, 0.95), 1.0)
+
+
+def test_the_batch_of_a_training_is_the_batch_size_that_is_said() -> None:
+    vit, images = build_encoder(SPEC), open_data("digits").test
+    asked = [EvalSettings(batch_size=size, device="cpu") for size in ("auto", 6)]
+    plans = [plan_for("small", {}, vit, CARD, images, settings, "float32") for settings in asked]
+    assert [plan.recipe.batch for plan in plans] == [32, 6]
+    assert [settings.reading(images)["batch_size"] for settings in asked] == [256, 6]
 
 
 def test_auto_values_follow_from_the_data() -> None:
@@ -101,8 +112,8 @@ def test_auto_values_follow_from_the_data() -> None:
     ("change", "said"),
     [
         ({"name": "mea"}, "no recipe mea: choose one of small, mae"),
-        ({"batch": 63}, "a batch, which must be even: use --batch 64"),
-        ({"batch": 2, "repeats": 3}, "--batch 2 cannot hold 3 views"),
+        ({"batch": 63}, "a batch, which must be even: use --batch_size 64"),
+        ({"batch": 2, "repeats": 3}, "--batch_size 2 cannot hold 3 views"),
         ({"epochs": 0}, "--epochs must be 1 or more, not 0"),
         ({"epochs": 2.5}, "--epochs cannot be 2.5: it takes a whole number or auto"),
         ({"drop_path": 1.0}, "--drop_path must be 0 to 0.99"),

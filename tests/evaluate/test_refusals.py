@@ -34,7 +34,7 @@ def failed(capsys: pytest.CaptureFixture, *words) -> str:
         ("knn RUN digits --galery 0.1", "did you mean --gallery?"),
         ("knn RUN digits --seed_s 3", "did you mean --seeds?"),
         ("linear RUN digits --chache false", "did you mean --cache?"),
-        ("linear RUN digits --ks 5", "there is no option --ks"),
+        ("linear RUN digits --ks 5", "--ks is an option of patchloom evaluate knn"),
         ("layers RUN digits --kk 5", "did you mean --k?"),
         ("layers RUN digits --k 0", "--k must be 1 or more"),
         ("layers RUN digits --k many", "--k cannot be many: it takes a whole number"),
@@ -43,7 +43,7 @@ def failed(capsys: pytest.CaptureFixture, *words) -> str:
         ("knn RUN digits --seeds 0", "--seeds must be 1 or more"),
         ("knn RUN digits --pooling median", "--pooling cannot be median"),
         ("knn RUN digit", "did you mean the built-in data digits?"),
-        ("knn RUN", "required: data"),
+        ("knn RUN", "needs DATA"),
     ],
 )
 def test_what_is_typed_wrongly(tiny_encoder: Path, words: str, near: str, capsys: pytest.CaptureFixture) -> None:
@@ -81,7 +81,7 @@ def test_python_is_as_strict(tiny_encoder: Path) -> None:
     for options, message in (
         ({"cache": "false"}, "--cache cannot be false: it takes true or false"),
         ({"seeds": 2.0}, "--seeds cannot be 2.0: it takes a whole number"),
-        ({"galery": 0.1}, "knn has no option galery: did you mean gallery?"),
+        ({"galery": 0.1}, "knn has no option galery; did you mean gallery?"),
     ):
         with pytest.raises(PatchloomError, match=message):
             evaluate("knn", tiny_encoder, "digits", **options)

@@ -18,7 +18,15 @@ from patchloom.evaluate.training import Training
 from patchloom.files import cache_root
 
 # everything that a checkpoint has to hold: a moving average, the best epoch, random numbers of every kind
-OPTIONS = {"device": "cpu", "epochs": 3, "batch": 16, "max_train": 120, "validation": 0.25, "patience": 1.0, "ema": 0.9}
+OPTIONS = {
+    "device": "cpu",
+    "epochs": 3,
+    "batch_size": 16,
+    "max_train": 120,
+    "validation": 0.25,
+    "patience": 1.0,
+    "ema": 0.9,
+}
 OPTIONS |= {"mixup": 0.8, "erasing": 0.5, "drop_path": 0.1, "control": True, "seed": 3}
 
 

@@ -112,7 +112,7 @@ def test_the_encoder_gives_on_the_cpu_what_it_gives_on_the_gpu(trained, exact):
     [
         ["knn"],
         ["linear"],
-        ["finetune", "--epochs", "1", "--batch", "16"],
+        ["finetune", "--epochs", "1", "--batch_size", "16"],
         ["positions"],
         ["few-shot", "--labels", "0.5", "--epochs", "1"],
     ],

@@ -15,9 +15,9 @@ from patchloom.evaluate import EvalSettings
 from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
 from patchloom.export import export
 from patchloom.look.pictures import look
-from patchloom.options import MODEL_OPTIONS
 from patchloom.runs.settings import Settings
 from patchloom.tasks import TASKS, task_class
+from patchloom.verbs import MODEL_OPTIONS
 
 # enough for a sentence about every setting, and quick to build
 SMALL = ["shapes:50", "--model=nano", "--model.embed_dim=32", "--model.depth=1", "--model.num_heads=2"]

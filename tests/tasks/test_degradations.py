@@ -71,7 +71,7 @@ def test_images_of_other_channels(channels):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"degradation": "melt"}, "--task.degradation cannot be melt: it takes masked or zoom_in or"),
+        ({"degradation": "melt"}, "--task.degradation cannot be melt: it takes masked, zoom_in, "),
         ({"scale": 0.0}, r"the scale of zoom_in must be shares of the side in \(0, 1\], not \[0.0\]"),
         ({"degradation": "zoom_out", "scale": [0.5, 1.5]}, "the scale of zoom_out must be shares"),
         ({"degradation": "zoom_out", "scale": []}, "the scale of zoom_out must be"),

@@ -81,7 +81,7 @@ def test_a_path_is_never_a_built_in(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"precision": "bf16"}, "--precision cannot be bf16: it takes float32 or bfloat16 or float16 or auto"),
+        ({"precision": "bf16"}, "--precision cannot be bf16: it takes float32, bfloat16, float16 or auto"),
         ({"positions": "rope"}, "--positions cannot be rope"),
         ({"epochs": "5"}, "--epochs cannot be 5"),
         ({"epochs": 1.5}, "--epochs cannot be 1.5: it takes a whole number or auto"),

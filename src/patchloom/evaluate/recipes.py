@@ -109,11 +109,13 @@ class Recipe:
             raise PatchloomError(f"--warmup_epochs {self.warmup_epochs} is more than --epochs {self.epochs}: lower it")
         if self.batch != "auto" and self.mixes and self.batch % 2:
             raise PatchloomError(
-                f"mixup and cutmix pair the images of a batch, which must be even: use --batch {self.batch + 1}, or "
-                "--mixup 0 --cutmix 0"
+                "mixup and cutmix pair the images of a batch, which must be even: use --batch_size "
+                f"{self.batch + 1}, or --mixup 0 --cutmix 0"
             )
         if self.batch != "auto" and self.batch < self.repeats:
-            raise PatchloomError(f"--batch {self.batch} cannot hold {self.repeats} views of an image: lower --repeats")
+            raise PatchloomError(
+                f"--batch_size {self.batch} cannot hold {self.repeats} views of an image: lower --repeats"
+            )
 
     def settled(self, n: int, device: str) -> Recipe:
         """The recipe with every ``auto`` resolved, for ``n`` training images and a type of device."""
@@ -237,14 +239,15 @@ def takes_recipe(protocol: Callable[..., Report]) -> Callable[..., Report]:
     learning rate may be a list, of which the best on held-out training images is chosen.
     """
     own = signature(protocol)
-    hints = {name: hint | None for name, hint in get_type_hints(Recipe).items()}
+    # of the batch, the settings common to all protocols tell: one name for one thing
+    hints = {name: hint | None for name, hint in get_type_hints(Recipe).items() if name != "batch"}
     hints["blr"] = float | list[float] | None
     added = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=hint) for name, hint in hints.items()]
     own_options = [parameter for parameter in own.parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD]
     protocol.__signature__ = own.replace(parameters=[*own_options, *added])  # type: ignore[attr-defined]
     protocol.__annotations__ |= hints
     descriptions = inspect.cleandoc(Recipe.__doc__).partition("Attributes:\n")[2]
-    descriptions = descriptions.replace(
+    descriptions = re.sub(r"    batch: .*\n(?:     .*\n)*", "", descriptions).replace(
         "    blr: base learning rate;", "    blr: base learning rate, or a list to choose from;"
     )
     protocol.__doc__ = re.sub(

@@ -21,6 +21,7 @@ from patchloom.hints import check
 from patchloom.machine import Cores, cores, workers
 from patchloom.waiting import Waiting
 
+_AT_ONCE = 256  # images, where the encoder stays frozen
 _FEW_BATCHES = 8  # on a CPU: for fewer, starting processes costs more than it saves (seconds where they are not forked)
 
 _told: ContextVar[set[str] | None] = ContextVar("told", default=None)  # notes on the data
@@ -33,8 +34,9 @@ class EvalSettings:
     Attributes:
         seed: of splits, training and the untrained encoder.
         seeds: repeat with so many seeds, counted up from ``seed``, and report mean and range.
-        device: "auto" or torch's name of a device.
-        batch_size: images per batch where the encoder stays frozen.
+        device: what computes: auto (a GPU where there is one), cpu, cuda, or another name that torch has for it.
+        batch_size: images a step of training, repeats included; auto is the recipe's. Where nothing is trained, images
+            at once; auto is 256.
         workers: processes that read images; auto depends on the device, and is 0 where starting them does not pay.
         max_train: train on a stratified subset of at most so many images, for a quick look.
         cache: cache features on disc, and use those of an earlier pass over the same images.
@@ -45,7 +47,7 @@ class EvalSettings:
     seed: int = 0
     seeds: int = 1
     device: str = "auto"
-    batch_size: int = 256
+    batch_size: int | Literal["auto"] = "auto"
     workers: int | Literal["auto"] = "auto"
     max_train: int | None = None
     cache: bool = True
@@ -98,8 +100,8 @@ class EvalSettings:
 
     def reading(self, source: Source) -> dict[str, Any]:
         """Keyword arguments of functions that read every image of ``source`` once."""
-        batches = -(-len(source) // self.batch_size)
-        return {"batch_size": self.batch_size, "workers": self.workers_for(source, batches)}
+        size = _AT_ONCE if self.batch_size == "auto" else self.batch_size
+        return {"batch_size": size, "workers": self.workers_for(source, -(-len(source) // size))}
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,8 @@ def plan_for(
     Raises:
         PatchloomError: no such recipe, an invalid value, or too few images for their classes.
     """
+    if settings.batch_size != "auto":
+        changes = {**changes, "batch": settings.batch_size}
     given = changes.get("blr")
     rates = tuple(given) if isinstance(given, list | tuple) else (given,)
     if not rates:

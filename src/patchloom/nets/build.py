@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 from typing import Any, Literal
 
 import timm
@@ -14,6 +14,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
 from patchloom.errors import PatchloomError
+from patchloom.hints import listing, nearest, squeezed
 from patchloom.nets.encode import grid_size
 from patchloom.patches.positions import sincos_2d
 
@@ -99,13 +100,43 @@ def _has_class_token(model: str) -> bool:
 def _create(**arguments: Any) -> nn.Module:
     name = arguments["model_name"]
     if not timm.is_model(name):
-        near = difflib.get_close_matches(name, [*PRESETS, *timm.list_models("*vit*")], n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise PatchloomError(f"no model is called {name}{hint} Choose {', '.join(PRESETS)} or a ViT that timm lists.")
+        meant = models_like(name)
+        hint = f"; did you mean {listing(meant)}?" if meant else "."
+        raise PatchloomError(f"no model is called {name}{hint} Choose {', '.join(PRESETS)}, or a ViT that timm lists.")
     try:
         return timm.create_model(**arguments)
     except (TypeError, AssertionError, ValueError, RuntimeError) as problem:
         raise PatchloomError(f"timm cannot build {name} with these options: {problem}") from problem
+
+
+def models_like(word: str, pretrained: bool = False) -> list[str]:
+    """Up to three models that can be served and whose names hold ``word``, small ones first, or one that is like it.
+
+    Args:
+        word: what was given for a name.
+        pretrained: only those with weights that timm publishes, which are part of the name.
+    """
+    names = timm.list_models("vit_*", pretrained=pretrained)
+    if (typed := squeezed(word.removeprefix("timm:"))) in ("", "vit"):
+        return []
+    holding = sorted((name for name in names if typed in squeezed(name)), key=_size)
+    found = list(islice(filter(_servable, holding), 3))
+    near = nearest(word.removeprefix("timm:"), names if pretrained else [*PRESETS, *names])
+    return found or ([near] if near else [])
+
+
+def _size(name: str) -> tuple[int, int]:
+    sizes = ("tiny", "small", "base", "large")
+    return next((i for i, size in enumerate(sizes) if size in name), len(sizes)), len(name)
+
+
+def _servable(name: str) -> bool:
+    try:
+        with torch.device("meta"):
+            check_servable(timm.create_model(name.partition(".")[0], num_classes=0), name)
+    except Exception:  # timm's constructors raise many kinds
+        return False
+    return True
 
 
 def build_encoder(spec: EncoderSpec) -> VisionTransformer:

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
-from patchloom.nets.build import EncoderSpec, build_encoder, check_servable
+from patchloom.hints import listing
+from patchloom.nets.build import EncoderSpec, build_encoder, check_servable, models_like
 from patchloom.nets.heads import InstanceHead, Use
 from patchloom.nets.online import from_cache_alone, why_offline
 
@@ -192,8 +193,15 @@ def weights_file(source: str | Path) -> Path:
     if path.is_dir():
         path = path / "encoder.safetensors"
     if not path.is_file():
-        raise PatchloomError(f"there is no encoder at {path}: give a finished run, a .safetensors file or timm:NAME")
+        hint = published_like(source) or "give a finished run, a .safetensors file or timm:NAME"
+        raise PatchloomError(f"there is no encoder at {path}: {hint}")
     return path
+
+
+def published_like(source: str | Path) -> str:
+    """Which weights that timm publishes may have been meant by what is no path, as the end of a sentence, or ""."""
+    found = [] if "/" in str(source) else models_like(str(source), pretrained=True)
+    return f"did you mean {listing(f'timm:{name}' for name in found)}?" if found else ""
 
 
 def load_encoder(source: str | Path) -> tuple[VisionTransformer, EncoderCard]:
@@ -222,7 +230,9 @@ def stock_encoder(name: str) -> VisionTransformer:
         PatchloomError: timm has no such model, or it cannot be served.
     """
     if not timm.is_model(name.split(".")[0]):
-        raise PatchloomError(f"timm has no model called {name}: timm.list_models('vit*', pretrained=True) lists them")
+        meant = models_like(name, pretrained=True)
+        hint = f"; did you mean {listing(f'timm:{one}' for one in meant)}?" if meant else "."
+        raise PatchloomError(f"timm has no model called {name}{hint} https://huggingface.co/timm lists them.")
     try:
         timm.models.get_pretrained_cfg(name)
     except RuntimeError as problem:

@@ -46,7 +46,7 @@ def check_place(source: str | Path) -> None:
     around = run_around(path)
     checkpoint = around is not None and path.parent == around / "checkpoints"
     if checkpoint or not (path / "encoder.safetensors" if path.is_dir() else path).is_file():
-        hint = meant(path) or "give a run's folder, a .safetensors file or timm:NAME"
+        hint = meant(path) or weights.published_like(source) or "give a run's folder, a .safetensors file or timm:NAME"
         if (path / "config.yaml").is_file():
             hint = "the run has no checkpoint yet, so let it train first"
         raise PatchloomError(f"there is no encoder at {path}: {hint}")

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_type_hints
 
 from patchloom.data import lasting
 from patchloom.errors import PatchloomError
-from patchloom.hints import check
+from patchloom.hints import check, suggestion
 from patchloom.nets.build import EncoderSpec
 from patchloom.tasks import with_defaults
 
@@ -37,7 +37,7 @@ class Settings:
         batch_size: images a step, of all devices together.
         accumulate: steps whose gradients are added up before the weights move.
         blr: base learning rate; the peak is blr · (images an update) / 256.
-        weight_decay: AdamW's, for weights of two and more dimensions.
+        weight_decay: of AdamW, for weights of two and more dimensions.
         warmup_epochs: passes over which the learning rate rises from 0 to its peak.
         clip: largest norm of the gradient; 0 switches it off.
         crop_scale: smallest share of an image's area that a random crop shows; crops go up to the whole.
@@ -46,25 +46,25 @@ class Settings:
             5 %, and of small sets more.
         group: which images are held out together, such as frames of one video: parent (those of a folder), a column of
             a table, or a pattern, a regular expression whose brackets hold what names the group in the path.
-        normalization: channel statistics of the data, or ImageNet's.
+        normalization: mean and std of the channels are those of the data, or ImageNet's.
         workers: processes that read images; 0 reads in the main process.
         cache: decode the training images once and keep them on the disc: none, whole (as they are), or the pixels to
             which their shorter side is reduced where it is longer.
-        device: cpu, cuda or mps.
+        device: what computes; auto takes a GPU where there is one.
         devices: processes on each machine, with a device each; auto is what torchrun or SLURM started, else 1.
         nodes: machines that train together.
         strategy: ddp, or fsdp, which keeps weights, gradients and moments in parts between steps.
-        precision: of products: float32, bfloat16 where they gain from it, or float16, for GPUs that have no bfloat16
-            (weights stay float32).
+        precision: of matrix products: float32, bfloat16 where they gain from it, or float16, for GPUs that have no
+            bfloat16 (weights stay float32).
         teacher_precision: of teachers, and of the guide of droppos, which no gradient reaches: the same, or bfloat16
             even where the rest is in float32.
-        attention: with torch's fused kernel, or an explicit softmax; the same mathematics.
+        attention: by torch's fused kernel, or an explicit softmax; the same mathematics.
         kernels: torch's, or native: our own for bfloat16 on CPUs that have AVX512-BF16, compiled when first needed;
             they take the place of either form of attention.
         compile: have torch.compile write kernels for the transformer blocks.
         checkpointing: compute activations again instead of keeping them: less memory, and a third more time.
-        threads: of each training process on a CPU.
-        from_run: folder of a run with whose weights this one begins; on the command line --from.
+        threads: CPU threads of each training process.
+        from_run: folder of a run with whose weights this one begins.
         init: weights with which the encoder begins: timm:NAME, a run, or a file; with timm's plain ones give --model.
         seed: of everything random.
     """
@@ -174,7 +174,8 @@ def request(data: str | Path | Sequence[str | Path], task: str | dict[str, Any],
     known = [field.name for field in fields(Settings)]
     for name in settings:
         if name not in known:
-            raise PatchloomError(f"pretrain has no setting called {name}: its settings are {', '.join(known)}")
+            hint = suggestion(name, known, f": its settings are {', '.join(known)}")
+            raise PatchloomError(f"pretrain has no setting called {name}{hint}")
     given = dict(settings)
     model = given.pop("model", "auto")
     size = given.get("img_size", "auto")

@@ -50,6 +50,15 @@ def test_torchvision_sets(tmp_path, monkeypatch):
     assert data.train.fingerprint() != data.test.fingerprint()
 
 
+def test_sets_are_kept_where_all_that_is_fetched_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torchvision.datasets, "SVHN", FakeSet)
+    assert open_data("svhn").train.dataset.root == tmp_path / "patchloom"
+    monkeypatch.setattr(torchvision.datasets, "SVHN", lambda **_: 1 / 0)
+    with pytest.raises(PatchloomError, match=f"into {tmp_path}/patchloom, or name the folder"):
+        open_data("svhn")
+
+
 def test_a_failed_download_says_where_the_files_go(tmp_path, monkeypatch):
     def fail(root, train, download):
         raise RuntimeError("no\nnetwork")

@@ -140,7 +140,8 @@ def test_a_projection_without_its_instance_head_is_refused(tmp_path: Path) -> No
 
 def test_a_head_on_the_projection_end_to_end(tmp_path: Path) -> None:
     run, _ = _extrema(tmp_path)
-    report = evaluate("few-shot", run, "digits", per_class=2, head_on="projection", recipe="extrema", batch=10, **QUICK)
+    more = {"head_on": "projection", "recipe": "extrema", "batch_size": 10}
+    report = evaluate("few-shot", run, "digits", per_class=2, **more, **QUICK)
     assert report.rows[0].pooling == report.rows[1].pooling == "instance" and report.n_test == 360
     assert "the projection's first layer and a linear head on the instance representation" in report.protocol
 

@@ -157,7 +157,7 @@ class Ramps(Source):
 @pytest.mark.parametrize("recipe", ["small", "mp3"])
 def test_it_learns_what_can_be_learnt(run: Path, monkeypatch: pytest.MonkeyPatch, recipe: str) -> None:
     monkeypatch.setattr(settings, "open_data", lambda data, **options: Data(Ramps(48, 0), Ramps(40, 1)))
-    lighter = {"batch": 24, "mixup": 0.0, "cutmix": 0.0, "randaugment": 0.0, "crop_scale": 0.9}
+    lighter = {"batch_size": 24, "mixup": 0.0, "cutmix": 0.0, "randaugment": 0.0, "crop_scale": 0.9}
     options = {"epochs": 16, **(lighter | {"blr": 0.04} if recipe == "mp3" else {"blr": 0.1})}
     report = evaluate("finetune", run, "ramps", recipe=recipe, **QUICK | options)
     assert [row.encoder for row in report.rows] == ["small", "from scratch", "majority class"]
@@ -211,7 +211,7 @@ def test_the_best_rate_is_chosen_and_of_equals_the_lowest(run: Path, monkeypatch
 
 def test_one_seed_one_result(run: Path, record_reads) -> None:
     record_reads(64, 40)
-    same = {"recipe": "mae", "batch": 16, "epochs": 1, "blr": 0.02, "erasing": 0.5}
+    same = {"recipe": "mae", "batch_size": 16, "epochs": 1, "blr": 0.02, "erasing": 0.5}
     torch.manual_seed(1)
     first = _tuned(run, **same)
     one = _weights(run)
@@ -286,8 +286,8 @@ def test_the_command_line_from_end_to_end(run: Path, capsys: pytest.CaptureFixtu
         rows = list(csv.DictReader(file))
     assert [row["encoder"] for row in rows] == ["small", "from scratch", "majority class"]
     assert {row["protocol"] for row in rows} == {"finetune"}
-    assert main(["evaluate", *words, "--mixup", "0.8", "--batch", "7"]) == 2
-    assert "use --batch 8" in capsys.readouterr().err
+    assert main(["evaluate", *words, "--mixup", "0.8", "--batch_size", "7"]) == 2
+    assert "use --batch_size 8" in capsys.readouterr().err
 
 
 def test_wrong_pairs_are_refused_in_a_sentence(run: Path, tmp_path: Path, record_reads) -> None:

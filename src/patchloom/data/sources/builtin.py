@@ -17,8 +17,7 @@ from patchloom.data.sources.base import Data, Source, Subset, digest, stamp_of_f
 from patchloom.data.sources.shapes import Shapes
 from patchloom.data.splits import pick
 from patchloom.errors import PatchloomError
-
-DEFAULT_ROOT = Path("~/.cache/patchloom")
+from patchloom.files import cache_root
 
 
 class _Recipe(NamedTuple):
@@ -151,7 +150,7 @@ def open_builtin(data: str, seed: int = 0) -> Data | None:
     name, _, root = data.partition("@")
     if name not in _TORCHVISION:
         return None
-    folder = Path(root or DEFAULT_ROOT).expanduser()
+    folder = Path(root).expanduser() if root else cache_root()
     recipe = _TORCHVISION[name]
     train = Torchvision(data, "train", _download(name, recipe.dataset, folder, recipe.train))
     if recipe.test is None:

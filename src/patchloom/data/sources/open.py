@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -20,6 +19,8 @@ from patchloom.data.sources.pattern import is_image, is_pattern, lasting_pattern
 from patchloom.data.sources.several import joined, of_parts, open_several, parted
 from patchloom.data.sources.shards import holds_shards, is_shards, open_shard_folder, open_shards
 from patchloom.errors import PatchloomError
+from patchloom.files import similar
+from patchloom.hints import nearest
 
 
 def open_data(data: str | Path | Sequence[str | Path], seed: int = 0, *, group: str | None = None) -> Data:
@@ -118,9 +119,10 @@ def _open_one(data: str | Path, seed: int) -> Data:
     if is_pattern(name):
         return _open_pattern(name, seed)
     typed = name.lower().partition("@")[0].partition(":")[0].replace("-", "").replace("_", "")
-    near = difflib.get_close_matches(typed, BUILTIN, n=1, cutoff=0.7)
-    if near:
-        raise PatchloomError(f"{name} does not exist: did you mean the built-in data {near[0]}?")
+    if near := nearest(typed, BUILTIN):
+        raise PatchloomError(f"{name} does not exist: did you mean the built-in data {near}?")
+    if beside := similar(path):
+        raise PatchloomError(f"{name} does not exist: did you mean {beside}?")
     raise PatchloomError(f"{name} does not exist: give a folder, a text file of paths, or one of {', '.join(BUILTIN)}")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from patchloom.evaluate.report import Report
 from patchloom.evaluate.rows import append_rows, check_rows
 from patchloom.evaluate.settings import EvalSettings, telling
 from patchloom.evaluate.unfinished import until_done
+from patchloom.hints import listing, suggestion
 from patchloom.runs.encoder import check_model
 
 # paths of functions: a protocol is imported when it is needed
@@ -40,9 +40,7 @@ def protocol_of(name: str) -> tuple[Callable[..., Report], dict[str, Any]]:
     """
     plain, _, number = name.partition(":")
     if plain not in PROTOCOLS or (number and (plain != "blocks" or not number.isdigit())):
-        near = get_close_matches(plain, PROTOCOLS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else "."
-        raise PatchloomError(f"there is no protocol {name}{hint} Choose one of: {', '.join(PROTOCOLS)}.")
+        raise PatchloomError(f"there is no protocol {name}{suggestion(plain, PROTOCOLS)} Choose {listing(PROTOCOLS)}.")
     return _at(PROTOCOLS[plain]), {"count": int(number)} if number else {}
 
 
@@ -81,9 +79,8 @@ def evaluate(protocol: str, run: str | Path, data: str | Path, **options: Any) -
     known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     for name in options:
         if name not in common and name not in known:
-            near = get_close_matches(name, [*known, *common], n=1)
-            hint = f"did you mean {near[0]}?" if near else f"its options are {', '.join([*known, *common])}"
-            raise PatchloomError(f"{protocol} has no option {name}: {hint}")
+            hint = suggestion(name, [*known, *common], f": its options are {', '.join([*known, *common])}")
+            raise PatchloomError(f"{protocol} has no option {name}{hint}")
     settings = EvalSettings(**{name: options.pop(name) for name in list(options) if name in common})
     settings.check()
     check_model(run, settings.model)

@@ -1,0 +1,106 @@
+"""What is read of signatures, and that the package's list of it gives the same again."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from patchloom.bench import bench
+from patchloom.check import check
+from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
+from patchloom.signatures import Option, listed, sayable, shipped, written
+from patchloom.tasks import TASKS, Entry, task_class
+from patchloom.tasks.mae import MAE
+from patchloom.verbs import of_task
+
+GIVEN = {"run", "data", "settings", "count"}
+
+
+def some(
+    data: str | Path | np.ndarray,
+    share: float | Literal["auto"] = "auto",
+    *,
+    sizes: Sequence[int] = (1, 2),
+    model: np.ndarray | dict[str, Any] | str = "auto",
+    then: Callable[[], None] | None = None,
+    plain=5,
+    **more: Any,
+) -> None:
+    """Do something.
+
+    Args:
+        data: images.
+        share: of them,
+            in one.
+        sizes: numbers.
+        model: its name.
+        then: a function.
+        more: others.
+    """
+
+
+def test_what_words_can_say_of_a_signature():
+    about, options = listed(some)
+    assert about == "Do something."
+    assert options == (
+        Option("data", str, None, "images.", positional=True, required=True),
+        Option("share", float | Literal["auto"], "auto", "of them, in one.", positional=True),
+        Option("sizes", Sequence[int], (1, 2), "numbers."),
+        Option("model", str, "auto", "its name."),
+        Option("plain", int, 5),
+    )
+    assert [option.name for option in listed(some, skip={"data", "plain"}).options] == ["share", "sizes", "model"]
+
+
+@pytest.mark.parametrize(
+    ("hint", "text"),
+    [
+        (int | Literal["auto"], "int | Literal['auto']"),
+        (str | None, "str | None"),
+        (tuple[float, float] | None, "tuple[float, float] | None"),
+        (dict[str, float], "dict[str, float]"),
+        (Sequence[int], "Sequence[int]"),
+        (Literal["a", "b"] | Path, "Literal['a', 'b'] | Path"),
+    ],
+)
+def test_a_hint_is_written_as_in_python(hint, text):
+    assert sayable(hint) == hint and written(hint) == text
+
+
+@pytest.mark.parametrize("hint", [np.ndarray, Callable[[], None] | None, dict[str, Any], Any, None | np.ndarray])
+def test_what_no_word_can_be_is_no_option(hint):
+    assert sayable(hint) is None
+
+
+def test_the_list_gives_back_what_the_signatures_say():
+    def plain(found):
+        return [option._replace(default=repr(option.default).strip("()[]")) for option in found.options]
+
+    for function in (check, bench):
+        assert plain(shipped("verbs", function.__name__)) == plain(listed(function))
+    for name in PROTOCOLS:
+        assert plain(shipped("protocols", name)) == plain(listed(protocol_of(name)[0], skip=GIVEN))
+    for name, entry in TASKS.items():
+        assert plain(shipped("tasks", entry.path)) == plain(listed(task_class(name), skip={"encoder"}))
+
+
+class Mine(MAE):
+    """My own.
+
+    Args:
+        encoder: the ViT to train.
+        share: of the patches.
+    """
+
+    def __init__(self, encoder, share: float = 0.5):
+        super().__init__(encoder, share)
+
+
+def test_a_task_of_ones_own_is_read_from_its_signature(monkeypatch):
+    monkeypatch.setitem(TASKS, "mine", Entry(f"{__name__}.Mine"))
+    monkeypatch.setitem(TASKS, "mae", Entry(f"{__name__}.Mine"))  # in the place of ours
+    monkeypatch.setattr("patchloom.tasks.importlib.import_module", lambda _: type("module", (), {"Mine": Mine}))
+    for name in ("mine", "mae"):
+        assert of_task(name) == ("My own.", (Option("share", float, 0.5, "of the patches."),))
