@@ -64,8 +64,8 @@ def export(run: str | Path, *, to: str = "timm", data: str | None = None, out: s
     """
     if to != "timm":
         raise PatchloomError(f"patchloom exports to timm, not to {to}: use --to timm")
-    check_place(run)
     if plain_file(run):
+        check_place(run)  # it may be a checkpoint, beside what was meant
         raise PatchloomError(f"{run} holds weights alone, which patchloom did not write: nothing has to be exported")
     vit, card = load_encoder(run)
     if card.spec is None:
