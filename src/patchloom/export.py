@@ -17,7 +17,7 @@ from patchloom.files import write_whole
 from patchloom.nets.encode import encode, final_norm, patch_count
 from patchloom.nets.heads import represent
 from patchloom.nets.weights import EncoderCard
-from patchloom.runs.encoder import load_encoder, named_extra_module, plain_file
+from patchloom.runs.encoder import check_place, load_encoder, named_extra_module, plain_file
 from patchloom.runs.folder import RunFolder
 from patchloom.shown import Shown, Verbatim
 from patchloom.withhold.encoder_input import all_patches
@@ -72,6 +72,7 @@ def export(run: str | Path, *, to: str = "timm", data: str | None = None, out: s
     if to != "timm":
         raise PatchloomError(f"patchloom exports to timm, not to {to}: use --to timm")
     if plain_file(run):
+        check_place(run)  # it may be a checkpoint, beside what was meant
         raise PatchloomError(f"{run} holds weights alone, which patchloom did not write: nothing has to be exported")
     vit, card = load_encoder(run)
     if card.spec is None:

@@ -56,7 +56,7 @@ def test_a_stopped_run_is_measured_exported_and_looked_at(stopped, finished, ima
     assert all(torch.equal(value, whole.state_dict()[name]) for name, value in vit.state_dict().items())
     assert card.name == f"{stopped.name} ({REACHED})" and f"{stopped} is not finished" in card.note
 
-    ours, theirs = (evaluate("knn", run, "digits", device="cpu", ks=(5,)) for run in (stopped, finished))
+    ours, theirs = (evaluate("knn", run, images, device="cpu", ks=(5,)) for run in (stopped, finished))
     assert [row.value for row in ours.rows] == [row.value for row in theirs.rows]  # the instance head is there, too
     assert [row.pooling for row in ours.rows] == [row.pooling for row in theirs.rows]
     assert card.note in ours.protocol and "not finished" not in theirs.protocol
@@ -140,7 +140,7 @@ def shallow(monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth"])
-def test_weights_alone_are_measured_with_the_models_name(plain, shallow, suffix):
+def test_weights_alone_are_measured_with_the_models_name(plain, shallow, images, suffix):
     path, tag = plain / f"one.{suffix}", f"{NAME}.augreg_in21k_ft_in1k"
     vit, card = patchloom.load_encoder(path, tag)
     there = load_file(plain / "one.safetensors")
@@ -148,7 +148,7 @@ def test_weights_alone_are_measured_with_the_models_name(plain, shallow, suffix)
     assert card.mean == card.std == (0.5, 0.5, 0.5) and card.name == "one"  # timm's of these weights, not ImageNet's
     assert "18 matched, 0 missing, 2 unexpected" in card.note and "head.bias" in card.note
     assert f"as timm does it for {tag}: mean 0.5, 0.5, 0.5; standard deviation 0.5, 0.5, 0.5." in card.note
-    report = evaluate("knn", path, "shapes:20", device="cpu", model=tag, ks=(1,), pooling="mean", max_train=10)
+    report = evaluate("knn", path, images, device="cpu", model=tag, ks=(1,), pooling="mean")
     assert card.note in report.protocol and [row.encoder for row in report.rows][:2] == ["one", "untrained"]
 
 
@@ -188,6 +188,7 @@ def test_a_model_is_named_for_weights_alone_only(finished, plain):
 def test_a_run_begins_with_weights_alone_by_the_models_name(plain, images, tmp_path, capsys):
     words = ["--init", str(plain / "one.pth"), "--model.name", NAME, "--model.depth", "1", "--img_size", "32"]
     words += ["--epochs", "1", "--workers", "0", "--batch_size", "16", "--out", str(tmp_path / "run")]
+    words += ["--task.decoder_width", "32", "--task.decoder_depth", "1"]
     assert main(["pretrain", str(images), "--task", "mae", *words]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert f"patch_size 16 (as in timm's {NAME})" in told and f"positions learned (as in timm's {NAME})" in told

@@ -18,6 +18,7 @@ from patchloom.runs.places import meant, run_around
 from patchloom.runs.task import load_task, newest_card
 
 _ENCODER = "encoder."
+_PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".tar")  # what torch saves is called
 
 
 def unfinished(source: str | Path) -> RunFolder | None:
@@ -103,7 +104,7 @@ def plain_file(source: str | Path) -> bool:
     if str(source).startswith("timm:") or not path.is_file():
         return False
     if path.suffix != ".safetensors":
-        return True
+        return path.suffix.lower() in _PICKLES
     return not any(key.startswith("patchloom-") for key in weights.read_metadata(path, "encoder weights"))
 
 
