@@ -152,7 +152,8 @@ class Training:
         kept, losses, begun = Unfinished(self._about), list[Tensor](), time.perf_counter()
         ended = self._restored(kept, name, left)
         left.begin()
-        with Stop() as stop, ExitStack() as reading, _Progress(name, left) as progress:
+        progress = _Progress(name, left)
+        with Stop() as stop, ExitStack() as reading, progress:
             if not ended:
                 workers = self.settings.workers_for(self.source, self.steps - self.step, trained=True)
                 batches = reading.enter_context(closing(self._batches(self.steps, workers)))
