@@ -44,6 +44,7 @@ MAY = {
     "memory": set(),
     "stopping": set(),
     "shown": set(),
+    "verdict": set(),
     "version": set(),
     "waiting": set(),
 }
@@ -52,7 +53,10 @@ KNOWING = [
     SOURCE / "nets" / name
     for name in ("build.py", "encode.py", "performance.py", "partial.py", "queries.py", "native/blocks.py", "decode.py")
 ]
-COMMON = {"errors", "files", "hints", "machine", "memory", "processes", "shown", "stopping", "version", "waiting"}
+COMMON = {
+    *("errors", "files", "hints", "machine", "memory", "processes"),
+    *("shown", "stopping", "verdict", "version", "waiting"),
+}
 FILES = sorted(SOURCE.rglob("*.py"))
 NAMING = re.compile(r"patchloom\.\w+[\w.]*")  # a string that names a module, or something in one
 

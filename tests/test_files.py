@@ -39,6 +39,26 @@ def test_whatever_ends_it_nothing_half_written_stays(problem, tmp_path):
     assert os.listdir(tmp_path) == ["file"] and path.read_text() == "before"
 
 
+def test_a_signal_while_it_is_being_tidied_up_leaves_nothing_either(tmp_path, monkeypatch):
+    """Ctrl-C twice: the first one ends the writing, the second one the removing."""
+    unlink, calls = Path.unlink, []
+
+    def interrupted(path: Path) -> None:
+        calls.append(path)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        unlink(path)
+
+    def ended(beside: Path) -> None:
+        beside.touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "unlink", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "file", ended)
+    assert os.listdir(tmp_path) == [] and len(calls) == 2
+
+
 def test_names_as_long_as_the_system_has_them(tmp_path):
     for name in ("a" * 255, "é" * 127):
         write_whole(tmp_path / name, "whole")
@@ -47,7 +67,8 @@ def test_names_as_long_as_the_system_has_them(tmp_path):
 
 def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
     there = {".lock", ".gitignore", ".nfs000000000035a1b200000001", "metrics.csv", ".metrics.csv.bak", ".hidden.1a"}
-    for name in there | {".metrics.csv.4711"}:  # as they were until November 2026
+    there |= {".tmp", ".tmpABCDEFG", "tmpABCDEF"}
+    for name in there | {".metrics.csv.4711", ".tmpx3Yz0Q"}:  # as ours were until November 2026; as safetensors' are
         (tmp_path / name).touch()
     left = []
 

@@ -60,6 +60,90 @@ def test_at_once(number, clock):
     assert stop.asked
 
 
+def at_work(seconds: float) -> None:
+    """As a backward pass of a large model: the interpreter runs none of its own instructions meanwhile."""
+    end = time.perf_counter() + seconds
+    any(map(end.__le__, iter(time.perf_counter, None)))
+
+
+def sent(number: int, *after: float) -> subprocess.Popen:
+    """Sends a signal to this process after each of so many seconds."""
+    code = "import os, sys, time\n" + "".join(
+        f"time.sleep({b - a}); os.kill({os.getpid()}, {int(number)})\n"
+        for a, b in zip((0.0, *after), after, strict=False)
+    )
+    return subprocess.Popen([sys.executable, "-S", "-c", code])  # a thread would have to wait for the interpreter, too
+
+
+def test_a_second_one_that_is_handled_late_is_still_the_same():
+    """Ctrl-C twice within 0.15 s: the second one met a backward pass, and was taken for a later one."""
+    with Stop() as stop:
+        sender = sent(INT, 0.5, 0.65)
+        while not stop.asked:
+            time.sleep(0.001)
+        at_work(2.0)
+        sender.wait()
+        for _ in range(100):
+            time.sleep(0.001)
+        sender = sent(INT, 0.3)
+        with pytest.raises(KeyboardInterrupt):  # this one is another one
+            at_work(2.0)
+            time.sleep(0.1)
+        sender.wait()
+
+
+def test_a_key_that_is_held_is_one_signal_for_five_seconds(clock):
+    with Stop() as stop:
+        raised(INT)
+        for _ in range(40):  # after half a second a key repeats, some 10 to 30 times a second
+            clock[0] += 0.12
+            raised(INT)
+        assert stop.asked
+        clock[0] += 0.3
+        with pytest.raises(KeyboardInterrupt):
+            raised(INT)
+
+
+def test_what_comes_after_the_checkpoint_is_the_same_one_too(clock):
+    """The key may still be held when training has ended by it."""
+    with StopAtOnce() as outer:
+        with Stop():
+            raised(INT)
+            clock[0] += 0.4
+        raised(INT)
+        assert outer.asked
+        clock[0] += 1.5
+        with pytest.raises(KeyboardInterrupt):
+            raised(INT)
+
+
+def test_the_first_one_is_answered_on_a_terminal():
+    reader, writer = os.openpty()
+    before = os.dup(2)
+    try:
+        with Stop("stopping after this update"):
+            os.dup2(writer, 2)
+            raised(INT)
+            raised(INT)
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+    os.close(writer)
+    assert os.read(reader, 1000) == b"\r\nstopping after this update\r\n"
+    os.close(reader)
+
+
+def test_nothing_is_left_open_or_set():
+    def open_files() -> list[str]:
+        return os.listdir("/proc/self/fd")
+
+    before = open_files()
+    for _ in range(5):
+        with StopAtOnce(), Stop(), Stop():
+            pass
+    assert len(open_files()) == len(before) and signal.set_wakeup_fd(-1) == -1
+
+
 class Finalised:
     def __del__(self) -> None:
         raised(TERM)

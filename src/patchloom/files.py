@@ -20,7 +20,8 @@ _SEAL = hashlib.sha256().digest_size
 # ValueError: letters that no name can have; RecursionError: a name a thousand folders deep
 _REFUSALS = (OSError, ValueError, RecursionError)
 # what is written has such a name until it is whole; until November 2026 it ended with the number of a process
-_BESIDE = re.compile(r"\..+\.([0-9a-f]{32}|[0-9]+)")
+# the last one is what safetensors writes, beside the file that it is to become
+_BESIDE = re.compile(r"\..+\.([0-9a-f]{32}|[0-9]+)|\.tmp[0-9A-Za-z]{6}")
 
 
 def cache_root() -> Path:
@@ -53,8 +54,10 @@ def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> 
         os.replace(unfinished, path)
         _flush(path.parent)  # else a power cut could undo the renaming
     except BaseException as problem:  # Ctrl-C among them
-        with contextlib.suppress(*_REFUSALS):
-            unfinished.unlink()
+        try:
+            _remove(unfinished)
+        except KeyboardInterrupt:  # once more while it was being removed
+            _remove(unfinished)
         if isinstance(problem, _REFUSALS):
             raise unwritable(path, problem) from problem
         raise
@@ -127,6 +130,11 @@ def remove_leftovers(folder: Path) -> None:
         if _BESIDE.fullmatch(path.name):
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(*_REFUSALS):
+        path.unlink()
 
 
 def _flush(path: Path) -> None:

@@ -7,6 +7,7 @@ read images ended by it, training could not go on to its checkpoint.
 from __future__ import annotations
 
 import copy
+import math
 import multiprocessing
 import os
 import signal
@@ -21,7 +22,8 @@ from typing import Any
 
 # Ctrl-C; what `timeout`, systemd, SLURM and `docker stop` send; and what a terminal that is closed sends (no Windows)
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-_SAME = 1.0  # seconds: `timeout` sends its signal to a process, and once more to its group
+_SAME = 1.0  # seconds: `timeout` sends its signal to a process, and once more to its group; keys begin to repeat
+_HELD = 5.0  # seconds for which a key may be held before it means that there is no time
 _LATER = 0.05  # seconds
 
 
@@ -29,13 +31,19 @@ class Stop:
     """While entered, Ctrl-C, SIGTERM and SIGHUP only set ``asked``; Ctrl-C a second time acts at once.
 
     The others do not: programs send them, more than once where one program forwards what another one has sent to all,
-    and have SIGKILL if they must. One that the process was begun to ignore, as by nohup, stays ignored.
+    and have SIGKILL if they must. One that the process was begun to ignore, as by nohup, stays ignored. What comes
+    within a second of the last one is the same one: a key that is held, or a launcher that repeats it.
+
+    Args:
+        words: are shown on a terminal when the first one comes.
     """
 
-    def __init__(self) -> None:
-        self.asked = False
-        self._first = 0.0
+    def __init__(self, words: str = "") -> None:
+        self.asked, self.words = False, words
+        self._first = self._last = -math.inf
         self._before: dict[int, Any] = {}
+        self._outer: Stop | None = None
+        self._arrivals = _Arrivals()
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():  # handlers can be set nowhere else
@@ -43,17 +51,36 @@ class Stop:
                 # a shell begins whatever it runs in the background with Ctrl-C ignored
                 if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._ask)
+            outer = getattr(self._before[signal.SIGINT], "__self__", None)
+            self._outer = outer if isinstance(outer, Stop) else None
+            self._arrivals.begin()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._arrivals.end()
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self._outer is not None:  # the key may still be held
+            self._outer._first = max(self._outer._first, self._first)
+            self._outer._last = max(self._outer._last, self._last)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked and number == signal.SIGINT and time.monotonic() - self._first > _SAME:
-            raise KeyboardInterrupt
+        if self.asked and number != signal.SIGINT:
+            return
+        same = self._is_the_same()
         if not self.asked:
-            self.asked, self._first = True, time.monotonic()
+            self.asked = True
+            if self.words and os.isatty(2):
+                os.write(2, f"\n{self.words}\n".encode())  # print is not to be interrupted by itself
+        elif not same:
+            raise KeyboardInterrupt
+
+    def _is_the_same(self) -> bool:
+        """Whether the signal that has come only repeats the last one."""
+        came = self._arrivals.last()
+        same = came - self._last < _SAME and came - self._first < _HELD
+        self._first, self._last = self._first if same else came, came
+        return same
 
 
 class StopAtOnce(Stop):
@@ -61,27 +88,71 @@ class StopAtOnce(Stop):
 
     def __enter__(self) -> StopAtOnce:
         self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
-        return super().__enter__()
+        super().__enter__()
+        return self
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
         sys.unraisablehook = self._hook
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        again, self.asked = self.asked, True
-        if again and time.monotonic() - self._first < _SAME:
-            return
-        self._first = time.monotonic()
-        raise KeyboardInterrupt
+        self.asked = True
+        if not self._is_the_same():
+            raise KeyboardInterrupt
 
     def _unraisable(self, lost: sys.UnraisableHookArgs) -> None:
         """Where it came amid a fork or a finaliser, from which nothing is raised, it comes again a little later."""
         if not (self._before and issubclass(lost.exc_type, KeyboardInterrupt)):
             self._hook(lost)
             return
-        self._first -= _SAME
+        self._last = -math.inf
         main = threading.main_thread().ident
         threading.Timer(_LATER, lambda: self._before and signal.pthread_kill(main, signal.SIGINT)).start()
+
+
+class _Arrivals:
+    """When the last signal came.
+
+    Python calls its handlers between two of its own instructions, and one of them can be a whole backward pass: a
+    second signal right after the first may be handled seconds later. But the system's handler writes into a pipe at
+    once, and the pipe knows when it was written to. (Where it does not, the time of handling has to do.)
+    """
+
+    def __init__(self) -> None:
+        self._ends: tuple[int, int] | None = None
+        self._known, self._written = -math.inf, 0.0
+
+    def begin(self) -> None:
+        """From now on, keep the times; in the main thread alone."""
+        if os.name == "nt":  # takes a socket
+            return
+        read, write = self._ends = os.pipe()
+        for end in self._ends:
+            os.set_blocking(end, False)
+        self._written = os.fstat(read).st_mtime
+        self._before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+
+    def end(self) -> None:
+        """Leave things as they were."""
+        if self._ends is not None:
+            signal.set_wakeup_fd(self._before, warn_on_full_buffer=False)
+            ends, self._ends = self._ends, None
+            for end in ends:
+                os.close(end)
+
+    def last(self) -> float:
+        """The time of the last one, on the clock of `time.monotonic`; now, where it is not known."""
+        now, wall = time.monotonic(), time.time()
+        if self._ends is None:
+            return now
+        try:
+            os.read(self._ends[0], 1 << 16)
+        except BlockingIOError:  # it was written to before the handler of another one read it
+            return self._known if self._known > -math.inf else now
+        written = os.fstat(self._ends[0]).st_mtime
+        late, self._written = max(0.0, wall - written) if written != self._written else 0.0, written
+        self._known = now - late
+        return self._known
 
 
 class _Worker(multiprocessing.Process):

@@ -46,7 +46,7 @@ def plain(images, tmp_path_factory):
 def test_stopped_and_resumed_is_never_stopped(images, plain, tmp_path, number):
     other = Command(words(images, tmp_path / "stopped"))
     for line in other.stdout:
-        if line.startswith("epoch 4.0/16"):
+        if " · epoch 4.0/16 · " in line:
             os.killpg(other.pid, number)  # as `timeout`, systemd, SLURM and a terminal that is closed do
             break
     _, told = other.communicate()

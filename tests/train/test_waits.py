@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from patchloom.data import Arriving
 from patchloom.questions.measure import Measure
+from patchloom.train import journal
 from patchloom.train import pretrain as training
 from patchloom.train.final_evaluation import FinalEvaluation
 from patchloom.train.pretrain import pretrain
@@ -106,7 +107,7 @@ def aside(counter: Counter | Warned, of: Any, name: str, patch: pytest.MonkeyPat
 def counted(request, monkeypatch):
     """The device; the reads of each update, and last those after the last one."""
     counter, each = request.param(), []
-    asides = [(Validation, "run"), (training, "in_words"), (Measure, "collapsed"), (training, "save_checkpoint")]
+    asides = [(Validation, "run"), (journal, "in_words"), (Measure, "collapsed"), (training, "save_checkpoint")]
     if request.param is Counter:  # reading is done on the CPU, there as here
         asides += [(Arriving, "__next__"), (Arriving, "send")]
     for of, name in asides:

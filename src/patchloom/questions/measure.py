@@ -10,11 +10,15 @@ import torch
 from torch import Tensor
 
 from patchloom.questions.collapse import effective_rank, output_spread
+from patchloom.verdict import Effect, effect_of
 
 # Below these a teacher's outputs count as collapsed: two images' outputs have a mean cosine above 0.99, or they differ
 # in hardly more directions than one. ExtreMA on CIFAR-10 fell from 28 to 3 where its learning rate was too high, and
 # its kNN accuracy with it.
 _LEAST_SPREAD, _LEAST_RANK = 0.1, 4.0
+# Above this agreement on other images little is left by which the image itself could be told, and half of so little
+# looks like much: 0.973 against 0.934 is 59 % of the way to 1.
+_ALIKE = 0.9
 
 
 @dataclass(frozen=True)
@@ -78,11 +82,21 @@ class Measure:
         found = self.diversity
         return found["spread"] < _LEAST_SPREAD or found["effective rank"] < _LEAST_RANK
 
+    def alike(self) -> bool:
+        """Whether the teacher's outputs of different images agree so much that agreement on one of them says little."""
+        return self.outputs is not None and self.means()[self.baseline_to_beat()] > _ALIKE
+
     def baseline_to_beat(self) -> str:
         """The name of the baseline that has to be beaten."""
-        names = (self.to_beat,) if isinstance(self.to_beat, str) else self.to_beat
         means = self.means()
-        return (max if self.higher_is_better else min)(names, key=means.__getitem__)
+        return (max if self.higher_is_better else min)(self._to_beat(), key=means.__getitem__)
+
+    def has_to_be_beaten(self, baseline: str) -> bool:
+        """Whether a baseline is one of those to beat; others may know what the network does not."""
+        return baseline in self._to_beat()
+
+    def _to_beat(self) -> tuple[str, ...]:
+        return (self.to_beat,) if isinstance(self.to_beat, str) else self.to_beat
 
     @property
     def value(self) -> float:
@@ -93,13 +107,10 @@ class Measure:
         """The mean of each baseline."""
         return {name: values.mean().item() for name, values in self.baselines.items()}
 
-    def gain(self) -> tuple[float, float]:
-        """By how much the baseline is beaten (negative: missed), and half the width of that mean's 95 % interval.
+    def effect(self, baseline: str | None = None) -> Effect:
+        """Where the result is on the way from a baseline to perfect; by default from the one that has to be beaten.
 
-        The difference is taken image by image, since some images are easier than others for both.
+        It is taken image by image, since some images are easier than others for both.
         """
-        better = self.values - self.baselines[self.baseline_to_beat()]
-        better = better if self.higher_is_better else -better
-        if len(better) < 2:
-            return better.mean().item(), float("inf")
-        return better.mean().item(), 1.96 * better.std().item() / len(better) ** 0.5
+        base = self.baselines[baseline or self.baseline_to_beat()]
+        return effect_of(self.values.tolist(), base.tolist(), 1.0 if self.higher_is_better else 0.0)

@@ -26,8 +26,9 @@ from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import HeldOut, doubt_of_test
 from patchloom.runs.record import digest_of_record
 from patchloom.runs.settings import Settings
+from patchloom.train.closing import closing_sentence
 from patchloom.train.progress import Reporter
-from patchloom.train.validation import Validation, verdict
+from patchloom.train.validation import Validation
 
 _MAX_EVALUATED = 5000  # training images of the final evaluation; `patchloom evaluate` takes all
 
@@ -88,7 +89,7 @@ class FinalEvaluation(NamedTuple):
             files = "file" if count == 1 else "files"
             self.reporter.say(f"{count} {files} could not be read: see {folder.unreadable}.")
         knn = self._evaluate() if validation.gallery is not None else None
-        summary = verdict(measure, knn, self.held_out)
+        summary = closing_sentence(measure, knn, self.held_out)
         self.reporter.say(summary)
         also = "".join(f", and {name}.safetensors beside it" for name in extra)
         self.reporter.say(f"Pictures: {folder.pictures}. Encoder: {folder.encoder}{also}.")

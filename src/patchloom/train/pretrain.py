@@ -25,7 +25,7 @@ from patchloom.nets.native import missing
 from patchloom.nets.performance import compile_blocks
 from patchloom.processes import Shared, cores_here, rank, world
 from patchloom.questions.measure import Measure
-from patchloom.runs.folder import RunFolder, metrics_row, plain_name
+from patchloom.runs.folder import RunFolder, plain_name
 from patchloom.runs.settings import DEFAULT_TASK, Settings, request
 from patchloom.runs.task import load_task, prepare_task, run_card
 from patchloom.shown import Shown, Verbatim
@@ -34,10 +34,11 @@ from patchloom.tasks.task import Task
 from patchloom.train.batches import batches_of
 from patchloom.train.failures import explained
 from patchloom.train.final_evaluation import FinalEvaluation
+from patchloom.train.journal import Journal
 from patchloom.train.launch import device_of, first_decides, launch
 from patchloom.train.optim import learning_rate
 from patchloom.train.plan import Planner, announce
-from patchloom.train.progress import Pace, Reporter, in_words, line, points
+from patchloom.train.progress import Reporter
 from patchloom.train.recovery import go_back, note_skipped, restored_state, save_checkpoint
 from patchloom.train.resolve import share_of_batch
 from patchloom.train.start import Start
@@ -45,14 +46,9 @@ from patchloom.train.state import TrainState
 from patchloom.train.step import Stepper, autocast
 from patchloom.train.validation import Validation
 
-_LOGGED = 200  # rows of metrics.csv in a run
-_VALIDATED = 0.25  # the held-out measures are taken at the start and after every such share
 _SAVE_EVERY = 60.0  # seconds between checkpoints
 _MAX_IN_A_ROW = 5  # updates that are not finite before the run goes back to a checkpoint
-COLLAPSED = (
-    "the teacher gives all images nearly the same output, so agreement with it means little: if this stays so, lower "
-    "--blr, raise --warmup_epochs or the batch size, or choose another task"
-)
+STOPPING = "stopping after this update, with a checkpoint; Ctrl-C once more stops at once, without one"
 
 
 @dataclass(frozen=True, repr=False)
@@ -196,32 +192,31 @@ def train(
     steps = settings.epochs * per_epoch
     warmup = round(settings.warmup_epochs * per_epoch)
     peak = settings.blr * images_per_step * settings.accumulate / 256
-    validated, logged = points(steps, _VALIDATED), points(steps, 1 / _LOGGED)
 
     # ---- where the run is: at its newest sound checkpoint, or before its first step
     stepper = Stepper(fabric, task, settings, steps)
+    journal = Journal(reporter, validation, stepper, settings, len(source), images_per_step)
     state = restored_state(folder, stepper, reporter)
-    measure: Measure | None = None
     unreadable: set[str] = set()
     if state is not None:
-        reporter.say(f"Resuming after step {state.step:,} of {steps:,}.")
+        known = f" The last measure: {state.measured[0]}." if state.measured else ""
+        reporter.say(f"Resuming after step {state.step:,} of {steps:,}.{known}")
         if settings.kernels == "native" and (reason := missing()):
             reporter.say(f"  {reason}: torch's go on, and last digits differ")
         if fabric.is_global_zero:
             folder.write_metrics(state.rows)  # the run may have been killed between its checkpoint and this
     else:
         state = TrainState(steps=steps)
-        measure, columns = validation.run(fabric.device, stepper.autocast, first=True)
-        state.rows.append(metrics_row({"step": 0, "epoch": 0.0, "images": 0} | columns))
+        journal.before_the_first_step(state)
         if not save_checkpoint(folder, stepper, state, unreadable):
             reason = "the weights with which the run would begin are not finite: begin with others"
             raise PatchloomError(reason) if fabric.is_global_zero else AlreadyReported(reason)
 
     generator = Shared(fabric.device)
-    smallest, saved, measured = each, time.perf_counter(), "" if measure is None else in_words(measure)
+    smallest, saved = each, time.perf_counter()
     task.train()
-    with Stop() as stop, ExitStack() as reading:
-        pace = Pace(steps, state.step, images_per_step, state.seconds)
+    with Stop(STOPPING if fabric.is_global_zero else "") as stop, ExitStack() as reading:
+        journal.start(state)
         batches: Arriving | None = None
         while state.step < steps:
             if batches is None:  # closed with `reading`: else processes that read would live until memory is tidied
@@ -232,14 +227,14 @@ def train(
             todo = range(state.step, min(state.step + settings.accumulate, steps))
             scale, forwards = state.loss_scale(settings.precision), []
             for step in todo:
-                with pace.waits():
+                with journal.pace.waits():
                     batch = next(batches)
                 unreadable.update(batch.unreadable)
                 if len(batch.indices) < smallest:
                     smallest = len(batch.indices)
                     reporter.say(f"  step {step + 1:,} has {smallest * world():,} images: no more can be read")
                 forwards.append(stepper.forward(batch, step, step == todo[-1], generator, scale))
-                with pace.waits():  # while a GPU still works at the step
+                with journal.pace.waits():  # while a GPU still works at the step
                     batches.send()
 
             # ---- the update, unless it is not finite; the processes agree on whether to stop and to save
@@ -248,32 +243,11 @@ def train(
             made = stepper.update(todo.stop, rate, forwards, (stop.asked, due), scale)
             stopping, due = made.answers
             ended = todo.stop == steps
-            state.step, state.seconds = todo.stop, pace.seconds()
+            state.step = todo.stop
             if not state.count(made, settings.precision):
                 note_skipped(folder, state, source, forwards, made, reporter)
             diverged = state.in_a_row == _MAX_IN_A_ROW
-
-            # ---- a row of metrics.csv and a line of progress, at times with the held-out measures
-            passed = {*range(todo.start + 1, todo.stop + 1)}
-            if not diverged and passed & (logged | validated):
-                means = state.means()
-                row = {"step": state.step, "epoch": round(state.step / per_epoch, 4)}
-                row |= {"images": state.step * images_per_step} | means
-                if settings.precision == "float16":
-                    row["loss_scale"] = state.scale
-                row |= {"lr": rate, "seconds": state.seconds}
-                epoch, loss = state.step / per_epoch, means.get("loss")
-                if loss is not None:
-                    reporter.flash(line(epoch, settings.epochs, loss, measured, pace.describe(state.step)))
-                if passed & validated:
-                    with pace.paused():
-                        measure, columns = validation.run(fabric.device, stepper.autocast)
-                        measured = in_words(measure)
-                    row |= columns
-                    reporter.say(line(epoch, settings.epochs, loss, measured, pace.describe(state.step)))
-                    if measure.collapsed():
-                        reporter.say(f"  warning: {COLLAPSED}")
-                state.rows.append(metrics_row(row))
+            journal.after_update(state, todo.start + 1, rate, sound=not diverged)
 
             # ---- a checkpoint; amid updates that fail it is too late to save what to go back to
             if not diverged and (stopping or ended or (due and not state.in_a_row)):
@@ -283,11 +257,11 @@ def train(
                 reading.close()
                 batches = None
                 state = go_back(folder, stepper, state, unreadable, reporter)
-                pace = Pace(steps, state.step, images_per_step, state.seconds)
+                journal.start(state)
                 smallest, saved = each, time.perf_counter()
             elif stopping or ended:
                 fabric.barrier()  # whoever started these processes may end all of them when one has ended
                 if stopping:
-                    return False, measure
+                    return False, journal.measure
         # asked while the end was being saved: the first process alone has more to do
-        return not (stop.asked and fabric.is_global_zero), measure
+        return not (stop.asked and fabric.is_global_zero), journal.measure

@@ -27,6 +27,9 @@ class TrainState:
         scale: by which losses are multiplied in float16.
         steady: updates since it last changed.
         steps: of the whole run; 0 in a checkpoint of an older version, which did not say.
+        pace: seconds that a step took of late; 0 if that is not known.
+        measuring: seconds that the last held-out measures took.
+        measured: what they were, in words, the longest form first.
     """
 
     step: int = 0
@@ -40,6 +43,9 @@ class TrainState:
     scale: float = 2.0**16
     steady: int = 0
     steps: int = 0
+    pace: float = 0.0
+    measuring: float = 0.0
+    measured: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, about: Mapping[str, Any]) -> TrainState:
@@ -91,6 +97,10 @@ class TrainState:
         self.counted += len(update.values)
         self.in_a_row = 0
         return True
+
+    def mean_loss(self) -> float | None:
+        """The mean loss since the last row; None if there was no update that was made."""
+        return self.sums["loss"] / self.counted if self.counted else None
 
     def means(self) -> dict[str, float]:
         """Of the loss and each metric since the last row, which begins anew; nothing if all updates were skipped."""

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from patchloom.data import Source, normalize, plain_batches
-from patchloom.evaluate import ImageFeatures, Report, classes_of, extract, has_labels, knn_accuracies, pixel_features
+from patchloom.evaluate import ImageFeatures, classes_of, extract, has_labels, knn_accuracies, pixel_features
 from patchloom.nets.encode import input_size
 from patchloom.nets.weights import EncoderCard, untrained_twin
 from patchloom.questions.measure import Measure
-from patchloom.runs.held_out import HeldOut
 from patchloom.runs.settings import Settings
 from patchloom.tasks.task import Task
 from patchloom.train.launch import gathered_weights
@@ -114,37 +113,3 @@ class Validation:
         k = min(_K, len(gallery.labels))
         pooled = gallery.pooled(pooling), gallery.labels, queries.pooled(pooling), queries.labels
         return knn_accuracies(*pooled, ks=(k,))[k]
-
-
-def verdict(measure: Measure, knn: Report | None, held_out: HeldOut) -> str:
-    """One sentence on what the numbers mean.
-
-    Args:
-        measure: the task's measure at the end, on the held-out images.
-        knn: the final evaluation, or None without labels.
-        held_out: what is known of those images.
-    """
-    gain, noise = measure.gain()
-    images = len(measure.values)
-    others = ", ".join(f"{name} {measure.show(value)}" for name, value in measure.means().items())
-    if measure.collapsed():
-        head = "The teacher's outputs have collapsed, so agreeing with them means little"
-    elif gain > noise:
-        head = "The task is being learnt" + (", or these images are known by heart" if held_out.doubt else "")
-    elif gain < -noise:
-        head = f"The task is not learnt yet (it must beat: {measure.baseline_to_beat()})"
-    else:
-        baseline = measure.baseline_to_beat()
-        head = f"Nothing can be said of the task yet ({baseline} is within the noise of the {held_out.named})"
-    text = f"{head}: {measure.name} {measure.show(measure.value)} on {images:,} {held_out.named}, against {others}"
-    if knn is None:
-        return text + "; the images have no labels, so what the features are good for was not measured."
-    trained, *controls = knn.quoted
-    best = max(controls, key=lambda row: row.value)
-    if trained.low > best.high:
-        meaning = f"its features tell classes clearly better than {best.encoder}"
-    elif trained.high < best.low:
-        meaning = f"its features tell classes worse than {best.encoder}"
-    else:
-        meaning = f"in telling classes, its features show no clear gain over {best.encoder}"
-    return f"{text}; and by kNN {meaning} ({trained.value:.1%}, {best.value:.1%})."

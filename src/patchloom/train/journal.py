@@ -1,0 +1,125 @@
+"""What a run tells while it trains: rows of ``metrics.csv``, lines of progress, and the measures in both."""
+
+from __future__ import annotations
+
+import time
+
+from patchloom.data import steps_per_epoch
+from patchloom.questions.measure import Measure
+from patchloom.runs.folder import metrics_row
+from patchloom.runs.settings import Settings
+from patchloom.train.lines import Line
+from patchloom.train.progress import Pace, Reporter, about, duration, in_words, line, measured_after, points
+from patchloom.train.state import TrainState
+from patchloom.train.step import Stepper
+from patchloom.train.validation import Validation
+
+_LOGGED = 200  # rows of metrics.csv in a run
+COLLAPSED = (
+    "the teacher gives all images nearly the same output, so agreement with it means little: if this stays so, lower "
+    "--blr, raise --warmup_epochs or the batch size, or choose another task"
+)
+
+
+class Journal:
+    """Keeps the rows of a run, and tells where it is.
+
+    Args:
+        reporter: prints.
+        validation: the held-out measures.
+        stepper: has the task, and the device on which it is.
+        settings: resolved.
+        images: that are trained on.
+        images_per_step: of all processes.
+
+    Attributes:
+        steps: of the whole training.
+        measure: the last one of this start; None before the first.
+        pace: of this start, once `start` was called.
+    """
+
+    pace: Pace
+
+    def __init__(
+        self,
+        reporter: Reporter,
+        validation: Validation,
+        stepper: Stepper,
+        settings: Settings,
+        images: int,
+        images_per_step: int,
+    ):
+        self.reporter, self.validation, self.stepper, self.settings = reporter, validation, stepper, settings
+        self.per_epoch, self.images_per_step = steps_per_epoch(images, settings.batch_size), images_per_step
+        self.steps = settings.epochs * self.per_epoch
+        self.logged = points(self.steps, 1 / _LOGGED)
+        self.validated = measured_after(self.steps, self.logged - {0}, images_per_step)
+        self.measure: Measure | None = None
+
+    def before_the_first_step(self, state: TrainState) -> None:
+        """Measure what needs no training, and begin the rows with it."""
+        columns = self._measured(state, first=True)
+        state.rows.append(metrics_row({"step": 0, "epoch": 0.0, "images": 0} | columns))
+
+    def start(self, state: TrainState) -> None:
+        """Begin to count time, where training is now; again after it went back."""
+        self.pace = Pace(self.steps, state.step, self.images_per_step, state.seconds, state.pace)
+        self.reporter.progress(lambda: self._line(state, ""))
+
+    def after_update(self, state: TrainState, first: int, rate: float, sound: bool) -> None:
+        """Tell of an update; at times also a row, and the held-out measures. Every process must call it.
+
+        Args:
+            state: after the update, which is counted in it.
+            first: the step (from 1) with which it began.
+            rate: its learning rate.
+            sound: whether training goes on from there; else no row is kept.
+        """
+        self.pace.update(state.step)
+        state.seconds, state.pace = self.pace.seconds(), self.pace.seconds_a_step()
+        passed = {*range(first, state.step + 1)}
+        if not sound or not passed & (self.logged | self.validated):
+            self.reporter.progress(lambda: self._line(state, _losses(state.mean_loss())))
+            return
+        means = state.means()
+        row = {"step": state.step, "epoch": round(state.step / self.per_epoch, 4)}
+        row |= {"images": state.step * self.images_per_step} | means
+        if self.settings.precision == "float16":
+            row["loss_scale"] = state.scale
+        row |= {"lr": rate, "seconds": state.seconds}
+        losses = _losses(means.get("loss"))
+        self.reporter.progress(lambda: self._line(state, losses))
+        if passed & self.validated:
+            with self.pace.paused():
+                row |= self._measured(state)
+            self.reporter.say(self._line(state, losses))
+            if self.measure is not None and self.measure.collapsed():
+                self.reporter.say(f"  warning: {COLLAPSED}")
+        state.rows.append(metrics_row(row))
+
+    def _measured(self, state: TrainState, first: bool = False) -> dict[str, float]:
+        """Columns of a measure that is taken now; what it says is kept for the line of progress, after a stop, too."""
+        began = time.perf_counter()
+        self.reporter.flash(f"measuring on {len(self.validation.held_out):,} held-out images")
+        self.measure, columns = self.validation.run(self.stepper.fabric.device, self.stepper.autocast, first=first)
+        state.measured = in_words(self.measure)
+        if not first:  # that one has more to do than the others
+            state.measuring = time.perf_counter() - began
+        return columns
+
+    def _line(self, state: TrainState, losses: str) -> Line:
+        left = self.pace.left()
+        if state.step == self.steps:
+            time_left = [f"trained in {duration(state.seconds)}"] * 2
+        elif left is None:
+            time_left = ["time left not known yet", "time left: ?"]
+        else:
+            measures = len([one for one in self.validated if one > state.step])
+            left += measures * state.measuring
+            time_left = [f"{duration(left)} left", f"{about(left)} left"]
+        epoch, measured = state.step / self.per_epoch, state.measured
+        return line(epoch, self.settings.epochs, losses, measured, time_left, self.pace.describe())
+
+
+def _losses(mean: float | None) -> str:
+    return "no update was made" if mean is None else f"loss {mean:.4f}"
