@@ -39,6 +39,7 @@ MAY = {
     "machine": set(),
     "memory": set(),
     "stopping": set(),
+    "waiting": set(),
     "version": set(),
 }
 # timm's insides; a decoder has blocks of its own
@@ -46,7 +47,7 @@ KNOWING = [
     SOURCE / "nets" / name
     for name in ("build.py", "encode.py", "performance.py", "partial.py", "queries.py", "native/blocks.py", "decode.py")
 ]
-COMMON = {"errors", "files", "hints", "machine", "memory", "processes", "stopping", "version"}
+COMMON = {"errors", "files", "hints", "machine", "memory", "processes", "stopping", "version", "waiting"}
 FILES = sorted(SOURCE.rglob("*.py"))
 NAMING = re.compile(r"patchloom\.\w+[\w.]*")  # a string that names a module, or something in one
 

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from patchloom.errors import AlreadyReported, PatchloomError, Stopped
 from patchloom.files import mendable
 from patchloom.stopping import StopAtOnce, nobody_reads
+from patchloom.waiting import Waiting
 
 # Verbs are imported when they are called: --help must not wait for torch.
 VERBS: dict[str, str] = {
@@ -113,9 +114,15 @@ def _verb(name: str) -> Callable[[list[str]], None]:
     return globals()[f"_{name}"]
 
 
+def _starting() -> Waiting:
+    """While entered, torch is loaded, which takes seconds, and on a busy machine many."""
+    return Waiting("starting")
+
+
 def _check(words: list[str]) -> None:
-    from patchloom.check import check
-    from patchloom.options import parse_call
+    with _starting():
+        from patchloom.check import check
+        from patchloom.options import parse_call
 
     done = check(**parse_call("check", check, words))
     print(*_in_columns(done.table()), *done.sentences(), sep="\n")
@@ -125,32 +132,36 @@ def _check(words: list[str]) -> None:
 def _pretrain(words: list[str]) -> None:
     from patchloom.options import parse_pretrain
 
-    given, out = parse_pretrain(words)
-    from patchloom.train.pretrain import pretrain
+    with _starting():
+        given, out = parse_pretrain(words)
+        from patchloom.train.pretrain import pretrain
 
     pretrain(**given, out=out)
 
 
 def _evaluate(words: list[str]) -> None:
-    from rich.console import Console
+    with _starting():
+        from rich.console import Console
 
-    from patchloom.evaluate import evaluate
-    from patchloom.options import parse_evaluate
+        from patchloom.evaluate import evaluate
+        from patchloom.options import parse_evaluate
 
     evaluate(**parse_evaluate(words)).print(Console(highlight=False))
 
 
 def _look(words: list[str]) -> None:
-    from patchloom.look.pictures import look
-    from patchloom.options import parse_call
+    with _starting():
+        from patchloom.look.pictures import look
+        from patchloom.options import parse_call
 
     for path in look(**parse_call("look", look, words)):
         print(path)
 
 
 def _export(words: list[str]) -> None:
-    from patchloom.export import export
-    from patchloom.options import parse_call
+    with _starting():
+        from patchloom.export import export
+        from patchloom.options import parse_call
 
     done = export(**parse_call("export", export, words))
     files, what = f"{done.weights}", "features"
@@ -161,8 +172,9 @@ def _export(words: list[str]) -> None:
 
 
 def _bench(words: list[str]) -> None:
-    from patchloom.bench import bench
-    from patchloom.options import parse_call
+    with _starting():
+        from patchloom.bench import bench
+        from patchloom.options import parse_call
 
     done = bench(**parse_call("bench", bench, words))
     print(*done.sentences(), *_in_columns(done.table()), sep="\n")

@@ -95,6 +95,11 @@ def make_folder(path: Path) -> None:
         raise unwritable(path, problem) from problem
 
 
+def size_in_words(count: float) -> str:
+    """Bytes, such as "1.2 GB" or "34.0 MB"."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
+
+
 def unwritable(path: object, problem: Exception) -> PatchloomError:
     """The sentence about a file that could not be written."""
     why = getattr(problem, "strerror", None) or problem

@@ -45,11 +45,16 @@ def parse_pretrain(words: list[str]) -> tuple[dict[str, Any], str | None]:
     """
     from patchloom.runs.settings import DEFAULT_TASK
 
-    words = [re.sub(r"^--from(?==|$)", "--from_run", word) for word in _joined(words)]
+    words = [re.sub(r"^--dry[-_]run$", "--dry_run=true", word) for word in words]
+    words = [
+        re.sub(r"^--from(?==|$)", "--from_run", re.sub(r"^--dry-run=", "--dry_run=", word)) for word in _joined(words)
+    ]
     words = _with_configuration([re.sub(r"^--(task|model|config)(?==|$)", _named, word) for word in words])
     parsed = _parse(pretrain_parser(_last(words, "--task.name") or DEFAULT_TASK), words)
     given = parsed.as_dict()
     del given["config"]
+    if not given["dry_run"]:  # what is left are the settings, of which it is none
+        del given["dry_run"]
     given["img_size"] = image_size(given["img_size"])
     given["model"] = {name: value for name, value in given["model"].items() if value is not None}
     return given, given.pop("out")
@@ -67,6 +72,7 @@ def pretrain_parser(task: str) -> ArgumentParser:
     parser = _parser("pretrain", "Pre-train an encoder on images without labels.")
     parser.add_argument("data", type=str, help="folder of images, list file, or shapes, digits, cifar10, ...")
     parser.add_argument("--out", type=str, default=None, help="folder of the run (default: runs/DATA-TASK)")
+    parser.add_argument("--dry_run", type=bool, default=False, help="say what the run will be and take, and end there")
     parser.add_argument("--config.file", type=str, default=None, help="YAML with these options; the command line wins")
     _add_signature(parser, Settings, skip={"data", "task", "model", "img_size"})
     parser.add_argument("--img_size", type=str, default="auto", help="pixels, such as 96, or 64x128 (height x width)")

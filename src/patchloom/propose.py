@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from patchloom.bench import Step, memory_of, reading
 from patchloom.data import Source, steps_per_epoch
 from patchloom.errors import PatchloomError
 from patchloom.machine import seconds_of
@@ -16,6 +15,7 @@ from patchloom.memory import keep_freed_memory, memory
 from patchloom.runs.settings import Settings
 from patchloom.train.failures import smaller_steps
 from patchloom.train.progress import duration
+from patchloom.train.trial import Step, memory_of, reading
 
 _STEPS = 5  # that are timed
 _KEPT = 1.25  # pixels to keep of an image, over those that are trained on (docs/data.md)

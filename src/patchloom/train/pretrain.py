@@ -66,7 +66,12 @@ class Run:
 
 
 def pretrain(
-    data: str | Path, task: str | dict[str, Any] = DEFAULT_TASK, *, out: str | Path | None = None, **settings: Any
+    data: str | Path,
+    task: str | dict[str, Any] = DEFAULT_TASK,
+    *,
+    out: str | Path | None = None,
+    dry_run: bool = False,
+    **settings: Any,
 ) -> Run:
     """Pre-train an encoder on images without labels.
 
@@ -74,11 +79,13 @@ def pretrain(
         data: a folder of images, a list file, or the name of a built-in ("shapes", "digits") or torchvision data set.
         task: name of a pretext task, or a dict of its ``name`` and options.
         out: folder of the run; ``runs/DATA-TASK`` if absent. A run that is there already is resumed.
+        dry_run: print the plan, what it takes of time, memory and disc among it, and end there: nothing is written but
+            what is kept of this machine and of the images for the next time.
         settings: the fields of `patchloom.runs.settings.Settings`, such as ``epochs=100``; ``model`` may be a name,
             or a dict of ``name`` and sizes.
 
     Returns:
-        The run.
+        The run; of a dry one the folder that it would have, and what it would take.
 
     Raises:
         PatchloomError: something cannot be used; the sentence says what to do.
@@ -106,6 +113,7 @@ def pretrain(
         # ---- the task, with the weights with which it begins
         if plan.settings.device == "cpu" and plan.settings.threads != "auto":  # which an older version's run still says
             torch.set_num_threads(plan.settings.threads)
+        forecast = first_decides(fabric, lambda: planner.forecast(plan))
         torch.manual_seed(plan.settings.seed)
         start = None if plan.resumed else Start(asked)
         begin = None if start is None else start.encoder
@@ -116,6 +124,15 @@ def pretrain(
             # the task alone knows how large its crops are
             first_decides(fabric, lambda: plan.settings.check_cache(pretext.augment.size))
 
+        # ---- the plan is said
+        reporter = Reporter(folder, fabric.is_global_zero)
+        lines = announce(plan, asked, opened, pretext, start.sentences if start else [], folder, forecast)
+        for line in lines:
+            reporter.show(line)
+        if dry_run:
+            reporter.show("This was a dry run: nothing is trained, and there is no such folder yet.")
+            return Run(folder.path, "; ".join(forecast.sentences()) if forecast else "")
+
         # ---- the images as the steps read them, then the folder: there may be no room for a cache
         source = training
         if plan.settings.cache != "none":  # held-out images are in it, too, so that other seeds find the same there
@@ -124,8 +141,8 @@ def pretrain(
             source = plan.held_out.parts(cached)[0]
         if not plan.resumed:
             first_decides(fabric, lambda: planner.store(plan))
-        reporter = Reporter(folder, fabric.is_global_zero)
-        announce(plan, asked, opened, pretext, start.sentences if start else [], folder, reporter)
+        for line in lines:
+            reporter.note(line)
 
         # ---- the training
         card = run_card(plan.settings, plan.stats.mean, plan.stats.std, folder.path.name)

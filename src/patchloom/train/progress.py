@@ -24,11 +24,19 @@ class Reporter:
 
     def say(self, text: str = "") -> None:
         """Print a line that stays."""
-        if not self.loud:
-            return
-        self.folder.check_lock()
-        append(self.folder.log, text + "\n")
-        self._print(text, "\n")
+        self.note(text)
+        self.show(text)
+
+    def note(self, text: str) -> None:
+        """Write a line to the log alone."""
+        if self.loud:
+            self.folder.check_lock()
+            append(self.folder.log, text + "\n")
+
+    def show(self, text: str) -> None:
+        """Print a line without writing it to the log."""
+        if self.loud:
+            self._print(text, "\n")
 
     def flash(self, text: str) -> None:
         """Show a line that the next one replaces; only on a terminal."""
@@ -87,13 +95,15 @@ class Pace:
 
 
 def duration(seconds: float) -> str:
-    """'42 s', '3 min 20 s' or '5 h 10 min'."""
+    """'42 s', '3 min 20 s', '5 h 10 min' or '40 days'."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole / 86400:,.0f} days"
 
 
 def in_words(measure: Measure) -> str:

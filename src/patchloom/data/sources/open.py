@@ -15,6 +15,7 @@ from patchloom.data.sources.hub import is_hub, lasting_hub, open_hub
 from patchloom.data.sources.list import open_list
 from patchloom.data.sources.shards import holds_shards, is_shards, open_shard_folder, open_shards
 from patchloom.errors import PatchloomError
+from patchloom.waiting import Waiting
 
 
 def open_data(data: str | Path, seed: int = 0) -> Data:
@@ -30,6 +31,11 @@ def open_data(data: str | Path, seed: int = 0) -> Data:
     Raises:
         PatchloomError: no such data, or no images in it.
     """
+    with Waiting(f"looking for the images of {os.fspath(data)}"):
+        return _opened(data, seed)
+
+
+def _opened(data: str | Path, seed: int) -> Data:
     name = os.fspath(data)
     if isinstance(data, str):
         builtin = open_builtin(data, seed)
