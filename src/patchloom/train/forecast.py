@@ -19,6 +19,7 @@ from patchloom.errors import PatchloomError
 from patchloom.files import size_in_words
 from patchloom.machine import Cores, compile_gain, product_rates
 from patchloom.memory import free_memory, memory, memory_shortage, resident
+from patchloom.processes import alone
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import Settings
 from patchloom.tasks import images_needed
@@ -107,11 +108,11 @@ def foresee(settings: Settings, training: Source, share: int, here: Cores, folde
     if settings.device == "cpu":
         free, there = free / here.processes, there / here.processes
     counted = None
-    with Waiting("counting what a step takes"):
+    with Waiting("counting what a step takes"), alone():
         if upper(settings, share) > _SURE * there:
             counted = sketch(settings, share)
             refuse_too_large(counted, settings, there)
-    with Waiting("trying a few steps"), torch.random.fork_rng():
+    with Waiting("trying a few steps"), torch.random.fork_rng(), alone():
         tried = _try(settings, share, counted, training)
     sizes = tried.sizes if counted is None else counted.sizes
     disc = 3 * sizes.checkpoint + sizes.encoder + _FILES
