@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -17,8 +18,10 @@ from patchloom.nets.performance import fuse_attention
 from patchloom.runs.settings import Settings, request
 from patchloom.tasks import ready_tasks
 from patchloom.train.failures import halvable
+from patchloom.train.forecast import refuse_too_large
 from patchloom.train.resolve import resolve
 from patchloom.train.trial import Step, memory_of, reading
+from patchloom.waiting import Waiting
 
 _COUNTED = 2  # images whose operations are counted; they are the same for each
 
@@ -157,12 +160,17 @@ def bench(
     each = [resolve(one, len(source), channels, stats)[0] for one in asked]
     if each[0].device == "cpu":
         torch.set_num_threads(each[0].threads)
+    refuse_too_large(each[0], each[0].batch_size)  # the encoder and the images, which all of them have
     forms = [(settings, compiled) for settings in each for compiled in (False, True)[: 1 + compile]]
     try:
-        built = [Step(settings, compiled) for settings, compiled in forms]
-        seconds = seconds_of(dict(enumerate(built)), each[0].device, rounds)
-        dtypes = dict.fromkeys(("float32", "bfloat16", each[0].precision))
-        peaks = product_rates(each[0].device, dtypes=[*dtypes])  # at once: a machine is not always equally fast
+        with Waiting("building the tasks"):
+            built = [Step(settings, compiled) for settings, compiled in forms]
+        with Waiting("timing steps", (rounds + 1) * len(forms)) as waiting:
+            ways = {i: partial(_counted, step, waiting) for i, step in enumerate(built)}
+            seconds = seconds_of(ways, each[0].device, rounds)
+        with Waiting("multiplying large matrices"):
+            dtypes = dict.fromkeys(("float32", "bfloat16", each[0].precision))
+            peaks = product_rates(each[0].device, dtypes=[*dtypes])  # at once: a machine is not always equally fast
     except torch.OutOfMemoryError as problem:
         less = "halve --batch_size" if all(map(halvable, each)) else "use smaller images or a smaller --model"
         raise PatchloomError(
@@ -171,10 +179,13 @@ def bench(
         ) from problem
     paces: list[StepSpeed] = []
     for i, (settings, compiled) in enumerate(forms):
+        task, nth = settings.task["name"], f"task {i + 1} of {len(forms)}"
         if not compiled:  # neither depends on whether the blocks are compiled
-            flops, data_rate = operations(settings), reading(source, built[i].task, settings)
+            with Waiting(f"{task}: counting operations, and timing how fast images are read, {nth}"):
+                flops, data_rate = operations(settings), reading(source, built[i].task, settings)
         try:
-            memory = memory_of(settings, compiled)
+            with Waiting(f"{task}: measuring its memory in a process of its own, {nth}"):
+                memory = memory_of(settings, compiled)
         except PatchloomError:  # the times were measured, and shall not be lost
             memory = None
         step = settings.task["name"], compiled, tuple(seconds[i]), settings.batch_size
@@ -185,6 +196,11 @@ def bench(
         s = done.settings
         compile_gain(s.device, s.precision, s.model["name"], s.kernels, s.threads, lambda: min(gains))
     return done
+
+
+def _counted(step: Step, waiting: Waiting) -> None:
+    step()
+    waiting.advance()
 
 
 def operations(settings: Settings) -> float:

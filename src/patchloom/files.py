@@ -5,6 +5,7 @@ import errno
 import hashlib
 import os
 import re
+import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from patchloom.errors import PatchloomError
 _MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG, errno.ESTALE)
 # a name that no file can have, or that is of another kind than was meant
 _NAMED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
+_LARGE = 2**28  # bytes that a disc may need seconds for
 _SEAL = hashlib.sha256().digest_size
 # ValueError: letters that no name can have; RecursionError: a name a thousand folders deep
 _REFUSALS = (OSError, ValueError, RecursionError)
@@ -57,6 +59,27 @@ def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> 
         if isinstance(problem, _REFUSALS):
             raise unwritable(path, problem) from problem
         raise
+
+
+def interruptibly(work: Callable[[], object]) -> None:
+    """Do in a thread what may last long where no signal is heard, such as the writing of a large file.
+
+    So Ctrl-C acts at once; the thread then ends with the program, or with its work, whatever becomes of that.
+    """
+    problems: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as problem:
+            problems.append(problem)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.2)
+    if problems:
+        raise problems[0]
 
 
 def sealed(content: bytes) -> bytes:
@@ -127,7 +150,10 @@ def remove_leftovers(folder: Path) -> None:
 def _flush(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        if os.fstat(handle).st_size < _LARGE:
+            os.fsync(handle)
+        else:
+            interruptibly(lambda: os.fsync(handle))
     except OSError as problem:
         if problem.errno != errno.EINVAL:  # some file systems cannot flush folders
             raise

@@ -107,11 +107,7 @@ def foresee(settings: Settings, training: Source, share: int, here: Cores, folde
     free, there = free_memory(settings.device) * _GIB, memory(settings.device)[1] * _GIB
     if settings.device == "cpu":
         free, there = free / here.processes, there / here.processes
-    counted = None
-    with Waiting("counting what a step takes"), alone():
-        if upper(settings, share) > _SURE * there:
-            counted = sketch(settings, share)
-            refuse_too_large(counted, settings, there)
+    counted = refuse_too_large(settings, share, here.processes)
     with Waiting("trying a few steps"), torch.random.fork_rng(), alone():
         tried = _try(settings, share, counted, training)
     sizes = tried.sizes if counted is None else counted.sizes
@@ -150,22 +146,30 @@ def resumed(settings: Settings, training: Source, folder: RunFolder) -> Forecast
     return Forecast(steps, each, 0.0, "as before, with measures", total, None, 0.0, 0.0, disc, room, "")
 
 
-def refuse_too_large(counted: Sketch, settings: Settings, there: float) -> None:
-    """Refuse a run of which one step takes more than all of the memory.
+def refuse_too_large(settings: Settings, images: int, processes: int = 1) -> Sketch | None:
+    """Refuse a run of which one step takes more than all of the memory, before any of it is taken.
 
     Args:
-        counted: of the step.
         settings: resolved.
-        there: bytes that there are.
+        images: of a step in each process.
+        processes: that share the memory of this machine; on a GPU each has its own.
+
+    Returns:
+        What was counted; None where a step is so small that there was no need.
 
     Raises:
-        PatchloomError: so it is.
+        PatchloomError: so it is, or the settings do not fit each other.
     """
+    there = memory(settings.device)[1] * _GIB / (processes if settings.device == "cpu" else 1)
+    with Waiting("counting what a step takes"), alone():
+        if upper(settings, images) <= _SURE * there:
+            return None
+        counted = sketch(settings, images)
     base = resident() if settings.device == "cpu" else 0.0
     parts = max(1, settings.devices * settings.nodes) if settings.strategy == "fsdp" else 1
     held = counted.least() - counted.sizes.state * (1 - 1 / parts) + base
     if held <= there:
-        return
+        return counted
     least = max(1, images_needed(settings.task)[0])
     fitting = next((n for n in _halves(counted.images) if counted.least(n) + base < 0.8 * there), 0)
     if fitting >= least and settings.batch_size % counted.images == 0:

@@ -41,6 +41,7 @@ from patchloom.train.start import Start
 from patchloom.train.state import TrainState
 from patchloom.train.step import Stepper, autocast
 from patchloom.train.validation import Validation
+from patchloom.waiting import Waiting
 
 _LOGGED = 200  # rows of metrics.csv in a run
 _VALIDATED = 0.25  # the held-out measures are taken at the start and after every such share
@@ -117,7 +118,8 @@ def pretrain(
         torch.manual_seed(plan.settings.seed)
         start = None if plan.resumed else Start(asked)
         begin = None if start is None else start.encoder
-        pretext = prepare_task(plan.settings, plan.stats.mean, plan.stats.std, begin)
+        with Waiting("making the first weights"):
+            pretext = prepare_task(plan.settings, plan.stats.mean, plan.stats.std, begin)
         if start is not None:
             start.rest(pretext)
             plan = plan.with_chosen(pretext)

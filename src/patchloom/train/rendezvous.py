@@ -15,7 +15,6 @@ from typing import Any
 from torch import distributed as dist
 
 from patchloom.errors import PatchloomError
-from patchloom.train.progress import duration
 from patchloom.waiting import Waiting
 
 PORT = "29500"  # torch's own, where several machines are told no other
@@ -93,10 +92,14 @@ def _seconds() -> float:
 
 
 def _line(place: str, rank: int, here: int, world: int, machines: int, seconds: float) -> str:
-    limit = f"{duration(seconds)} at most"
+    limit = f"at most {_span(seconds)}"
     if rank:
         return f"Waiting for the first process at {place}, {limit}."
     return f"Waiting at {place} for {world - here} of {world} processes, {limit}. {_how(place, machines)}"
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:g} seconds"
 
 
 def _how(place: str, machines: int) -> str:
@@ -109,7 +112,7 @@ def _how(place: str, machines: int) -> str:
 
 def _late(place: str, here: int, world: int, machines: int, seconds: float) -> str:
     came = f"{here} of {world} processes came" if here else "the first process did not come"
-    told = f"{came} to {place} within {duration(seconds)}"
+    told = f"{came} to {place} within {_span(seconds)}"
     if machines == 1:
         return f"{told}: see what was printed before this, and run the same command again"
     return f"{told}: run the same command on each of the {machines} machines (docs/devices.md), or leave out --nodes"
