@@ -76,7 +76,7 @@ def test_all_tasks_that_need_no_option_are_timed_where_none_is_named(monkeypatch
         pass
 
     def stopped(steps, device, rounds):
-        raise Enough([step.settings.task["name"] for step in steps.values()])
+        raise Enough([way.args[0].settings.task["name"] for way in steps.values()])
 
     monkeypatch.setattr("patchloom.bench.seconds_of", stopped)
     with pytest.raises(Enough) as built:

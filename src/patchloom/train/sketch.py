@@ -91,7 +91,7 @@ def upper(settings: Settings, images: int) -> float:
     weights = sum(weight.numel() for weight in vit.parameters())
     tables = 2 * tokens**2  # of distances between any two places
     return 4.0 * (
-        8 * weights + tables + images * (4 * settings.channels * h * w + 2 * len(vit.blocks) * tokens * block)
+        16 * weights + tables + images * (4 * settings.channels * h * w + 2 * len(vit.blocks) * tokens * block)
     )
 
 
