@@ -123,7 +123,8 @@ _teller = _Teller()
 
 def _forget() -> None:
     """In a process that was forked: the thread is not there, and the lock may never be released."""
-    _teller.__init__()  # type: ignore[misc]
+    global _teller
+    _teller = _Teller()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

@@ -60,7 +60,7 @@ def test_a_dry_run_says_the_plan_and_writes_nothing(images, tmp_path, capsys):
     assert main([*words, "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "mae on" in out and "32 images to train on, 8 held out" in out
-    assert re.search(r"takes about \d+ s: 6 steps of [\d.e-]+ s \(measured", out)
+    assert re.search(r"takes about \d+ s: 6 steps of [\d.e-]+ s, measured", out)
     assert re.search(r"needs about \d\.\d of [\d.,]+ GiB of memory\n", out)
     assert re.search(r"needs [\d.]+ MB of the [\d.,]+ [GM]B that are free on the disc\n", out)
     assert not any(tmp_path.iterdir()) and "dry run" in out
@@ -86,7 +86,7 @@ def test_the_plan_is_in_the_log_and_a_run_that_goes_on_says_what_is_left(images,
     (out / "summary.txt").unlink()
     capsys.readouterr()
     pretrain(images, "mae", out=out, dry_run=True, **SMALL | {"epochs": 2})
-    assert re.search(r"takes about \d+ s: 0 steps of [\d.e-]+ s \(as before", capsys.readouterr().out)
+    assert re.search(r"takes about \d+ s: 0 steps of [\d.e-]+ s, as before", capsys.readouterr().out)
     assert (out / "log.txt").read_text() == log and not (out / "summary.txt").exists()
 
 
@@ -163,7 +163,7 @@ def test_a_refusal_names_the_batch_that_fits(monkeypatch):
 def test_what_is_slow_or_tight_is_said():
     days = forecast.Forecast(1000, 3600.0, 0.0, "calculated", 3.6e6, 9 * GIB, 10 * GIB, 8 * GIB, 1e9, 2e9, "do less")
     time_, remark, memory, tight, disc = days.sentences()
-    assert time_ == "takes about 42 days: 1,000 steps of 1 h 0 min (calculated)" and "fewer --epochs" in remark
+    assert time_ == "takes about 42 days: 1,000 steps of 1 h 0 min, calculated" and "fewer --epochs" in remark
     assert memory == "needs about 9.0 of 10.0 GiB of memory" and "8.0 are free now: do less" in tight
     assert disc == "needs 1.0 GB of the 2.0 GB that are free on the disc"
     quick = replace(days, total=60.0, memory=1 * GIB).sentences()

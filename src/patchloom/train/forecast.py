@@ -49,7 +49,7 @@ class Forecast:
         steps: that are to be done.
         step: seconds of each, its images being there; None where nobody can tell.
         reading: seconds in which one process reads the images of a step; 0 where that is in ``step``.
-        how: where the seconds come from.
+        how: where the seconds come from, such as "measured".
         total: seconds in all.
         memory: bytes that one of the processes will probably have in use; None where that is unknown.
         there: bytes that the processes of this machine, or a device, may use.
@@ -76,7 +76,7 @@ class Forecast:
         said = []
         if self.total is not None:
             each = f"{self.step:.2g} s" if self.step < 60 else duration(self.step)
-            said.append(f"takes about {duration(max(1, self.total))}: {self.steps:,} steps of {each} ({self.how})")
+            said.append(f"takes about {duration(max(1, self.total))}: {self.steps:,} steps of {each}, {self.how}")
             if self.total > _LONG:
                 said.append("  a GPU, a smaller --model, smaller --img_size or fewer --epochs make it shorter")
         if self.memory is not None:
