@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from torch import distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from patchloom.errors import PatchloomError
 from patchloom.waiting import Waiting
@@ -45,12 +46,12 @@ def meet(address: str, port: int, rank: int, world: int, machines: int, backend:
     said = time.monotonic() + _QUIET if machines > 1 and os.environ.get("LOCAL_RANK", "0") == "0" else 0.0
     place, store, here = f"{address}:{port}", None, 0
     if rank == 0:
-        store = dist.TCPStore(address, port, world, True, timedelta(seconds=_HELLO), wait_for_workers=False)
+        store = TCPStore(address, port, world, True, timedelta(seconds=_HELLO), wait_for_workers=False)
     what = "other processes" if rank == 0 else "first process"
     with Waiting(f"waiting for the {what} at {place}"):
         while here < world:
             if store is None and _answers(address, port):
-                store = dist.TCPStore(address, port, world, False, timedelta(seconds=_HELLO), wait_for_workers=False)
+                store = TCPStore(address, port, world, False, timedelta(seconds=_HELLO), wait_for_workers=False)
             if store is not None:
                 here = store.add("here", 0 if here else 1)
             if here >= world:
@@ -132,4 +133,4 @@ class Meeting:
             ranks = environment.global_rank(), environment.world_size()
             device = None if self.root_device.type == "cpu" else self.root_device
             meet(*place, *ranks, self.num_nodes, backend, timeout=self._timeout, device_id=device)
-        super().setup_environment()  # type: ignore[misc]
+        super().setup_environment()
