@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import outline
-from patchloom.nets.performance import attention_shape
+from patchloom.nets.performance import attention_shape, kept_bytes
 from patchloom.runs.settings import Settings
 from patchloom.runs.task import prepare_task
 from patchloom.tasks.task import Task
@@ -85,14 +85,12 @@ class Sketch(NamedTuple):
 def upper(settings: Settings, images: int) -> float:
     """Bytes that a step of ``images`` hardly exceeds, from the encoder's outline alone, which takes no time."""
     vit = outline(settings.encoder_spec())
-    heads, tokens, _ = attention_shape(vit)
     h, w = settings.img_size
-    block = 40 * vit.embed_dim + (0 if settings.attention == "fused" else 3 * heads * tokens)
+    _, tokens, _ = attention_shape(vit)
     weights = sum(weight.numel() for weight in vit.parameters())
     tables = 2 * tokens**2  # of distances between any two places
-    return 4.0 * (
-        16 * weights + tables + images * (4 * settings.channels * h * w + 2 * len(vit.blocks) * tokens * block)
-    )
+    pixels = 4 * images * settings.channels * h * w
+    return 4.0 * (16 * weights + tables + pixels) + 2 * kept_bytes(vit, images, settings.attention == "fused")
 
 
 def sketch(settings: Settings, images: int) -> Sketch:
