@@ -19,13 +19,14 @@ import torch
 from peers import DEPTH, PEERS, Peer, installed, operations_of
 from step_time import settings_for
 
-from patchloom.bench import Step, operations
+from patchloom.bench import operations
 from patchloom.data import Batch
 from patchloom.data.colors import ColorPlan
 from patchloom.machine import cores, processor, product, seconds_of, wait_for
 from patchloom.memory import memory, peak_memory
 from patchloom.runs.settings import Settings
 from patchloom.train import device_defaults
+from patchloom.train.trial import Step
 
 # TFLOP/s of dense products by the makers' data sheets, in bfloat16 with sums in float32 (float16 where there is no
 # bfloat16); the first name that the GPU's contains

@@ -31,13 +31,14 @@ from operator import truediv
 import torch
 from peers import PEERS, Peer, operations_of
 
-from patchloom.bench import Step, memory_of, operations
+from patchloom.bench import operations
 from patchloom.data import Stats
 from patchloom.machine import product, seconds_of
 from patchloom.memory import keep_freed_memory, peak_memory
 from patchloom.runs.settings import Settings, request
 from patchloom.tasks import ready_tasks
 from patchloom.train.resolve import resolve
+from patchloom.train.trial import Step, memory_of
 
 STATS = Stats((0.5,) * 3, (0.25,) * 3, 224, 224, 1, [])
 PRODUCTS = 5

@@ -44,6 +44,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_plain_lines() -> Iterator[None]:
+    """A machine that is busy with other tests is no reason to print more than a test expects."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("patchloom.waiting._FIRST", float("inf"))
+        yield
+
+
 @pytest.fixture(scope="module")
 def quick_probe() -> Iterator[None]:
     """For tests of runs, in which labels are there to be measured by: linear probes that are not fitted to the end."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from patchloom.bench import Bench, Step, StepSpeed, bench, operations
+from patchloom.bench import Bench, StepSpeed, bench, operations
 from patchloom.cli import main
 from patchloom.data import Stats
 from patchloom.errors import PatchloomError
@@ -13,6 +13,7 @@ from patchloom.machine import compile_gain
 from patchloom.runs.settings import request
 from patchloom.tasks import ready_tasks
 from patchloom.train.resolve import resolve
+from patchloom.train.trial import Step
 
 STATS = Stats((0.5,) * 3, (0.2,) * 3, 32, 32, 10, [])
 
@@ -75,7 +76,7 @@ def test_all_tasks_that_need_no_option_are_timed_where_none_is_named(monkeypatch
         pass
 
     def stopped(steps, device, rounds):
-        raise Enough([step.settings.task["name"] for step in steps.values()])
+        raise Enough([way.args[0].settings.task["name"] for way in steps.values()])
 
     monkeypatch.setattr("patchloom.bench.seconds_of", stopped)
     with pytest.raises(Enough) as built:
@@ -86,7 +87,7 @@ def test_all_tasks_that_need_no_option_are_timed_where_none_is_named(monkeypatch
 def test_what_compiling_brings_is_remembered_and_chosen_by(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("patchloom.bench.memory_of", lambda settings, compiled: None)
-    monkeypatch.setattr("patchloom.bench.compile_blocks", lambda task: None)  # no compiler is needed here
+    monkeypatch.setattr("patchloom.train.trial.compile_blocks", lambda task: None)  # no compiler is needed here
     assert settings_for().compile is False
     done = bench("shapes:64", tasks=["mae"], batch_size=8, rounds=1, precision="float32", compile=True)
     assert [one.compiled for one in done.paces] == [False, True]

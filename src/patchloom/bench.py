@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import statistics
-import time
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from patchloom.data import Batch, Source, channels_of, normalize, open_data, statistics_of, training_batches
+from patchloom.data import channels_of, open_data, statistics_of
 from patchloom.errors import PatchloomError
-from patchloom.machine import compile_gain, product_rates, seconds_of, wait_for
-from patchloom.memory import keep_freed_memory, peak_apart
-from patchloom.nets.performance import compile_blocks, fuse_attention
+from patchloom.machine import compile_gain, product_rates, seconds_of
+from patchloom.memory import keep_freed_memory
+from patchloom.nets.performance import fuse_attention
 from patchloom.runs.settings import Settings, request
-from patchloom.runs.task import prepare_task
 from patchloom.shown import Grid, Shown
 from patchloom.tasks import ready_tasks
-from patchloom.tasks.task import Task
 from patchloom.train.failures import halvable
-from patchloom.train.optim import build_optimizer
+from patchloom.train.forecast import refuse_too_large
 from patchloom.train.resolve import resolve
-from patchloom.train.step import autocast
+from patchloom.train.trial import Step, memory_of, reading
+from patchloom.waiting import Waiting
 
 _COUNTED = 2  # images whose operations are counted; they are the same for each
-_READING = 3.0  # seconds of reading
 
 
 @dataclass(frozen=True)
@@ -169,12 +165,17 @@ def bench(
     each = [resolve(one, len(source), channels, stats)[0] for one in asked]
     if each[0].device == "cpu":
         torch.set_num_threads(each[0].threads)
+    refuse_too_large(each[0], each[0].batch_size)  # the encoder and the images, which all of them have
     forms = [(settings, compiled) for settings in each for compiled in (False, True)[: 1 + compile]]
     try:
-        built = [Step(settings, compiled) for settings, compiled in forms]
-        seconds = seconds_of(dict(enumerate(built)), each[0].device, rounds)
-        dtypes = dict.fromkeys(("float32", "bfloat16", each[0].precision))
-        peaks = product_rates(each[0].device, dtypes=[*dtypes])  # at once: a machine is not always equally fast
+        with Waiting("building the tasks"):
+            built = [Step(settings, compiled) for settings, compiled in forms]
+        with Waiting("timing steps", (rounds + 1) * len(forms)) as waiting:
+            ways = {i: partial(_counted, step, waiting) for i, step in enumerate(built)}
+            seconds = seconds_of(ways, each[0].device, rounds)
+        with Waiting("multiplying large matrices"):
+            dtypes = dict.fromkeys(("float32", "bfloat16", each[0].precision))
+            peaks = product_rates(each[0].device, dtypes=[*dtypes])  # at once: a machine is not always equally fast
     except torch.OutOfMemoryError as problem:
         less = "halve --batch_size" if all(map(halvable, each)) else "use smaller images or a smaller --model"
         raise PatchloomError(
@@ -183,10 +184,13 @@ def bench(
         ) from problem
     paces: list[StepSpeed] = []
     for i, (settings, compiled) in enumerate(forms):
+        task, nth = settings.task["name"], f"task {i + 1} of {len(forms)}"
         if not compiled:  # neither depends on whether the blocks are compiled
-            flops, data_rate = operations(settings), reading(source, built[i].task, settings)
+            with Waiting(f"{task}: counting operations, and timing how fast images are read, {nth}"):
+                flops, data_rate = operations(settings), reading(source, built[i].task, settings)
         try:
-            memory = memory_of(settings, compiled)
+            with Waiting(f"{task}: measuring its memory in a process of its own, {nth}"):
+                memory = memory_of(settings, compiled)
         except PatchloomError:  # the times were measured, and shall not be lost
             memory = None
         step = settings.task["name"], compiled, tuple(seconds[i]), settings.batch_size
@@ -199,58 +203,9 @@ def bench(
     return done
 
 
-class Pictured(Source):
-    """Images [n c h w] in memory."""
-
-    name = "noise"
-
-    def __init__(self, images: Tensor):
-        self.images = images
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def read(self, i: int) -> Tensor:
-        return self.images[i]
-
-    def fingerprint(self) -> str:
-        return self.name
-
-
-class Step:
-    """One step of training: normalising, forward, backward, clipping, optimiser, teacher; on random images.
-
-    Args:
-        settings: resolved.
-        compiled: compile the blocks.
-        batch: images, instead of the settings'.
-    """
-
-    def __init__(self, settings: Settings, compiled: bool = False, batch: int | None = None):
-        torch.manual_seed(0)
-        c = settings.channels
-        self.settings = settings
-        self.task: Task = prepare_task(settings, (0.5,) * c, (0.25,) * c).to(settings.device).train()
-        if compiled:
-            compile_blocks(self.task)
-        self.optimizer = build_optimizer(self.task, settings.weight_decay, settings.device)
-        b = batch or settings.batch_size
-        picture = Pictured(torch.randint(256, (b, c, *self.task.augment.size), dtype=torch.uint8))
-        batches = training_batches(picture, self.task.augment, b, 0, 0, 1, 0, c)
-        self.batch: Batch = next(batches)
-
-    def __call__(self) -> None:
-        kind = self.settings.device
-        views = [normalize(view, self.task.mean, self.task.std) for view in self.batch.on(kind).views]
-        with autocast(kind, self.settings.precision):
-            loss = self.task(*views, progress=0.5).loss
-        loss.backward()
-        if self.settings.clip:
-            torch.nn.utils.clip_grad_norm_(self.task.parameters(), self.settings.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.task.after_step(0.5)
-        wait_for(kind)
+def _counted(step: Step, waiting: Waiting) -> None:
+    step()
+    waiting.advance()
 
 
 def operations(settings: Settings) -> float:
@@ -260,35 +215,3 @@ def operations(settings: Settings) -> float:
     with FlopCounterMode(display=False) as counter:
         step()
     return counter.get_total_flops() / _COUNTED
-
-
-def memory_of(settings: Settings, compiled: bool = False) -> float | None:
-    """GiB that two steps need at their peak, in a process of its own: other steps have left their memory in this.
-
-    Raises:
-        PatchloomError: as `peak_apart`.
-    """
-    return peak_apart(_two_steps, settings.device, settings, compiled)
-
-
-def _two_steps(settings: Settings, compiled: bool) -> None:
-    keep_freed_memory()
-    if settings.device == "cpu":
-        torch.set_num_threads(settings.threads)
-    step = Step(settings, compiled)
-    step()
-    step()
-
-
-def reading(source: Source, task: Task, settings: Settings) -> float:
-    """Images a second that are read and augmented as training would have them."""
-    batch = min(settings.batch_size, len(source))
-    steps = 10**6  # more than are made in the time
-    batches: Any = training_batches(source, task.augment, batch, 0, 0, steps, settings.workers, settings.channels)
-    next(batches)  # the workers start
-    start, done = time.perf_counter(), 0
-    for _ in islice(batches, 200):
-        done += batch
-        if time.perf_counter() - start > _READING:
-            break
-    return done / (time.perf_counter() - start)

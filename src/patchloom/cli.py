@@ -20,6 +20,7 @@ from patchloom.stopping import StopAtOnce, nobody_reads
 from patchloom.tasks import TASKS
 from patchloom.usage import filled, overview, page, page_width
 from patchloom.verbs import VERBS, protocols
+from patchloom.waiting import Waiting
 
 # how others call a verb, and what is a part of one
 _MEANT = {
@@ -126,9 +127,15 @@ def _no_verb(word: str, rest: Sequence[str]) -> str:
     return f"there is no verb {word}{f'; did you mean {near}?' if near else '.'} {known}"
 
 
+def _starting() -> Waiting:
+    """While entered, torch is loaded, which takes seconds, and on a busy machine many."""
+    return Waiting("starting")
+
+
 def _check(words: list[str]) -> None:
     given = parse_call("check", words)
-    from patchloom.check import check
+    with _starting():
+        from patchloom.check import check
 
     done = check(**given)
     print(*_in_columns(done.table()), *done.sentences(), sep="\n")
@@ -137,23 +144,26 @@ def _check(words: list[str]) -> None:
 
 def _pretrain(words: list[str]) -> None:
     given, out = parse_pretrain(words)
-    from patchloom.train.pretrain import pretrain
+    with _starting():
+        from patchloom.train.pretrain import pretrain
 
     pretrain(**given, out=out)
 
 
 def _evaluate(words: list[str]) -> None:
     given = parse_evaluate(words)
-    from rich.console import Console
+    with _starting():
+        from rich.console import Console
 
-    from patchloom.evaluate import evaluate
+        from patchloom.evaluate import evaluate
 
     evaluate(**given).print(Console(highlight=False))
 
 
 def _look(words: list[str]) -> None:
     given = parse_call("look", words)
-    from patchloom.look.pictures import look
+    with _starting():
+        from patchloom.look.pictures import look
 
     for path in look(**given):
         print(path)
@@ -161,7 +171,8 @@ def _look(words: list[str]) -> None:
 
 def _export(words: list[str]) -> None:
     given = parse_call("export", words)
-    from patchloom.export import export
+    with _starting():
+        from patchloom.export import export
 
     done = export(**given)
     files, what = f"{done.weights}", "features"
@@ -173,7 +184,8 @@ def _export(words: list[str]) -> None:
 
 def _bench(words: list[str]) -> None:
     given = parse_call("bench", words)
-    from patchloom.bench import bench
+    with _starting():
+        from patchloom.bench import bench
 
     done = bench(**given)
     print(*done.sentences(), *_in_columns(done.table()), sep="\n")

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import os
 import re
+import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from patchloom.hints import nearest
 _MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG, errno.ESTALE)
 # a name that no file can have, or that is of another kind than was meant
 _NAMED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
+_LARGE = 2**28  # bytes that a disc may need seconds for
 _SEAL = hashlib.sha256().digest_size
 # ValueError: letters that no name can have; RecursionError: a name a thousand folders deep
 _REFUSALS = (OSError, ValueError, RecursionError)
@@ -63,6 +65,27 @@ def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> 
         raise
 
 
+def interruptibly(work: Callable[[], object]) -> None:
+    """Do in a thread what may last long where no signal is heard, such as the writing of a large file.
+
+    So Ctrl-C acts at once; the thread then ends with the program, or with its work, whatever becomes of that.
+    """
+    problems: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as problem:
+            problems.append(problem)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.2)
+    if problems:
+        raise problems[0]
+
+
 def sealed(content: bytes) -> bytes:
     """``content`` behind its checksum, for `unsealed`."""
     return hashlib.sha256(content).digest() + content
@@ -108,6 +131,11 @@ def make_folder(path: Path) -> None:
         raise unwritable(path, problem) from problem
 
 
+def size_in_words(count: float) -> str:
+    """Bytes, such as "1.2 GB" or "34.0 MB"."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
+
+
 def unwritable(path: object, problem: Exception) -> PatchloomError:
     """The sentence about a file that could not be written."""
     why = getattr(problem, "strerror", None) or problem
@@ -140,7 +168,10 @@ def _remove(path: Path) -> None:
 def _flush(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        if os.fstat(handle).st_size < _LARGE:
+            os.fsync(handle)
+        else:
+            interruptibly(lambda: os.fsync(handle))
     except OSError as problem:
         if problem.errno != errno.EINVAL:  # some file systems cannot flush folders
             raise

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
 from patchloom.files import cache_root, write_whole
+from patchloom.waiting import Waiting
 
 _ROUNDS = 5
 
@@ -41,7 +42,8 @@ def measured(
     """
     key, known = _key(name, device, threads), _read()
     if again or not isinstance(known.get(key), int | float):
-        known[key] = float(f"{measure():.4g}")
+        with Waiting(f"measuring this machine once ({name})"):
+            known[key] = float(f"{measure():.4g}")
         with contextlib.suppress(PatchloomError):  # a read-only disc costs another measurement, and nothing else
             write_whole(_file(), json.dumps(known, indent=1, sort_keys=True) + "\n")
     return known[key]

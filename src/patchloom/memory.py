@@ -50,10 +50,10 @@ def peak_memory(work: Callable[..., None], device: str, *arguments: Any) -> floa
         return torch.cuda.max_memory_allocated() / 2**30
     if device != "cpu" or not Path("/proc/self/clear_refs").exists():
         return None
-    before = _resident("VmRSS")
+    before = resident()
     Path("/proc/self/clear_refs").write_text("5")  # else the peak would be that of the imports
     work(*arguments)
-    return _resident("VmHWM") - before
+    return (resident(peak=True) - before) / 2**30
 
 
 def peak_apart(work: Callable[..., None], device: str, *arguments: Any) -> float | None:
@@ -100,15 +100,53 @@ def memory(device: str) -> tuple[float, float]:
     if device == "cuda":
         free, there = torch.cuda.mem_get_info()
         return (there - free) / 2**30, there / 2**30
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    with contextlib.suppress(OSError, ValueError):  # no such group, or one without a limit ("max")
-        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *(limit for limit, _ in _groups())]
     with contextlib.suppress(ImportError):  # not on Windows
         import resource
 
         limits += [limit for limit in resource.getrlimit(resource.RLIMIT_AS) if limit != resource.RLIM_INFINITY]
-    used = _resident("VmHWM") if Path("/proc/self/status").exists() else 0.0
-    return used, min(limits) / 2**30
+    return resident(peak=True) / 2**30, min(limits) / 2**30
+
+
+def free_memory(device: str) -> float:
+    """GiB that nothing uses now: of the GPU; or on a CPU of what this process may have."""
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0] / 2**30
+    used, there = memory("cpu")
+    left = [(there - used) * 2**30, *(limit - taken for limit, taken in _groups())]
+    with contextlib.suppress(OSError, TypeError):  # not on Linux
+        available = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+        left.append(int(available[1]) * 1024)
+    return max(0.0, min(left)) / 2**30
+
+
+def _groups() -> list[tuple[int, int]]:
+    """Bytes that each control group of this process may have, and those that it has; of Linux, both kinds of groups."""
+    found = []
+    for line in _lines(Path("/proc/self/cgroup")):
+        _, kinds, place = line.split(":", 2)
+        if kinds == "":
+            root, limit, now = Path("/sys/fs/cgroup"), "memory.max", "memory.current"
+        elif "memory" in kinds.split(","):
+            root, limit, now = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        here = root / place.strip("/")  # seen from inside a container, its own group may be the root
+        for folder in (root, here, *(one for one in here.parents if root in one.parents)):
+            with contextlib.suppress(OSError, ValueError):  # no such group, or one without a limit ("max")
+                files = re.search(
+                    r"^(?:total_)?inactive_file (\d+)", (folder / "memory.stat").read_text(), re.MULTILINE
+                )
+                used = int((folder / now).read_text()) - (int(files[1]) if files else 0)  # which the system gives back
+                found.append((int((folder / limit).read_text()), used))
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
 
 
 class Affordable(TorchFunctionMode):
@@ -162,7 +200,7 @@ def memory_shortage(problem: BaseException) -> str | None:
     return need
 
 
-def _resident(which: str) -> float:
-    """GiB of this process in memory: now (VmRSS), or at its peak (VmHWM)."""
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(rf"{which}:\s+(\d+) kB", status)[1]) / 2**20
+def resident(peak: bool = False) -> float:
+    """Bytes of this process in memory, now or at its peak; 0 where that is unknown (not on Linux)."""
+    found = re.search(rf"{'VmHWM' if peak else 'VmRSS'}:\s+(\d+) kB", "\n".join(_lines(Path("/proc/self/status"))))
+    return 1024.0 * int(found[1]) if found else 0.0

@@ -40,6 +40,8 @@ def parse_pretrain(words: Sequence[str]) -> tuple[dict[str, Any], str | None]:
         raise PatchloomError(f"{slip} does not exist, but is a task: did you mean --task {slip}?")
     given = _parse(pretrain_parser(task), words) | several
     del given["config"]
+    if not given["dry_run"]:  # what is left are the settings, of which it is none
+        del given["dry_run"]
     given["img_size"] = image_size(given["img_size"])
     given["model"] = {name: value for name, value in given["model"].items() if value is not None}
     return given, given.pop("out")

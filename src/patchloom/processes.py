@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from typing import Any, TypeVar
@@ -17,9 +18,28 @@ from patchloom.machine import Cores, own_cores
 T = TypeVar("T")
 
 
+_alone = False
+
+
 def world() -> int:
     """How many processes train together."""
+    if _alone:
+        return 1
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """While entered, this process does as if it were the only one: what the others take no part in would wait for them.
+
+    It has to end before anything that all of them do.
+    """
+    global _alone
+    before, _alone = _alone, True
+    try:
+        yield
+    finally:
+        _alone = before
 
 
 def rank() -> int:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from patchloom.bench import Step, memory_of, reading
 from patchloom.data import Source, steps_per_epoch
 from patchloom.errors import PatchloomError
 from patchloom.machine import seconds_of
@@ -17,7 +16,10 @@ from patchloom.memory import keep_freed_memory, memory
 from patchloom.runs.settings import Settings
 from patchloom.shown import Grid, Shown, Verbatim
 from patchloom.train.failures import smaller_steps
+from patchloom.train.forecast import refuse_too_large
 from patchloom.train.progress import duration
+from patchloom.train.trial import Step, memory_of, reading
+from patchloom.waiting import Waiting
 
 _STEPS = 5  # that are timed
 _KEPT = 1.25  # pixels to keep of an image, over those that are trained on (docs/data.md)
@@ -164,10 +166,14 @@ def _estimate(training: Source, settings: Settings) -> Estimate:
         torch.set_num_threads(settings.threads)
     batch = min(settings.batch_size, len(training))
     settings = replace(settings, batch_size=batch)
-    step = Step(settings, settings.compile)
-    seconds = tuple(seconds_of({"step": step}, settings.device, _STEPS)["step"])
-    rate = reading(training, step.task, settings)
-    needed, (_, room) = memory_of(settings, settings.compile), memory(settings.device)
+    refuse_too_large(settings, batch)
+    with Waiting(f"timing {1 + _STEPS} steps of the run"):
+        step = Step(settings, settings.compile)
+        seconds = tuple(seconds_of({"step": step}, settings.device, _STEPS)["step"])
+    with Waiting("timing how fast its images are read"):
+        rate = reading(training, step.task, settings)
+    with Waiting("measuring its memory in a process of its own"):
+        needed, (_, room) = memory_of(settings, settings.compile), memory(settings.device)
     steps = settings.epochs * steps_per_epoch(len(training), batch)
     side = max(step.task.augment.size)
     return Estimate(steps, seconds, batch / rate, settings.workers > 0, needed, room, side)

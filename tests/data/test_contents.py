@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tarfile
+import time
 
 import numpy as np
 import pytest
@@ -49,16 +51,17 @@ def test_a_pass_that_was_interrupted_goes_on_where_it_was(twelve, reads, cache, 
     monkeypatch.setattr(contents, "_PAUSE", -1.0)
     monkeypatch.setattr("patchloom.data.workers._THREADS", 1)
 
-    def interrupted(line):
-        if "7 of 12" in line:
-            raise KeyboardInterrupt
+    class Interrupted(contents.Waiting):
+        def advance(self, by=1):
+            super().advance(by)
+            if self.done == 7:
+                raise KeyboardInterrupt
 
-    monkeypatch.setattr(contents.contents_on_disc, "__defaults__", (None, interrupted))
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(contents, "Waiting", Interrupted)
         open_data(twelve).train.contents()
     assert [path.suffix for path in cache.iterdir()] == [".part"]
     reads.clear()
-    monkeypatch.setattr(contents.contents_on_disc, "__defaults__", (None, print))
     found = open_data(twelve).train.contents()
     assert len(reads) == 6, "the seventh was not kept yet"
     assert [path.suffix for path in cache.iterdir()] == [""]
@@ -160,11 +163,15 @@ def test_what_cannot_be_read_or_kept_stops_nothing(draw, tmp_path, cache, monkey
 
 def test_progress_is_told_if_it_takes_long(twelve, capsys, monkeypatch):
     open_data(twelve).train.contents()
-    assert not capsys.readouterr().out
-    monkeypatch.setattr(contents, "_PAUSE", -1)
+    assert capsys.readouterr() == ("", "")
+    read = contents.pieces_of_file
+    monkeypatch.setattr("patchloom.waiting._FIRST", 0.0)
+    monkeypatch.setattr("patchloom.data.workers._THREADS", 1)
+    monkeypatch.setattr(contents, "_EACH", 1)
+    monkeypatch.setattr("patchloom.data.sources.files.pieces_of_file", lambda path: time.sleep(0.1) or read(path))
     shutil.copy(twelve / "1.png", twelve / "again.png")
     open_data(twelve).train.contents()
-    assert "13 of 13 files of" in capsys.readouterr().out
+    assert re.search(r"looking for exact copies among the files of .*: \d+ of 13 \(\d s\)", capsys.readouterr().err)
 
 
 def test_shards_have_the_contents_of_their_files(twelve, tmp_path):

@@ -5,10 +5,10 @@ import pytest
 import torch
 from sweep import build, views_of
 
-from patchloom.bench import Pictured
 from patchloom.data import training_batches
 from patchloom.tasks import TASKS
 from patchloom.train.optim import build_optimizer, clip_gradients
+from patchloom.train.trial import Pictured
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact")]
 GPU = "cuda"

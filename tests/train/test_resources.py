@@ -89,10 +89,23 @@ def goes_on(images: Path, out: Path, whole: Path) -> None:
     assert left_behind(out) == left_behind(whole)
 
 
-def test_a_disc_that_runs_full(images, whole, small_disc, capfd):
+def test_a_disc_that_is_too_small(images, small_disc, capfd):
+    """It is refused before the first step, and not at the last checkpoint."""
+    place, _ = small_disc
+    said = refused(typed(images, place / "run", TASK), capfd)
+    assert re.search(
+        r"the run needs \d\.\d MB for its checkpoints and the encoder, and the disc of .* has 0\.\d MB", said
+    )
+    assert not any(place.iterdir())
+
+
+def test_a_disc_that_runs_full(images, whole, small_disc, capfd, monkeypatch):
+    """Since others fill it meanwhile: there seemed to be room."""
     place, mount = small_disc
     (place / "others").write_bytes(bytes(300_000))
-    said = refused(typed(images, place / "run", TASK), capfd)
+    with monkeypatch.context() as patch:
+        patch.setattr("patchloom.train.forecast.refuse_full_disc", lambda *_: 1e12)
+        said = refused(typed(images, place / "run", TASK), capfd)
     assert "could not be written" in said and "No space left on device" in said
     assert mount("-o", "remount,size=16m")
     goes_on(images, place / "run", whole)

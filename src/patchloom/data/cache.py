@@ -30,7 +30,8 @@ from patchloom.data.sources.builtin import in_memory
 from patchloom.data.stats import sampled
 from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError
-from patchloom.files import cache_root, write_whole
+from patchloom.files import cache_root, size_in_words, write_whole
+from patchloom.waiting import Waiting
 
 # "whole": as they are; a number: the pixels to which a longer shorter side is reduced
 Cache = Literal["whole"] | int
@@ -39,7 +40,6 @@ _FORMAT = "images 1"  # to be raised with changes of the code that decodes, resi
 _MAX_BYTES, _MAX_IMAGES = 2**29, 4096  # of a part, which is what an interruption costs each process
 _SAMPLE = 64  # images from which the needed disc space is estimated
 _FORGOTTEN = 3600  # seconds after which a half-written part must be left over from a dead process
-_PAUSE = 10  # seconds between two lines of progress
 
 
 def cache_images(source: Source, cache: Cache, workers: int = 0, say: Callable[[str], None] = print) -> Source:
@@ -52,7 +52,7 @@ def cache_images(source: Source, cache: Cache, workers: int = 0, say: Callable[[
         source: images in files.
         cache: "whole" stores them at full size; a number reduces a longer shorter side to so many pixels.
         workers: processes that decode; 0 decodes in this one.
-        say: is given lines about the needed disc space, and about progress.
+        say: is given lines about the needed disc space, and about the end.
 
     Raises:
         PatchloomError: the images are in memory already, changes of them could not be noticed, the disc has too little
@@ -235,22 +235,17 @@ def _make(parts: _Parts, missing: list[int], workers: int, say: Callable[[str], 
     need, free = images * parts.mean, shutil.disk_usage(folder).free
     if need > free:
         raise PatchloomError(
-            f"--cache {parts.cache} needs about {_size(need)} and {folder} has {_size(free)} free: make room, name a "
-            "larger disc by XDG_CACHE_HOME, or give a smaller --cache"
+            f"--cache {parts.cache} needs about {size_in_words(need)} and {folder} has {size_in_words(free)} free: "
+            "make room, name a larger disc by XDG_CACHE_HOME, or give a smaller --cache"
         )
-    say(f"Decoding {images:,} images, to be cached in {folder} (about {_size(need)}; {_size(free)} are free)")
+    room = f"about {size_in_words(need)}; {size_in_words(free)} are free"
+    say(f"Decoding {images:,} images, to be cached in {folder} ({room})")
     # Processes that fill the same folder begin at different parts, and so share the work.
     turn = uuid.uuid4().int % len(missing)
-    done, reported = 0, time.monotonic()
-    for count in in_workers(parts, missing[turn:] + missing[:turn], workers):
-        done += count
-        if time.monotonic() - reported > _PAUSE or done == images:
-            say(f"  {done:,} of {images:,} images are cached")
-            reported = time.monotonic()
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
+    with Waiting("decoding images", images) as waiting:
+        for count in in_workers(parts, missing[turn:] + missing[:turn], workers):
+            waiting.advance(count)
+    say(f"  {waiting.done:,} of {images:,} images are cached")
 
 
 def _unwritable(folder: Path, problem: OSError) -> PatchloomError:

@@ -22,13 +22,14 @@ from patchloom.data.sources.base import CONTENT, Source, digest
 from patchloom.data.workers import in_threads
 from patchloom.errors import PatchloomError
 from patchloom.files import cache_root, sealed, unsealed, write_whole
+from patchloom.waiting import Waiting
 
 FILES, PIXELS, DRAWN = b"f", b"p", b"d"  # the bytes of files, pixels in memory, and the numbers of drawn images
 
 _FORMAT = "contents 1"
 _EACH = 64  # files that a thread reads in a row
 _BLOCK = 2**20
-_PAUSE = 10  # seconds between two lines of progress
+_PAUSE = 10  # seconds after which an unfinished pass is saved
 
 
 def contents_of(kind: bytes, parts: Iterable[Iterable[bytes | memoryview | np.ndarray]]) -> np.ndarray:
@@ -46,7 +47,6 @@ def contents_on_disc(
     source: Source,
     pieces_of: Callable[[int], Iterable[bytes]],
     chosen: np.ndarray | None = None,
-    say: Callable[[str], None] = print,
 ) -> np.ndarray:
     """The contents of a source's images [n], or of the ``chosen`` ones, for `Source.contents`.
 
@@ -58,7 +58,6 @@ def contents_on_disc(
         pieces_of: the bytes of the file of image i, in pieces. A file that cannot be read (OSError, Unreadable) has a
             content of its own.
         chosen: indices of images.
-        say: is given lines of progress every 10 seconds.
     """
     known = source._contents
     if known is None:
@@ -69,7 +68,7 @@ def contents_on_disc(
     if known is None:
         indices = np.arange(len(source)) if chosen is None else chosen
         part = None if place is None or chosen is not None else place.with_suffix(".part")
-        known = _digested(source, pieces_of, indices, say, part)
+        known = _digested(source, pieces_of, indices, part)
         if chosen is not None:
             return known
         if place is not None and _stamp(source) == stamp:  # otherwise files changed during the pass
@@ -125,7 +124,6 @@ def _digested(
     source: Source,
     pieces_of: Callable[[int], Iterable[bytes]],
     indices: np.ndarray,
-    say: Callable[[str], None],
     part: Path | None,
 ) -> np.ndarray:
     """The contents of the images ``indices``; an unfinished pass is saved to ``part`` and continued from there."""
@@ -135,18 +133,19 @@ def _digested(
 
     begun = None if part is None else _read(part)
     found = [np.empty(0, CONTENT) if begun is None else begun]
-    n, done, reported = len(indices), len(found[0]), time.monotonic()
-    left = indices[done:]
-    with closing(in_threads(digested, np.array_split(left, -(-len(left) // _EACH)) if len(left) else [])) as made:
+    saved = time.monotonic()
+    left = indices[len(found[0]) :]
+    blocks = np.array_split(left, -(-len(left) // _EACH)) if len(left) else []
+    waiting = Waiting(f"looking for exact copies among the files of {source.name}", len(indices))
+    waiting.advance(len(found[0]))
+    with waiting, closing(in_threads(digested, blocks)) as made:
         for contents in made:
             found.append(contents)
-            done += len(contents)
-            if time.monotonic() - reported > _PAUSE:
-                say(f"  {done:,} of {n:,} files of {source.name} are compared with the others, to find exact copies")
-                if part is not None:
-                    with suppress(PatchloomError):
-                        write_whole(part, sealed(np.concatenate(found).tobytes()))
-                reported = time.monotonic()
+            waiting.advance(len(contents))
+            if part is not None and time.monotonic() - saved > _PAUSE:
+                with suppress(PatchloomError):
+                    write_whole(part, sealed(np.concatenate(found).tobytes()))
+                saved = time.monotonic()
     return np.concatenate(found)
 
 

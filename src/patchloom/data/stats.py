@@ -13,6 +13,7 @@ from patchloom.data.noticed import Noticed, noticing
 from patchloom.data.read import Unreadable, to_channels
 from patchloom.data.sources.base import Source
 from patchloom.errors import PatchloomError
+from patchloom.waiting import Waiting
 
 _PIXELS = 2**16  # summed at a time: their floats fit the processor's cache, and large images take a tenth of the time
 _LEAST_STD = 1e-3  # otherwise images of one flat colour would be divided by 0
@@ -145,17 +146,20 @@ def sampled(
     Names of unreadable ones are added to ``unreadable``, and what reading made of the others to ``noticed``.
     """
     first, come = None, 0
-    for i in drawn(len(source), sample, seed):
-        try:
-            with noticing() as words:
-                image = source.read(i)
-        except Unreadable as error:
-            first = first or error
-            unreadable.append(source.describe(i))
-            continue
-        come += 1
-        if noticed is not None:
-            noticed.add(i, words)
-        yield i, image
+    indices = drawn(len(source), sample, seed)
+    with Waiting(f"reading a sample of {source.name}", len(indices)) as waiting:
+        for i in indices:
+            waiting.advance()
+            try:
+                with noticing() as words:
+                    image = source.read(i)
+            except Unreadable as error:
+                first = first or error
+                unreadable.append(source.describe(i))
+                continue
+            come += 1
+            if noticed is not None:
+                noticed.add(i, words)
+            yield i, image
     if not come:
         raise PatchloomError(f"nothing could be read in {source.name}: {first or 'it is empty'}")

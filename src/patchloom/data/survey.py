@@ -16,8 +16,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -29,6 +27,7 @@ from patchloom.data.stats import Moments, Stats, drawn
 from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError
 from patchloom.machine import cores
+from patchloom.waiting import Waiting
 
 _EACH = 64  # images in a part, at most
 _ROW = np.dtype(
@@ -142,27 +141,20 @@ def survey(source: Source, max_images: int | None = None, workers: int | None = 
     elif workers is None:
         workers = cores()
     made = _Parts(source, indices, max(1, min(_EACH, len(indices) // (4 * workers or 1))))
-    console = Console(stderr=True)
-    parts = track(
-        in_workers(made, range(len(made)), workers),
-        f"reading {source.name}",
-        len(made),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
     rows: list[np.ndarray] = []
     moments: dict[int, Moments] = {}
     kinds: Counter[str] = Counter()
     broken: list[tuple[int, str]] = []
     noticed = Noticed()
-    for part in parts:
-        rows.append(part.rows)
-        noticed.join(part.noticed)
-        for channels, some in part.moments.items():
-            moments.setdefault(channels, Moments(channels)).join(some)
-        kinds.update(part.kinds)
-        broken += [(i, sys.intern(reason)) for i, reason in part.broken]  # a thousand files have few reasons
+    with Waiting(f"reading the images of {source.name}", len(indices)) as waiting:
+        for part in in_workers(made, range(len(made)), workers):
+            rows.append(part.rows)
+            noticed.join(part.noticed)
+            for channels, some in part.moments.items():
+                moments.setdefault(channels, Moments(channels)).join(some)
+            kinds.update(part.kinds)
+            broken += [(i, sys.intern(reason)) for i, reason in part.broken]  # a thousand files have few reasons
+            waiting.advance(len(part.rows) + len(part.broken))
     whole = np.concatenate([*rows, np.empty(0, _ROW)])
     found = Survey(source, whole, moments, dict(kinds.most_common()), tuple(broken), noticed)
     if not len(found.rows):

@@ -21,6 +21,13 @@ def weights_bytes(vit: VisionTransformer, images: int) -> int:
     return 2 * images * len(vit.blocks) * heads * tokens**2
 
 
+def kept_bytes(vit: VisionTransformer, images: int, fused: bool) -> int:
+    """Bytes that the blocks keep of whole images for the way back in float32, by a rule that is rather too high."""
+    heads, tokens, _ = attention_shape(vit)
+    each = 40 * vit.embed_dim + (0 if fused else 3 * heads * tokens)
+    return 4 * images * len(vit.blocks) * tokens * each
+
+
 def fuse_attention(net: nn.Module, fused: bool) -> None:
     """Choose the form of every timm attention inside ``net``: fused, or an explicit softmax (same mathematics).
 

@@ -15,12 +15,12 @@ def sincos_1d(width: int, places: Tensor) -> Tensor:
     if width % 2:
         raise ValueError(f"a sine-cosine embedding needs an even width, not {width}")
     # float64 until the end: at float32 the angles of far places would lose digits
-    frequencies = 10000.0 ** (-torch.arange(width // 2, dtype=torch.float64) / (width / 2))
+    frequencies = 10000.0 ** (-torch.arange(width // 2, dtype=torch.float64, device=places.device) / (width / 2))
     angles = places.double()[:, None] * frequencies
     return torch.cat([angles.sin(), angles.cos()], dim=1).float()
 
 
-def coordinates(grid: tuple[int, int], device: torch.device | str = "cpu") -> Tensor:
+def coordinates(grid: tuple[int, int], device: torch.device | str | None = None) -> Tensor:
     """Row and column [n 2] of every patch of a ``grid`` (rows, columns), row by row, in patch units."""
     rows, columns = (torch.arange(side, device=device, dtype=torch.float32) for side in grid)
     return torch.cartesian_prod(rows, columns)
@@ -38,14 +38,14 @@ def sincos_2d(width: int, grid: tuple[int, int]) -> Tensor:
     return torch.cat([sincos_1d(width // 2, column), sincos_1d(width // 2, row)], dim=1)
 
 
-def distances(grid: tuple[int, int], device: torch.device | str = "cpu") -> Tensor:
+def distances(grid: tuple[int, int], device: torch.device | str | None = None) -> Tensor:
     """Euclidean distance [n n] between any two patches of a ``grid``, in patch units."""
     places = coordinates(grid, device)
     return (places[:, None] - places[None]).norm(dim=-1)
 
 
 def smoothed_positions(
-    grid: tuple[int, int], sigma: float, squared: bool = False, device: torch.device | str = "cpu"
+    grid: tuple[int, int], sigma: float, squared: bool = False, device: torch.device | str | None = None
 ) -> Tensor:
     """Softened position labels: row i [n] is the target of a patch whose true position is i.
 

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.files import remove_leftovers, unwritable, write_whole
+from patchloom.files import interruptibly, remove_leftovers, unwritable, write_whole
 from patchloom.nets.weights import checksum
 
 _OPTIMIZER = "optimizer."
+_LARGE = 2**28  # bytes that take seconds to be written
 
 
 class Damaged(PatchloomError):
@@ -67,7 +68,10 @@ class Checkpoints:
             try:
                 path.touch()
                 mode = path.stat().st_mode
-                save_file(tensors, path, metadata)
+                if sum(one.nbytes for one in tensors.values()) < _LARGE:
+                    save_file(tensors, path, metadata)
+                else:
+                    interruptibly(lambda: save_file(tensors, path, metadata))
                 self.check()  # again, since a large one takes a while
                 path.chmod(mode)  # safetensors' own is for nobody else to read
             except SafetensorError as problem:  # which hides the system's number, but not its words

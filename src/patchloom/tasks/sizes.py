@@ -123,7 +123,8 @@ def frozen_teacher(geometry: Geometry, source: str | None) -> FrozenTeacher:
             "features are asked, and no teacher has them: give --task.features_of timm:NAME, the folder of a run, or a "
             ".safetensors file"
         )
-    with torch.random.fork_rng(devices=[]):  # building one draws weights, and the run's draws shall not depend on it
+    # building one draws weights, and the run's draws shall not depend on it; it has numbers even in a sketch of one
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         vit, card = load_encoder(source)
     if len(card.mean) != geometry.channels:
         raise PatchloomError(

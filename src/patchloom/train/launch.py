@@ -21,8 +21,18 @@ from patchloom.processes import wait_for_all, world
 from patchloom.runs.settings import Settings
 from patchloom.train.device_defaults import check_device
 from patchloom.train.device_defaults import device as best_device
+from patchloom.train.rendezvous import PORT, Meeting
 
 T = TypeVar("T")
+
+
+class _Whole(Meeting, DDPStrategy):
+    """Every process has all weights."""
+
+
+class _Sharded(Meeting, ModelParallelStrategy):
+    """Every process has its part of the weights."""
+
 
 # what `fabric run` passes to its scripts; torchrun, which it starts, passes the same in its own way
 _FABRIC_RUN = ("LT_CLI_USED", "LT_ACCELERATOR", "LT_DEVICES", "LT_NUM_NODES", "LT_STRATEGY", "LT_PRECISION")
@@ -39,7 +49,8 @@ def launch(asked: Settings, device: str) -> Fabric:
         device: as `Settings.device`.
 
     Raises:
-        PatchloomError: there is no such device, or what started the processes says another number of them.
+        PatchloomError: there is no such device, what started the processes says another number of them, or not all of
+            them come.
     """
     check_device(device)
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # we say ourselves what is used
@@ -53,7 +64,9 @@ def launch(asked: Settings, device: str) -> Fabric:
         if nodes * devices == 1:
             fabric = Fabric(accelerator=device, devices=1)
         else:
-            strategy = ModelParallelStrategy(_shard, nodes * devices, 1) if sharded else DDPStrategy()
+            if nodes > 1:
+                os.environ.setdefault("MASTER_PORT", PORT)  # Fabric would draw one, which nobody else knows
+            strategy = _Sharded(_shard, nodes * devices, 1) if sharded else _Whole()
             fabric = Fabric(accelerator=device, devices=devices, num_nodes=nodes, strategy=strategy)
             others = getattr(strategy.launcher, "procs", others)
             atexit.register(_leave, others)

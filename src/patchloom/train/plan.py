@@ -18,7 +18,7 @@ from patchloom.runs.task import prepare_task
 from patchloom.tasks import check_images
 from patchloom.tasks.task import Task
 from patchloom.train.device_defaults import workers
-from patchloom.train.progress import Reporter
+from patchloom.train.forecast import Forecast, foresee, resumed
 from patchloom.train.resolve import resolve, share_of_batch
 from patchloom.train.start import Start
 
@@ -90,6 +90,18 @@ class Planner:
             found.settings.check_cache(task.augment.size)
             raise
 
+    def forecast(self, plan: Plan) -> Forecast | None:
+        """What the run will take, or what is left of it; None where nothing is known.
+
+        Raises:
+            PatchloomError: what it takes is more than there is; as `foresee`.
+        """
+        training = plan.held_out.parts(self.data.train)[0]
+        if plan.resumed and (found := resumed(plan.settings, training, self.folder)):
+            return found
+        share = share_of_batch(plan.settings.batch_size, len(training), world())
+        return foresee(plan.settings, training, share, self.here, self.folder)
+
     def store(self, plan: Plan) -> None:
         """Store the plan in the run's folder.
 
@@ -159,9 +171,9 @@ def announce(
     task: Task,
     sentences: list[str],
     folder: RunFolder,
-    reporter: Reporter,
-) -> None:
-    """Say what will be done, what every ``auto`` became, and with which weights the task begins.
+    forecast: Forecast | None,
+) -> list[str]:
+    """Lines on what will be done, what every ``auto`` became, with which weights the task begins, and what it takes.
 
     Args:
         plan: of the run.
@@ -170,9 +182,10 @@ def announce(
         task: with its weights.
         sentences: about these.
         folder: of the run.
-        reporter: prints.
+        forecast: of what it takes.
     """
-    s, say, held, whole = plan.settings, reporter.say, plan.held_out, data.train
+    lines: list[str] = []
+    s, say, held, whole = plan.settings, lines.append, plan.held_out, data.train
     training, held_out = held.parts(whole)
     counts = f"{len(training):,} images to train on, {len(held_out):,} held out"
     if copies := len(held.copies):
@@ -203,4 +216,7 @@ def announce(
     if world() > 1:
         say(f"  {world()} processes ({s.strategy}) with {s.batch_size // world()} images of a step each")
     say(f"  encoder of {encoder / 1e6:.1f} M parameters, and {rest / 1e6:.1f} M that only the task needs")
+    for line in forecast.sentences() if forecast else ():
+        say(f"  {line}")
     say(f"  everything goes to {folder.path}")
+    return lines

@@ -45,6 +45,7 @@ from patchloom.train.start import Start
 from patchloom.train.state import TrainState
 from patchloom.train.step import Stepper, autocast
 from patchloom.train.validation import Validation
+from patchloom.waiting import Waiting
 
 _SAVE_EVERY = 60.0  # seconds between checkpoints
 _MAX_IN_A_ROW = 5  # updates that are not finite before the run goes back to a checkpoint
@@ -73,6 +74,7 @@ def pretrain(
     task: str | dict[str, Any] = DEFAULT_TASK,
     *,
     out: str | Path | None = None,
+    dry_run: bool = False,
     **settings: Any,
 ) -> Run:
     """Pre-train an encoder on images without labels.
@@ -82,11 +84,13 @@ def pretrain(
             `patchloom.data.open_data` takes it; or a list of several.
         task: name of a pretext task, or a dict of its ``name`` and options.
         out: folder of the run; ``runs/DATA-TASK`` if absent. A run that is there already is resumed.
+        dry_run: print the plan, what it takes of time, memory and disc among it, and end there: nothing is written but
+            what is kept of this machine and of the images for the next time.
         settings: the fields of `patchloom.runs.settings.Settings`, such as ``epochs=100``; ``model`` may be a name,
             or a dict of ``name`` and sizes.
 
     Returns:
-        The run.
+        The run; of a dry one the folder that it would have, and what it would take.
 
     Raises:
         PatchloomError: something cannot be used; the sentence says what to do.
@@ -114,15 +118,26 @@ def pretrain(
         # ---- the task, with the weights with which it begins
         if plan.settings.device == "cpu" and plan.settings.threads != "auto":  # which an older version's run still says
             torch.set_num_threads(plan.settings.threads)
+        forecast = first_decides(fabric, lambda: planner.forecast(plan))
         torch.manual_seed(plan.settings.seed)
         start = None if plan.resumed else Start(asked)
         begin = None if start is None else start.encoder
-        pretext = prepare_task(plan.settings, plan.stats.mean, plan.stats.std, begin)
+        with Waiting("making the first weights"):
+            pretext = prepare_task(plan.settings, plan.stats.mean, plan.stats.std, begin)
         if start is not None:
             start.rest(pretext)
             plan = plan.with_chosen(pretext)
             # the task alone knows how large its crops are
             first_decides(fabric, lambda: plan.settings.check_cache(pretext.augment.size))
+
+        # ---- the plan is said
+        reporter = Reporter(folder, fabric.is_global_zero)
+        lines = announce(plan, asked, opened, pretext, start.sentences if start else [], folder, forecast)
+        for line in lines:
+            reporter.show(line)
+        if dry_run:
+            reporter.show("This was a dry run: nothing is trained, and there is no such folder yet.")
+            return Run(folder.path, "; ".join(forecast.sentences()) if forecast else "")
 
         # ---- the images as the steps read them, then the folder: there may be no room for a cache
         source = training
@@ -132,8 +147,8 @@ def pretrain(
             source = plan.held_out.parts(cached)[0]
         if not plan.resumed:
             first_decides(fabric, lambda: planner.store(plan))
-        reporter = Reporter(folder, fabric.is_global_zero)
-        announce(plan, asked, opened, pretext, start.sentences if start else [], folder, reporter)
+        for line in lines:
+            reporter.note(line)
 
         # ---- the training
         card = run_card(plan.settings, plan.stats.mean, plan.stats.std, folder.path.name)

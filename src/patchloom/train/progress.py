@@ -50,12 +50,20 @@ class Reporter:
 
     def say(self, text: str | Line = "") -> None:
         """Print a line that stays, in columns that fit a terminal; the log has the whole of it."""
-        if not self.loud:
-            return
-        self.folder.check_lock()
-        append(self.folder.log, f"{text}\n")
-        self._shown = self.clock()
-        self._print(self._fitted(text) if self.terminal else str(text), "\n")
+        self.note(text)
+        self.show(text)
+
+    def note(self, text: str | Line) -> None:
+        """Write a line to the log alone."""
+        if self.loud:
+            self.folder.check_lock()
+            append(self.folder.log, f"{text}\n")
+
+    def show(self, text: str | Line) -> None:
+        """Print a line without writing it to the log."""
+        if self.loud:
+            self._shown = self.clock()
+            self._print(self._fitted(text) if self.terminal else str(text), "\n")
 
     def flash(self, text: str | Line) -> None:
         """Show a line that the next one replaces; only on a terminal."""
@@ -194,13 +202,15 @@ class Pace:
 
 
 def duration(seconds: float) -> str:
-    """'42 s', '3 min 20 s' or '5 h 10 min'."""
+    """'42 s', '3 min 20 s', '5 h 10 min' or '40 days'."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole / 86400:,.0f} days"
 
 
 def about(seconds: float) -> str:

@@ -17,6 +17,7 @@ from patchloom.questions.measure import Measure
 from patchloom.runs.settings import Settings
 from patchloom.tasks.task import Task
 from patchloom.train.launch import gathered_weights
+from patchloom.waiting import Waiting
 
 _K = 20
 _GALLERY = 2000
@@ -58,15 +59,16 @@ class Validation:
         Returns:
             The task's measure, and columns for ``metrics.csv``.
         """
-        with gathered_weights(self.task):
+        with Waiting("measuring on held-out images"), gathered_weights(self.task):
             self.task.eval()
             with torch.inference_mode(), precision():
                 measure = self._measure(device)
             row = self._columns(measure, device)
             self.task.train()
         if first and self.gallery is not None:
-            untrained = self._untrained_knn(device, row["knn"])
-            row |= {"knn:untrained": untrained, "knn:raw pixels": self._raw_pixel_knn()}
+            with Waiting("measuring what needs no training"):
+                untrained = self._untrained_knn(device, row["knn"])
+                row |= {"knn:untrained": untrained, "knn:raw pixels": self._raw_pixel_knn()}
         return measure, row
 
     def _columns(self, measure: Measure, device: torch.device) -> dict[str, float]:

@@ -21,6 +21,7 @@ from patchloom.data.sources.shards import holds_shards, is_shards, open_shard_fo
 from patchloom.errors import PatchloomError
 from patchloom.files import similar
 from patchloom.hints import nearest
+from patchloom.waiting import Waiting
 
 
 def open_data(data: str | Path | Sequence[str | Path], seed: int = 0, *, group: str | None = None) -> Data:
@@ -39,8 +40,9 @@ def open_data(data: str | Path | Sequence[str | Path], seed: int = 0, *, group: 
         PatchloomError: no such data, no images in it, or no such groups.
     """
     names = named(data)
-    opened = _open_one(names[0], seed) if len(names) == 1 else _open_each(names, seed)
-    return opened if group is None else grouped(opened, group)
+    with Waiting(f"looking for the images of {joined(names)}"):
+        opened = _open_one(names[0], seed) if len(names) == 1 else _open_each(names, seed)
+        return opened if group is None else grouped(opened, group)
 
 
 def lasting(data: str | Path | Sequence[str | Path]) -> str | list[str]:

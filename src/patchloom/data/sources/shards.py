@@ -8,8 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain
@@ -28,9 +27,9 @@ from patchloom.data.sources.files import Files, Names
 from patchloom.data.sources.shard_index import ShardIndex, index_of
 from patchloom.data.workers import in_threads
 from patchloom.errors import PatchloomError
+from patchloom.waiting import Waiting
 
 WINDOW = 8  # shards whose images are mixed with each other at any time
-_PAUSE = 10  # seconds between two lines of progress
 
 
 class Shards(Source):
@@ -125,22 +124,21 @@ def holds_shards(folder: Path) -> bool:
     return ".tar" in suffixes and not suffixes & IMAGE_SUFFIXES and not any(path.is_dir() for path in entries)
 
 
-def open_shards(pattern: str, name: str, say: Callable[[str], None] = print) -> Data:
+def open_shards(pattern: str, name: str) -> Data:
     """Open shards by a pattern.
 
     Args:
         pattern: a path, an address for fsspec, or a ``pipe:`` command, with braces and, except for commands, ``*``.
         name: what the user typed.
-        say: is given lines of progress every 10 seconds.
 
     Raises:
         PatchloomError: there are none; one is missing, damaged or compressed; they hold no images, or several in a
             sample; labels are partly numbers and partly words; or there is too little space for remote shards.
     """
-    return Data(_source(addresses_of(pattern), name, None, say), None)
+    return Data(_source(addresses_of(pattern), name, None), None)
 
 
-def open_shard_folder(folder: Path, name: str, say: Callable[[str], None] = print) -> Data:
+def open_shard_folder(folder: Path, name: str) -> Data:
     """Open all tar files of a folder; ``train-*.tar`` and ``test-*``, ``val-*`` or ``validation-*`` are splits.
 
     Beside two of them, those of any other name are left out.
@@ -154,28 +152,27 @@ def open_shard_folder(folder: Path, name: str, say: Callable[[str], None] = prin
             by_split.setdefault(re.split("[-_.]", path.name)[0], []).append(os.fspath(path))
     test = next((split for split in TEST_SPLITS if split in by_split), None)
     if test is None or "train" not in by_split:
-        return Data(_source(list(chain.from_iterable(by_split.values())), name, None, say), None)
-    train = _source(by_split["train"], name, None, say)
+        return Data(_source(list(chain.from_iterable(by_split.values())), name, None), None)
+    train = _source(by_split["train"], name, None)
     sizes = {split: "1 shard" if len(some) == 1 else f"{len(some):,} shards" for split, some in by_split.items()}
     taken = [f"{split} ({sizes.pop(split)})" for split in ("train", test)]
     notes = (note_on_splits(*taken, sizes, "name {} train-*"),) if sizes else ()
-    return Data(train, _source(by_split[test], f"{name} ({test})", train.classes, say), notes)
+    return Data(train, _source(by_split[test], f"{name} ({test})", train.classes), notes)
 
 
-def _source(addresses: list[str], name: str, classes: tuple[str, ...] | None, say: Callable[[str], None]) -> Shards:
+def _source(addresses: list[str], name: str, classes: tuple[str, ...] | None) -> Shards:
     """Index shards; with ``classes``, those of the training images, no other class may occur."""
-    shards, reported = states_of(addresses), time.monotonic()
+    shards = states_of(addresses)
     check_room(shards, 2 * WINDOW, name)  # twice, because workers are at different places
     indices: list[ShardIndex] = []
-    with closing(in_threads(index_of, shards)) as made:  # otherwise threads would continue after an exception
+    waiting = Waiting(f"indexing the shards of {name}", len(shards))
+    with waiting, closing(in_threads(index_of, shards)) as made:  # else threads would continue after an exception
         for number, index in enumerate(made):
+            waiting.advance()
             shards[number] = replace(shards[number], size=index.size)
             indices.append(index)
             if shards[number].pipe:  # its size was not known before
                 check_room(shards, 2 * WINDOW, name)
-            if time.monotonic() - reported > _PAUSE:
-                say(f"  {number + 1:,} of {len(shards):,} shards of {name} are indexed")
-                reported = time.monotonic()
     names = [image for index in indices for image in index.names]
     if not names:
         some = shards[0].address if len(shards) == 1 else f"the {len(shards)} shards of {name}"

@@ -23,6 +23,7 @@ import torch
 from patchloom.errors import PatchloomError
 from patchloom.files import cache_root, write_whole
 from patchloom.machine import processor
+from patchloom.waiting import Waiting
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 _HEADERS = sorted(Path(__file__).parent.glob("*.h"))
@@ -77,7 +78,8 @@ def library() -> ctypes.CDLL:
             return ctypes.CDLL(str(path))
     if command is None:
         raise PatchloomError(f"{path} cannot be loaded, and g++ was not found: use --kernels torch")
-    write_whole(path, lambda unfinished: _compile(command, unfinished))
+    with Waiting("compiling the native kernels once"):
+        write_whole(path, lambda unfinished: _compile(command, unfinished))
     try:
         return ctypes.CDLL(str(path))
     except OSError as problem:

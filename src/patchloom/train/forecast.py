@@ -1,0 +1,300 @@
+"""What a run will take of time, memory and disc, found out before it begins; what cannot be had is refused."""
+
+from __future__ import annotations
+
+import csv
+import gc
+import shutil
+import statistics
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from patchloom.data import Source, steps_per_epoch
+from patchloom.data.read import Unreadable, to_channels
+from patchloom.data.stats import drawn
+from patchloom.errors import PatchloomError
+from patchloom.files import size_in_words
+from patchloom.machine import Cores, compile_gain, product_rates
+from patchloom.memory import free_memory, memory, memory_shortage, resident
+from patchloom.processes import alone
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.settings import Settings
+from patchloom.tasks import images_needed
+from patchloom.tasks.task import Task
+from patchloom.train.failures import smaller_steps
+from patchloom.train.progress import duration
+from patchloom.train.sketch import Sizes, Sketch, sketch, upper
+from patchloom.train.trial import Step
+from patchloom.waiting import Waiting
+
+_GIB = 2**30
+_SURE = 1 / 8  # a step that takes no more of the memory than this by a rough rule needs no counting
+_SECONDS = 1.0  # that a step which is tried may take, and how long steps are tried
+_STEPS = 3  # that are timed, after one that is not
+_LARGE = 2 * _GIB  # bytes of weights, gradients and moments that are not made twice only to see how fast they are
+_REACHED = 0.4  # of the peak of products, by the steps of most models (docs/bench.md)
+_READING = 0.3  # seconds of reading
+_LONG = 24 * 3600.0  # seconds of a run that are worth a remark
+_FILES = 4 << 20  # bytes of pictures and tables
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run will take.
+
+    Attributes:
+        steps: that are to be done.
+        step: seconds of each, its images being there; None where nobody can tell.
+        reading: seconds in which one process reads the images of a step; 0 where that is in ``step``.
+        how: where the seconds come from, such as "measured".
+        total: seconds in all.
+        memory: bytes that one of the processes will probably have in use; None where that is unknown.
+        there: bytes that the processes of this machine, or a device, may use.
+        free: bytes that nothing uses now.
+        disc: bytes of two checkpoints, a third one while it takes the place of one, and the encoder.
+        room: bytes that are free on the disc.
+        advice: what to lower where memory may not suffice.
+    """
+
+    steps: int
+    step: float | None
+    reading: float
+    how: str
+    total: float | None
+    memory: float | None
+    there: float
+    free: float
+    disc: float
+    room: float
+    advice: str
+
+    def sentences(self) -> list[str]:
+        """A line each on time, memory and disc, with remarks where they are called for."""
+        said = []
+        if self.total is not None:
+            each = f"{self.step:.2g} s" if self.step < 60 else duration(self.step)
+            said.append(f"takes about {duration(max(1, self.total))}: {self.steps:,} steps of {each}, {self.how}")
+            if self.total > _LONG:
+                said.append("  a GPU, a smaller --model, smaller --img_size or fewer --epochs make it shorter")
+        if self.memory is not None:
+            said.append(f"needs about {self.memory / _GIB:.1f} of {self.there / _GIB:.1f} GiB of memory")
+            if self.memory > self.free:
+                said.append(f"  which may not suffice, since {self.free / _GIB:.1f} are free now: {self.advice}")
+        said.append(f"needs {size_in_words(self.disc)} of the {size_in_words(self.room)} that are free on the disc")
+        return said
+
+
+def foresee(settings: Settings, training: Source, share: int, here: Cores, folder: RunFolder) -> Forecast:
+    """Measure a few steps of a run, or count what it would take where that is much.
+
+    Nothing of it reaches the training: the weights are made for this alone, and torch's random state is put back.
+
+    Args:
+        settings: resolved.
+        training: images to train on.
+        share: images of a step in each process.
+        here: the cores of this machine, and how many processes share them and, on a CPU, the memory.
+        folder: of the run.
+
+    Raises:
+        PatchloomError: the memory cannot suffice, the disc has too little room, or the settings do not fit each other.
+    """
+    if settings.device == "cpu":
+        torch.set_num_threads(settings.threads)
+    free, there = free_memory(settings.device) * _GIB, memory(settings.device)[1] * _GIB
+    if settings.device == "cpu":
+        free, there = free / here.processes, there / here.processes
+    counted = refuse_too_large(settings, share, here.processes)
+    with Waiting("trying a few steps"), torch.random.fork_rng(), alone():
+        tried = _try(settings, share, counted, training)
+    sizes = tried.sizes if counted is None else counted.sizes
+    disc = 3 * sizes.checkpoint + sizes.encoder + _FILES
+    room = refuse_full_disc(folder, disc)
+    base = resident() if settings.device == "cpu" else 0.0
+    needed = tried.memory if counted is None else base + counted.likely
+    steps = settings.epochs * steps_per_epoch(len(training), settings.batch_size)
+    total = None if tried.step is None else steps * _together(settings, tried, here)
+    advice = smaller_steps(settings)
+    return Forecast(steps, tried.step, tried.reading, tried.how, total, needed, there, free + base, disc, room, advice)
+
+
+def resumed(settings: Settings, training: Source, folder: RunFolder) -> Forecast | None:
+    """What is left of a run that goes on, by the pace that it had; None where it made no step yet.
+
+    Raises:
+        PatchloomError: the disc has too little room.
+    """
+    files = (folder.checkpoints.last, folder.checkpoints.before)
+    written = [path.stat().st_size for path in files if path.exists()]
+    if not written:
+        return None
+    try:
+        with open(folder.metrics, newline="", encoding="utf-8") as file:
+            *_, row = csv.DictReader(file)
+        step, seconds = int(row["step"]), float(row["seconds"])
+    except (OSError, ValueError, KeyError, TypeError, csv.Error):  # none yet, or damaged; the checkpoint has all of it
+        step, seconds = 0, 0.0
+    checkpoint = max(written) * (1 if step else 3)  # before the first step there are no moments
+    disc = 3 * checkpoint + checkpoint // 3 + _FILES - sum(written)
+    room = refuse_full_disc(folder, disc)
+    steps = settings.epochs * steps_per_epoch(len(training), settings.batch_size) - step
+    each = seconds / step if step else None
+    total = None if each is None else each * steps
+    return Forecast(steps, each, 0.0, "as before, with measures", total, None, 0.0, 0.0, disc, room, "")
+
+
+def refuse_too_large(settings: Settings, images: int, processes: int = 1) -> Sketch | None:
+    """Refuse a run of which one step takes more than all of the memory, before any of it is taken.
+
+    Args:
+        settings: resolved.
+        images: of a step in each process.
+        processes: that share the memory of this machine; on a GPU each has its own.
+
+    Returns:
+        What was counted; None where a step is so small that there was no need.
+
+    Raises:
+        PatchloomError: so it is, or the settings do not fit each other.
+    """
+    there = memory(settings.device)[1] * _GIB / (processes if settings.device == "cpu" else 1)
+    with Waiting("counting what a step takes"), alone():
+        if upper(settings, images) <= _SURE * there:
+            return None
+        counted = sketch(settings, images)
+    base = resident() if settings.device == "cpu" else 0.0
+    parts = max(1, settings.devices * settings.nodes) if settings.strategy == "fsdp" else 1
+    held = counted.least() - counted.sizes.state * (1 - 1 / parts) + base
+    if held <= there:
+        return counted
+    least = max(1, images_needed(settings.task)[0])
+    fitting = next((n for n in _halves(counted.images) if counted.least(n) + base < 0.8 * there), 0)
+    if fitting >= least and settings.batch_size % counted.images == 0:
+        times = counted.images // fitting
+        batch = settings.batch_size // counted.images * fitting
+        remedy = f"give --batch_size {batch} and --accumulate {times * settings.accumulate}, or take smaller images"
+    elif counted.sizes.state + base > there:
+        remedy = "choose a smaller --model, larger patches, or smaller images, heads and decoders"
+    else:
+        remedy = "choose smaller images, larger patches, or a smaller --model"
+    state = f"{counted.sizes.state / _GIB:,.1f} of them for weights, gradients and moments"
+    raise PatchloomError(
+        f"this cannot be trained in the {there / _GIB:,.1f} GiB of memory that there are: a step of {counted.images} "
+        f"images needs {held / _GIB:,.0f} GiB or more, {state}: {remedy}"
+    )
+
+
+def refuse_full_disc(folder: RunFolder, need: float) -> float:
+    """Bytes that are free on the disc of a run's folder.
+
+    Raises:
+        PatchloomError: fewer than ``need``.
+    """
+    place = folder.path.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        room = float(shutil.disk_usage(place).free)
+    except OSError:  # what is written there will tell
+        return float("inf")
+    if need > room:
+        raise PatchloomError(
+            f"the run needs {size_in_words(need)} for its checkpoints and the encoder, and the disc of {folder.path} "
+            f"has {size_in_words(room)} free: make room, choose another folder with --out, or a smaller --model"
+        )
+    return room
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """Seconds of a step and of reading its images, where they come from, and the bytes that were in use."""
+
+    step: float | None
+    reading: float
+    how: str
+    sizes: Sizes
+    memory: float | None
+
+
+def _try(settings: Settings, share: int, counted: Sketch | None, training: Source) -> _Tried:
+    """Take a few steps, of fewer images where all would take long, or calculate where one would be too much."""
+    guess = None if counted is None else _calculated(counted, settings)
+    n = share
+    if counted is not None:
+        if counted.sizes.state > _LARGE or guess is None or guess / share > _SECONDS / 4:
+            return _Tried(guess, 0.0, "calculated", counted.sizes, None)
+        n = min(share, max(2, int(share * _SECONDS / guess)))
+    try:
+        step = Step(settings, batch=n)
+        taken, begun = [_seconds(step)], time.perf_counter()  # the first one finds its memory, which takes a while
+        while len(taken) <= _STEPS and (len(taken) == 1 or time.perf_counter() - begun < _SECONDS):
+            taken.append(_seconds(step))
+    except (MemoryError, RuntimeError) as problem:  # the training will say what it lacks
+        if memory_shortage(problem) is None or counted is None:
+            raise
+        return _Tried(guess, 0.0, "calculated", counted.sizes, None)
+    each, sizes = statistics.median(taken[1:]) * share / n, Sizes.of(step.task)
+    if settings.compile:
+        model, kernels = settings.model["name"], settings.kernels
+        each /= compile_gain(settings.device, settings.precision, model, kernels, settings.threads) or 1.0
+    reading = _reading(training, step.task, settings.channels) * share
+    used = resident(peak=True) if settings.device == "cpu" else None
+    if settings.device == "cuda":
+        used = float(torch.cuda.max_memory_allocated())
+    del step
+    gc.collect()  # modules and what they belong to know each other
+    if settings.device == "cuda":
+        torch.cuda.empty_cache()
+    return _Tried(each, reading, "measured", sizes, used)
+
+
+def _seconds(step: Step) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def _calculated(counted: Sketch, settings: Settings) -> float | None:
+    """Seconds of a step by its operations, and by the peak of this machine."""
+    if counted.flops is None:
+        return None
+    size = 1024 if settings.device == "cpu" else 4096
+    rate = product_rates(settings.device, size, 2, (settings.precision,))[settings.precision]
+    return counted.flops / (_REACHED * rate)
+
+
+def _reading(source: Source, task: Task, channels: int) -> float:
+    """Seconds in which one process reads an image and makes its views; as a worker does, with one thread."""
+    rng, threads, done = np.random.default_rng(0), torch.get_num_threads(), 0
+    torch.set_num_threads(1)
+    start = time.perf_counter()
+    try:
+        for i in drawn(len(source), 64, seed=0):
+            try:
+                task.augment(to_channels(source.read(i), channels), rng)
+            except Unreadable:
+                continue
+            done += 1
+            if time.perf_counter() - start > _READING:
+                break
+    finally:
+        torch.set_num_threads(threads)
+    return (time.perf_counter() - start) / max(1, done)
+
+
+def _together(settings: Settings, tried: _Tried, here: Cores) -> float:
+    """Seconds of a step with its reading, which other processes do on the same cores."""
+    if not settings.workers:
+        return tried.step + tried.reading
+    reading = tried.reading / settings.workers
+    if settings.device != "cpu":
+        return max(tried.step, reading)
+    work = tried.step * settings.threads + tried.reading
+    return max(tried.step, reading, work / max(1, min(here.each, settings.threads + settings.workers)))
+
+
+def _halves(images: int) -> list[int]:
+    return [images // 2**k for k in range(1, images.bit_length()) if images % 2**k == 0]

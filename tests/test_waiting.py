@@ -1,0 +1,118 @@
+"""What is said while something takes a while: on a terminal, where there is none, and where another speaks."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from patchloom import waiting
+from patchloom.waiting import Waiting
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Everything is said twenty times as soon."""
+    for name, seconds in {"_SOON": 0.05, "_AGAIN": 0.025, "_FIRST": 0.5, "_EVERY": 1.5}.items():
+        monkeypatch.setattr(waiting, name, seconds)
+
+
+def until(done) -> None:
+    end = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_terminal_shows_a_line_that_is_replaced_and_removed(quick, monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with Waiting("reading images", 1000) as outer:
+        outer.advance(350)
+        until(lambda: "reading images: 350 of 1,000 (0 s)" in screen.getvalue())
+        with Waiting("compiling"):
+            until(lambda: "\r\x1b[2Kcompiling (0 s)" in screen.getvalue())
+    assert screen.getvalue().endswith("\r\x1b[2K") and "\n" not in screen.getvalue()
+    before = screen.getvalue()
+    time.sleep(0.1)
+    assert screen.getvalue() == before
+
+
+def test_a_line_fits_the_terminal(quick, monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("COLUMNS", "30")
+    with Waiting("reading " + "x" * 100):
+        until(lambda: screen.getvalue())
+    assert all(len(line) < 30 for line in re.split(r"\r\x1b\[2K", screen.getvalue()))
+
+
+def test_what_is_over_soon_is_not_mentioned(monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with Waiting("reading"):
+        pass
+    assert screen.getvalue() == ""
+
+
+def test_without_a_terminal_there_are_plain_lines_at_times(quick, monkeypatch):
+    log = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", log)
+    with Waiting("reading images", 3) as waited:
+        waited.advance(2)
+        time.sleep(0.3)
+        assert log.getvalue() == ""
+        until(lambda: log.getvalue())
+    assert re.fullmatch(r"reading images: 2 of 3 \(\d s\)\n", log.getvalue())
+
+
+def test_a_notebook_has_it_beside_its_other_lines(quick, monkeypatch):
+    log = io.StringIO()
+    monkeypatch.setitem(sys.modules, "ipykernel", waiting)
+    monkeypatch.setattr(sys, "stdout", log)
+    with Waiting("reading"):
+        until(lambda: "reading" in log.getvalue())
+
+
+def test_of_several_processes_the_first_speaks(quick, monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("RANK", "1")
+    with Waiting("reading"):
+        time.sleep(0.3)
+    assert screen.getvalue() == ""
+
+
+def test_a_stream_that_was_closed_ends_nothing(quick, monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with Waiting("reading"):
+        until(lambda: screen.getvalue())
+        screen.close()
+        time.sleep(0.1)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked here")
+def test_a_process_that_is_forked_meanwhile_can_end():
+    code = """
+import os, time
+from patchloom.waiting import Waiting, _teller
+with Waiting("outer"):
+    with _teller.lock:  # as if the thread were about to print
+        child = os.fork()
+    with Waiting("inner"):
+        pass
+    if not child:
+        os._exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "7\n", done.stderr

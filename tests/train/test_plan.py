@@ -1,0 +1,242 @@
+"""What a run says before it begins: what it will take, and that it cannot be, before anything of it is taken."""
+
+import os
+import re
+import shutil
+import signal
+import threading
+import time
+from collections import namedtuple
+from dataclasses import replace
+
+import pytest
+import torch
+from killing import SMALL, draw_images, left_behind, typed
+from options_swept import OPTION_SETS
+from ranks import free_port
+from sweep import asked_of
+from torch.autograd.graph import saved_tensors_hooks
+
+from patchloom.cli import main
+from patchloom.data import Stats, open_data
+from patchloom.errors import PatchloomError
+from patchloom.files import interruptibly
+from patchloom.machine import Cores
+from patchloom.options import parse_pretrain
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.settings import request
+from patchloom.train import forecast
+from patchloom.train.plan import Planner
+from patchloom.train.pretrain import pretrain
+from patchloom.train.rendezvous import meet
+from patchloom.train.resolve import resolve
+from patchloom.train.sketch import Sizes, sketch, upper
+from patchloom.train.trial import Step
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
+STATS = Stats((0.5,) * 3, (0.2,) * 3, 32, 32, 10, [])
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return draw_images(tmp_path_factory.mktemp("images"), 40)
+
+
+def settings_for(task="mae", **given):
+    asked = request("shapes", task, {"precision": "float32", "device": "cpu", "threads": 1, **given})
+    return resolve(asked, 1000, 3, STATS)[0]
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--dry_run", "--dry-run=true", "--dry_run=true"])
+def test_a_dry_run_is_asked_for_in_either_spelling(option):
+    for words in ([option, "shapes"], ["shapes", option], ["shapes", option, "--epochs", "3"]):
+        assert parse_pretrain(words)[0]["dry_run"] is True
+    assert "dry_run" not in parse_pretrain(["shapes"])[0]
+
+
+def test_a_dry_run_says_the_plan_and_writes_nothing(images, tmp_path, capsys):
+    words = typed(images, tmp_path / "run", {"task": "mae", "epochs": 3})
+    assert main([*words, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "mae on" in out and "32 images to train on, 8 held out" in out
+    assert re.search(r"takes about \d+ s: 6 steps of [\d.e-]+ s, measured", out)
+    assert re.search(r"needs about \d\.\d of [\d.,]+ GiB of memory\n", out)
+    assert re.search(r"needs [\d.]+ MB of the [\d.,]+ [GM]B that are free on the disc\n", out)
+    assert not any(tmp_path.iterdir()) and "dry run" in out
+    run = pretrain(images, "mae", out=tmp_path / "run", dry_run=True, **SMALL)
+    assert run.folder == tmp_path / "run" and "takes about" in run.summary and not run.folder.exists()
+
+
+def test_what_the_plan_measures_does_not_reach_the_training(images, tmp_path, monkeypatch):
+    for task in ("droppos", "extrema"):
+        pretrain(images, task, out=tmp_path / task / "measured" / "run", **SMALL | {"epochs": 2})
+        with monkeypatch.context() as patch:
+            patch.setattr(Planner, "forecast", lambda *_: None)
+            pretrain(images, task, out=tmp_path / task / "not" / "run", **SMALL | {"epochs": 2})
+        one, two = (left_behind(tmp_path / task / name / "run") for name in ("measured", "not"))
+        assert one == two
+
+
+def test_the_plan_is_in_the_log_and_a_run_that_goes_on_says_what_is_left(images, tmp_path, capsys):
+    out = tmp_path / "run"
+    pretrain(images, "mae", out=out, **SMALL | {"epochs": 2})
+    log = (out / "log.txt").read_text()
+    assert log.count("takes about") == 1 and log.index("takes about") < log.index("everything goes to")
+    (out / "summary.txt").unlink()
+    capsys.readouterr()
+    pretrain(images, "mae", out=out, dry_run=True, **SMALL | {"epochs": 2})
+    assert re.search(r"takes about \d+ s: 0 steps of [\d.e-]+ s, as before", capsys.readouterr().out)
+    assert (out / "log.txt").read_text() == log and not (out / "summary.txt").exists()
+
+
+def real_bytes(settings, images):
+    """What a step really keeps for the way back."""
+    step, kept = Step(settings, batch=images), {}
+    own = {one.untyped_storage().data_ptr() for one in (*step.task.parameters(), *step.task.buffers())}
+    alive = []
+
+    def keep(value):
+        storage = value.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        alive.append(value)
+        return value
+
+    with saved_tensors_hooks(keep, lambda value: value):
+        views = [view.float() for view in step.batch.views]
+        step.task(*views, progress=0.5)
+    return sum(kept.values()), Sizes.of(step.task)
+
+
+@pytest.mark.parametrize("name", OPTION_SETS)
+def test_what_is_counted_without_numbers_is_what_a_step_keeps(name):
+    settings = settings_for(
+        asked_of(name), img_size=32, patch_size=8, model={"name": "nano", "depth": 2}, kernels="torch"
+    )
+    before = torch.get_rng_state()
+    counted = sketch(settings, 6)
+    assert torch.equal(torch.get_rng_state(), before)
+    kept, sizes = real_bytes(settings, 6)
+    assert counted.activations == pytest.approx(kept, rel=0.02) and counted.sizes == sizes
+    assert counted.flops > 6 * 1e6
+    assert upper(settings, 6) > counted.least(), "what is not counted is small"
+
+
+def test_a_task_that_cannot_be_counted_is_not_refused_for_it(monkeypatch):
+    def odd(*_, **__):
+        raise ValueError("numbers are needed")
+
+    monkeypatch.setattr("patchloom.tasks.mae.MAE.forward", odd)
+    counted = sketch(settings_for(), 4)
+    assert counted.activations is None and counted.flops is None and counted.least() > 0
+
+
+def test_what_needs_more_than_the_memory_is_refused_with_need_and_limit():
+    settings = settings_for("droppos", img_size=10_000, patch_size=16, attention="fused", kernels="torch")
+    begin = time.process_time()
+    with pytest.raises(PatchloomError) as refusal:
+        forecast.refuse_too_large(settings, 128)
+    said = str(refusal.value)
+    assert re.search(
+        r"in the [\d.,]+ GiB of memory that there are: a step of 128 images needs [\d,]+ GiB or more", said
+    )
+    assert "smaller images" in said and time.process_time() - begin < 60
+
+
+def test_a_refusal_names_the_batch_that_fits(monkeypatch):
+    settings = settings_for(batch_size=128, img_size=64, patch_size=4, attention="fused", kernels="torch")
+    whole = sketch(settings, 128)
+    monkeypatch.setattr(forecast, "resident", lambda *_: 0.0)
+    monkeypatch.setattr(forecast, "memory", lambda device: (0.0, whole.least(40) / 0.8 / GIB))
+    with pytest.raises(PatchloomError, match="give --batch_size 32 and --accumulate 4"):
+        forecast.refuse_too_large(settings, 128)
+    with pytest.raises(PatchloomError, match="give --batch_size 64 and --accumulate 4, or take"):  # of two processes
+        forecast.refuse_too_large(replace(settings, accumulate=1, batch_size=256), 128)
+    monkeypatch.setattr(forecast, "memory", lambda device: (0.0, whole.sizes.state / 2 / GIB))
+    with pytest.raises(PatchloomError, match="choose a smaller --model"):
+        forecast.refuse_too_large(settings, 128)
+    monkeypatch.setattr(forecast, "memory", lambda device: (0.0, whole.least() / GIB * 1.01))
+    assert forecast.refuse_too_large(settings, 128) == whole
+
+
+def test_what_is_slow_or_tight_is_said():
+    days = forecast.Forecast(1000, 3600.0, 0.0, "calculated", 3.6e6, 9 * GIB, 10 * GIB, 8 * GIB, 1e9, 2e9, "do less")
+    time_, remark, memory, tight, disc = days.sentences()
+    assert time_ == "takes about 42 days: 1,000 steps of 1 h 0 min, calculated" and "fewer --epochs" in remark
+    assert memory == "needs about 9.0 of 10.0 GiB of memory" and "8.0 are free now: do less" in tight
+    assert disc == "needs 1.0 GB of the 2.0 GB that are free on the disc"
+    quick = replace(days, total=60.0, memory=1 * GIB).sentences()
+    assert len(quick) == 3
+
+
+def test_a_large_model_is_calculated_and_not_made_twice(monkeypatch):
+    settings, source = settings_for(batch_size=4), open_data("shapes:20").train
+    monkeypatch.setattr(forecast, "Step", None)
+    monkeypatch.setattr(forecast, "_SURE", 0.0)
+    monkeypatch.setattr(forecast, "_LARGE", 0)
+    found = forecast.foresee(settings, source, 4, Cores(2), RunFolder("nowhere/run"))
+    assert found.how == "calculated" and found.total > 0 and found.memory > 0
+
+
+def test_a_disc_without_the_room_is_refused_before_anything_is_written(images, tmp_path, monkeypatch, capsys):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage(9e6, 8e6, 1e6))
+    assert main(typed(images, tmp_path / "some" / "run", {"task": "mae", "epochs": 3})) == 2
+    err = capsys.readouterr().err
+    need = re.search(
+        r"the run needs ([\d.]+) MB for its checkpoints and the encoder, and the disc of (\S+) has 1.0", err
+    )
+    assert float(need[1]) > 4 and need[2] == str(tmp_path / "some" / "run") and "--out" in err
+    assert not any(tmp_path.iterdir())
+
+
+def interrupt_after(seconds: float) -> threading.Timer:
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    return timer
+
+
+def test_nobody_is_waited_for_longer_than_said(monkeypatch, capsys):
+    monkeypatch.setenv("PATCHLOOM_RENDEZVOUS", "0.6")
+    monkeypatch.setattr("patchloom.train.rendezvous._QUIET", 0.1)
+    port = free_port()
+    with pytest.raises(PatchloomError, match=f"1 of 2 processes came to 127.0.0.1:{port} within 0.6 seconds: run"):
+        meet("127.0.0.1", port, 0, 2, 2, "gloo")
+    said = capsys.readouterr().out
+    assert f"Waiting at 127.0.0.1:{port} for 1 of 2 processes, at most 0.6 seconds" in said and "NODE_RANK=1" in said
+    with pytest.raises(PatchloomError, match="the first process did not come"):
+        meet("127.0.0.1", free_port(), 1, 2, 2, "gloo")
+    assert "Waiting for the first process" in capsys.readouterr().out
+    monkeypatch.setenv("PATCHLOOM_RENDEZVOUS", "soon")
+    with pytest.raises(PatchloomError, match="PATCHLOOM_RENDEZVOUS must be seconds"):
+        meet("127.0.0.1", port, 0, 2, 2, "gloo")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_waiting_for_others_obeys_ctrl_c(rank):
+    timer, begin = interrupt_after(0.5), time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        meet("127.0.0.1", free_port(), rank, 2, 2, "gloo")
+    timer.join()
+    assert time.monotonic() - begin < 5
+
+
+def test_a_second_machine_that_never_comes(images, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATCHLOOM_RENDEZVOUS", "0.3")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    for name in ("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.setenv(name, "0")  # so that what Fabric sets is taken back
+        monkeypatch.delenv(name)
+    assert main([*typed(images, tmp_path / "run", {"task": "mae"}), "--nodes=2"]) == 2
+    assert "1 of 2 processes came" in capsys.readouterr().err and not any(tmp_path.iterdir())
+
+
+def test_a_large_file_is_written_where_ctrl_c_is_heard():
+    timer, begin = interrupt_after(0.3), time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        interruptibly(lambda: time.sleep(20))
+    timer.join()
+    assert time.monotonic() - begin < 5
+    with pytest.raises(OSError, match="full"):
+        interruptibly(lambda: (_ for _ in ()).throw(OSError("full")))
