@@ -1,5 +1,7 @@
 """Signals that ask for an end: taken by the main process, left to it by all others, and no process stays behind."""
 
+import ctypes
+import functools
 import os
 import signal
 import subprocess
@@ -60,36 +62,23 @@ def test_at_once(number, clock):
     assert stop.asked
 
 
-def at_work(seconds: float) -> None:
-    """As a backward pass of a large model: the interpreter runs none of its own instructions meanwhile."""
+def raised_at_work(number: int, seconds: float) -> None:
+    """One that comes as a backward pass of a large model begins: the interpreter runs nothing of its own meanwhile."""
     end = time.perf_counter() + seconds
-    any(map(end.__le__, iter(time.perf_counter, None)))
-
-
-def sent(number: int, *after: float) -> subprocess.Popen:
-    """Sends a signal to this process after each of so many seconds."""
-    code = "import os, sys, time\n" + "".join(
-        f"time.sleep({b - a}); os.kill({os.getpid()}, {int(number)})\n"
-        for a, b in zip((0.0, *after), after, strict=False)
-    )
-    return subprocess.Popen([sys.executable, "-S", "-c", code])  # a thread would have to wait for the interpreter, too
+    come = functools.partial(getattr(ctypes.PyDLL(None), "raise"), int(number))
+    work = functools.partial(any, map(end.__le__, iter(time.perf_counter, None)))
+    list(map(functools.partial.__call__, (come, work)))
 
 
 def test_a_second_one_that_is_handled_late_is_still_the_same():
     """Ctrl-C twice within 0.15 s: the second one met a backward pass, and was taken for a later one."""
     with Stop() as stop:
-        sender = sent(INT, 0.5, 0.65)
-        while not stop.asked:
-            time.sleep(0.001)
-        at_work(2.0)
-        sender.wait()
-        for _ in range(100):
-            time.sleep(0.001)
-        sender = sent(INT, 0.3)
-        with pytest.raises(KeyboardInterrupt):  # this one is another one
-            at_work(2.0)
-            time.sleep(0.1)
-        sender.wait()
+        time.sleep(0.1)
+        raised(INT)
+        raised_at_work(INT, 2.0)
+        assert stop.asked
+        with pytest.raises(KeyboardInterrupt):  # this one comes two seconds later
+            raised_at_work(INT, 0.1)
 
 
 def test_a_key_that_is_held_is_one_signal_for_five_seconds(clock):

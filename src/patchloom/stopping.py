@@ -114,44 +114,37 @@ class _Arrivals:
     """When the last signal came.
 
     Python calls its handlers between two of its own instructions, and one of them can be a whole backward pass: a
-    second signal right after the first may be handled seconds later. But the system's handler writes into a pipe at
-    once, and the pipe knows when it was written to. (Where it does not, the time of handling has to do.)
+    second signal right after the first may be handled seconds later. But the system's handler writes into a file at
+    once, and the file knows when it was written to. (It is one in memory, as Linux has them; elsewhere the time of
+    handling has to do. A pipe would not do: Linux does not keep its times.)
     """
 
     def __init__(self) -> None:
-        self._ends: tuple[int, int] | None = None
-        self._known, self._written = -math.inf, 0.0
+        self._file: int | None = None
+        self._known, self._size = -math.inf, 0
 
     def begin(self) -> None:
         """From now on, keep the times; in the main thread alone."""
-        if os.name == "nt":  # takes a socket
-            return
-        read, write = self._ends = os.pipe()
-        for end in self._ends:
-            os.set_blocking(end, False)
-        self._written = os.fstat(read).st_mtime
-        self._before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        if hasattr(os, "memfd_create"):
+            self._file = os.memfd_create("signals")
+            os.set_blocking(self._file, False)
+            self._before = signal.set_wakeup_fd(self._file, warn_on_full_buffer=False)
 
     def end(self) -> None:
         """Leave things as they were."""
-        if self._ends is not None:
+        if self._file is not None:
             signal.set_wakeup_fd(self._before, warn_on_full_buffer=False)
-            ends, self._ends = self._ends, None
-            for end in ends:
-                os.close(end)
+            file, self._file = self._file, None
+            os.close(file)
 
     def last(self) -> float:
         """The time of the last one, on the clock of `time.monotonic`; now, where it is not known."""
         now, wall = time.monotonic(), time.time()
-        if self._ends is None:
+        if self._file is None:
             return now
-        try:
-            os.read(self._ends[0], 1 << 16)
-        except BlockingIOError:  # it was written to before the handler of another one read it
-            return self._known if self._known > -math.inf else now
-        written = os.fstat(self._ends[0]).st_mtime
-        late, self._written = max(0.0, wall - written) if written != self._written else 0.0, written
-        self._known = now - late
+        found = os.fstat(self._file)
+        if found.st_size != self._size:  # else it was written to before the handler of another one looked
+            self._size, self._known = found.st_size, now - max(0.0, wall - found.st_mtime)
         return self._known
 
 

@@ -126,7 +126,7 @@ def test_if_all_images_were_trained_on_every_line_says_so(images, first, tmp_pat
     told = capsys.readouterr().out
     doubt = f"the weights of {first}, with which it began, were trained on them"
     assert f"the images of the measures were held out of this run, but {doubt}" in told
-    assert f"on 10 images that the weights of {first} were trained on, against" in run.summary
+    assert f"10 images that the weights of {first} were trained on" in run.summary
     assert f"The test images were held out of this run, but {doubt}" in told
     assert NEW not in told and "held-out images" not in told + run.summary
     pretrain(some, from_run=str(run.folder), out=tmp_path / "next", **QUICK)

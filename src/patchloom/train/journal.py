@@ -100,7 +100,7 @@ class Journal:
     def _measured(self, state: TrainState, first: bool = False) -> dict[str, float]:
         """Columns of a measure that is taken now; what it says is kept for the line of progress, after a stop, too."""
         began = time.perf_counter()
-        self.reporter.flash(f"measuring on {len(self.validation.held_out):,} held-out images")
+        self.reporter.flash(f"measuring on {len(self.validation.held_out):,} images")
         self.measure, columns = self.validation.run(self.stepper.fabric.device, self.stepper.autocast, first=first)
         state.measured = in_words(self.measure)
         if not first:  # that one has more to do than the others
