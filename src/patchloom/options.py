@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from patchloom.errors import PatchloomError
 from patchloom.signatures import Listed, shipped_names
 from patchloom.tasks import TASKS
-from patchloom.typos import sentence
+from patchloom.typos import sentence, short, without_hyphens
 from patchloom.verbs import default_task, of_evaluate, of_pretrain, of_task, of_verb
 
 _TRUTHS = ("true", "false", "yes", "no", "on", "off", "1", "0", "auto", "null")
@@ -35,9 +36,7 @@ def parse_pretrain(words: Sequence[str]) -> tuple[dict[str, Any], str | None]:
     typed = joined(words, of_pretrain(task))
     if all(word.startswith("-") for word in typed):
         options = [*data, *options]
-    words, several = _several([*options, *typed], 0)
-    if slip := next((word for word in several.get("data", []) if word in TASKS and not Path(word).exists()), None):
-        raise PatchloomError(f"{slip} does not exist, but is a task: did you mean --task {slip}?")
+    words, several = _several([*options, *typed], 0, of_pretrain(task))
     given = _parse(pretrain_parser(task), words) | several
     del given["config"]
     if not given["dry_run"]:  # what is left are the settings, of which it is none
@@ -64,7 +63,7 @@ def parse_call(verb: str, words: Sequence[str]) -> dict[str, Any]:
     """
     taken = of_verb(verb)
     typed = joined(words, taken)
-    typed, several = _several(typed, 0) if verb == "check" else (typed, {})
+    typed, several = _several(typed, 0, taken) if verb == "check" else (typed, {})
     return _parse(_parser(f"patchloom {verb}", taken), typed) | several
 
 
@@ -77,7 +76,7 @@ def parse_evaluate(words: Sequence[str]) -> dict[str, Any]:
     name = next((word for word in joined(words, of_evaluate(None)) if not word.startswith("-")), None)
     taken = of_evaluate(name)
     prog = "patchloom evaluate" if name is None else f"patchloom evaluate {name}"
-    typed, several = _several(joined(words, taken), 2)
+    typed, several = _several(joined(words, taken), 2, taken)
     return _parse(_parser(prog, taken), typed) | several
 
 
@@ -168,14 +167,23 @@ def joined(words: Sequence[str], taken: Listed | None = None) -> list[str]:
     return found
 
 
-def _several(words: list[str], before: int) -> tuple[list[str], dict[str, list[str]]]:
+def _several(words: list[str], before: int, taken: Listed) -> tuple[list[str], dict[str, list[str]]]:
     """Joined words with one for the data, behind ``before`` others without a name; and the data, if several were given.
 
     So they are typed, or a shell makes them of a pattern.
+
+    Raises:
+        PatchloomError: one of several is not there, and was meant for an option or a task.
     """
     data = [i for i, word in enumerate(words) if not word.startswith("-")][before:]
     if len(data) < 2:
         return words, {}
+    known = [short(f"--{option.name}") for option in taken.options if not option.positional]
+    for word in (words[i] for i in data):
+        if not os.path.exists(word) and (said := without_hyphens(word, known)):
+            raise PatchloomError(said)
+        if not os.path.exists(word) and word in TASKS and "--task" in known:
+            raise PatchloomError(f"{word} does not exist, but is a task: did you mean --task {word}?")
     return [word for i, word in enumerate(words) if i not in data[1:]], {"data": [words[i] for i in data]}
 
 

@@ -73,14 +73,21 @@ def sentence(problem: str, parser: ArgumentParser, owners: Callable[[str], Seque
     return " ".join(problem.split()) + f"; {parser.prog} --help tells how"
 
 
-def _unknown(word: str, parser: ArgumentParser, known: Sequence[str], owners: Callable[[str], Sequence[str]]) -> str:
+def without_hyphens(word: str, known: Sequence[str]) -> str | None:
+    """The sentence about a word that would be one of the options ``known``, if it began with two hyphens, or None."""
     name, equals, value = word.partition("=")
     bare = name.lstrip("-–—")
+    meant = nearest(bare, [one[2:] for one in known]) if equals or name != bare else None
+    if meant is None:
+        return None
+    return f"{word} is no option, since these begin with two hyphens; did you mean --{meant}{equals}{value}?"
+
+
+def _unknown(word: str, parser: ArgumentParser, known: Sequence[str], owners: Callable[[str], Sequence[str]]) -> str:
+    name = word.partition("=")[0]
+    bare = name.lstrip("-")
     if not name.startswith("--"):
-        meant = nearest(bare, [one[2:] for one in known]) if equals or name != bare else None
-        if meant:
-            return f"{word} is no option, since these begin with two hyphens; did you mean --{meant}{equals}{value}?"
-        return (
+        return without_hyphens(word, known) or (
             f"{word} is one word too many; {parser.prog} --help tells what it takes (names of options begin with --, "
             "and a name with spaces needs quotes)"
         )

@@ -100,8 +100,16 @@ class EvalSettings:
 
     def reading(self, source: Source) -> dict[str, Any]:
         """Keyword arguments of functions that read every image of ``source`` once."""
-        size = _AT_ONCE if self.batch_size == "auto" else self.batch_size
-        return {"batch_size": size, "workers": self.workers_for(source, -(-len(source) // size))}
+        return {"batch_size": self.at_once, "workers": self.workers_for(source, self.batches(source))}
+
+    @property
+    def at_once(self) -> int:
+        """Images of a batch where nothing is trained."""
+        return _AT_ONCE if self.batch_size == "auto" else self.batch_size
+
+    def batches(self, source: Source) -> int:
+        """Batches in which every image of ``source`` is read once."""
+        return -(-len(source) // self.at_once)
 
 
 @dataclass(frozen=True)

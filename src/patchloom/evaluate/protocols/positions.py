@@ -76,7 +76,7 @@ def positions(run: str | Path, data: str | Path, settings: EvalSettings, *, imag
     # larger than the encoder's where a task sees a part of its images
     size = tuple(task.augment.size)
     drawn = plain_batches(source, size, **settings.reading(source), channels=task.geometry.channels, device=settings.at)
-    count = -(-len(source) // settings.batch_size)
+    count = settings.batches(source)
     batches = normalized(watched(drawn, count, f"{card.name}: positions in {len(source):,} images"), card, unreadable)
     task.to(settings.at)
     cells = measure_positions(predict, axes, grid, batches, settings.seed)

@@ -184,6 +184,6 @@ def _measure(
     seen = normalized(watched(drawn, steps, f"{name}: steps of training"), card, unreadable)
     train_probe(probe, seen, ratio, torch.Generator().manual_seed(settings.seed), steps)
     tested = plain_batches(parts.test, size, **settings.reading(parts.test), channels=channels, device=settings.at)
-    count = -(-len(parts.test) // settings.batch_size)
+    count = settings.batches(parts.test)
     asked = normalized(watched(tested, count, f"{name}: test images"), card, unreadable)
     return measure_positions(probe.place, {"ratio": (ratio,)}, grid_size(vit), asked, settings.seed), unreadable
