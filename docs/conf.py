@@ -6,6 +6,7 @@ pages by hand: those of the modules are written here from the tree, and the orde
 
 import ast
 import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -65,8 +66,9 @@ def home_of(dotted: str) -> str | None:
         except AttributeError:
             return None
         else:
-            here, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
-            return f"{here}.{name}" if parts and here and name else dotted
+            verb = inspect.unwrap(found)  # which a module of the same name may stand for
+            here, name = getattr(verb, "__module__", None), getattr(verb, "__qualname__", None)
+            return f"{here}.{name}" if (parts or verb is not found) and here and name else dotted
     return None
 
 

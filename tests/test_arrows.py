@@ -31,11 +31,12 @@ MAY = {
     "signatures": set(),
     "verbs": {"tasks", "signatures"},
     "typos": set(),
+    "calls": set(),
     "options": {"tasks", "signatures", "verbs", "typos"},
     "usage": {"signatures", "verbs", "typos", "options"},
     "cli": {"tasks", "train", "evaluate", "export", "look", "bench", "check", "verbs", "options", "usage"},
     "__main__": {"cli"},
-    "__init__": {"tasks", "train", "runs"},
+    "__init__": {"data", "tasks", "runs", "train", "look", "evaluate", "export", "bench", "check"},
     "errors": set(),
     "processes": set(),
     "hints": set(),
@@ -54,8 +55,8 @@ KNOWING = [
     for name in ("build.py", "encode.py", "performance.py", "partial.py", "queries.py", "native/blocks.py", "decode.py")
 ]
 COMMON = {
-    *("errors", "files", "hints", "machine", "memory", "processes"),
-    *("shown", "stopping", "verdict", "version", "waiting"),
+    *("calls", "errors", "files", "hints", "machine", "memory", "processes"),
+    *("shown", "stopping", "typos", "verdict", "version", "waiting"),
 }
 FILES = sorted(SOURCE.rglob("*.py"))
 NAMING = re.compile(r"patchloom\.\w+[\w.]*")  # a string that names a module, or something in one

@@ -140,7 +140,7 @@ def test_the_same_from_python(photos, tmp_path):
     assert done.folder == tmp_path / "run" and "position accuracy" in done.summary
     encoder, card = patchloom.load_encoder(done.folder)
     assert card.task == "droppos" and encoder.embed_dim == 32
-    with pytest.raises(patchloom.PatchloomError, match="no setting called epoch; did you mean epochs"):
+    with pytest.raises(patchloom.PatchloomError, match="no option --epoch; did you mean --epochs"):
         patchloom.pretrain(photos, epoch=1)
 
 

@@ -2,12 +2,16 @@
 
     import patchloom
     run = patchloom.pretrain("photos/", task="droppos")
-    encoder, card = patchloom.load_encoder(run.folder)
+    patchloom.evaluate("knn", run, "labelled/")
+    encoder, card = patchloom.load_encoder(run)
 
 Names are loaded when they are first used, so that ``import patchloom`` costs nothing.
 """
 
-import importlib
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from patchloom.errors import PatchloomError
@@ -15,19 +19,79 @@ from patchloom.tasks import TASKS
 from patchloom.version import __version__
 
 if TYPE_CHECKING:
+    from patchloom.bench import bench
+    from patchloom.check import check
+    from patchloom.data.sources.open import open_data
+    from patchloom.evaluate.protocols import evaluate
+    from patchloom.export import export
+    from patchloom.look.pictures import look
     from patchloom.runs.encoder import load_encoder, load_extra_module
     from patchloom.train.pretrain import pretrain
 
-__all__ = ["TASKS", "PatchloomError", "__version__", "load_encoder", "load_extra_module", "pretrain"]
+__all__ = [
+    "TASKS",
+    "PatchloomError",
+    "__version__",
+    "bench",
+    "check",
+    "evaluate",
+    "export",
+    "load_encoder",
+    "load_extra_module",
+    "look",
+    "open_data",
+    "pretrain",
+]
 
 _HOMES = {
-    "pretrain": "patchloom.train.pretrain",
+    "bench": "patchloom.bench",
+    "check": "patchloom.check",
+    "evaluate": "patchloom.evaluate.protocols",
+    "export": "patchloom.export",
     "load_encoder": "patchloom.runs.encoder",
     "load_extra_module": "patchloom.runs.encoder",
+    "look": "patchloom.look.pictures",
+    "open_data": "patchloom.data.sources.open",
+    "pretrain": "patchloom.train.pretrain",
 }
+
+
+class _Verb(ModuleType):
+    """A module of the same name as a verb. It can be called as the verb, and stays what can be imported from."""
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The verb, whose signature is then that of the module, too."""
+        name = self.__name__.rpartition(".")[2]
+        return getattr(import_module(_HOMES[name]), name)
+
+    def __call__(self, *given: Any, **options: Any) -> Any:
+        return self.__wrapped__(*given, **options)
+
+
+class _Patchloom(ModuleType):
+    """This package, in which ``patchloom.evaluate`` is a verb and a package at once; so are four others.
+
+    Whoever imports anything from below ``patchloom.evaluate``, patchloom itself included, has Python's import system
+    set ``patchloom.evaluate`` to that package, whatever was there. So it is there that the package is made callable.
+    A function in its place would be lost at the next import, or hide `patchloom.evaluate.protocols` from
+    ``import patchloom.evaluate.protocols``; other names for the modules would give one thing two names.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _HOMES and type(value) is ModuleType:
+            value.__class__ = _Verb
+        super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *__all__})
+
+
+sys.modules[__name__].__class__ = _Patchloom
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        found = getattr(import_module(_HOMES[name]), name)
+        return globals().get(name, found)  # the import has set it, if there is a module of that name
     raise AttributeError(f"module 'patchloom' has no attribute '{name}'")

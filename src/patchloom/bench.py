@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from patchloom.data import channels_of, open_data, statistics_of
+from patchloom.calls import checked
+from patchloom.data import DataLike, channels_of, open_data, statistics_of
 from patchloom.errors import PatchloomError
 from patchloom.machine import compile_gain, product_rates, seconds_of
 from patchloom.memory import keep_freed_memory
@@ -18,6 +19,7 @@ from patchloom.nets.performance import fuse_attention
 from patchloom.runs.settings import Settings, request
 from patchloom.shown import Grid, Shown
 from patchloom.tasks import ready_tasks
+from patchloom.tasks.code import label
 from patchloom.train.failures import halvable
 from patchloom.train.forecast import refuse_too_large
 from patchloom.train.resolve import resolve
@@ -111,8 +113,9 @@ class Bench(Shown):
         return rows
 
 
+@checked
 def bench(
-    data: str = "shapes",
+    data: DataLike = "shapes",
     *,
     tasks: str | list[str] | None = None,
     model: str = "auto",
@@ -184,7 +187,7 @@ def bench(
         ) from problem
     paces: list[StepSpeed] = []
     for i, (settings, compiled) in enumerate(forms):
-        task, nth = settings.task["name"], f"task {i + 1} of {len(forms)}"
+        task, nth = label(settings.task["name"]), f"task {i + 1} of {len(forms)}"
         if not compiled:  # neither depends on whether the blocks are compiled
             with Waiting(f"{task}: counting operations, and timing how fast images are read, {nth}"):
                 flops, data_rate = operations(settings), reading(source, built[i].task, settings)
@@ -193,7 +196,7 @@ def bench(
                 memory = memory_of(settings, compiled)
         except PatchloomError:  # the times were measured, and shall not be lost
             memory = None
-        step = settings.task["name"], compiled, tuple(seconds[i]), settings.batch_size
+        step = task, compiled, tuple(seconds[i]), settings.batch_size
         paces.append(StepSpeed(*step, flops, memory, data_rate))
     done = Bench(each[0], peaks, tuple(paces))
     if compile:

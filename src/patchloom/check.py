@@ -11,7 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from patchloom.data import Source, Stats, hold_out, named, open_data
+from patchloom.calls import checked
+from patchloom.data import DataLike, Source, Stats, hold_out, is_object, named, open_data
 from patchloom.data.near import NearCopies, near_copies
 from patchloom.data.stats import channels_for_all
 from patchloom.data.survey import Survey, survey
@@ -19,7 +20,7 @@ from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
 from patchloom.propose import Proposal, propose
 from patchloom.runs.held_out import with_share
-from patchloom.runs.settings import DEFAULT_TASK, request
+from patchloom.runs.settings import DEFAULT_TASK, TaskLike, request
 from patchloom.shown import Grid, Shown
 from patchloom.train.resolve import resolve
 
@@ -47,7 +48,7 @@ class Checked(Shown):
     test: Survey | None
     channels: int
     proposal: Proposal
-    out: str | None = None
+    out: str | Path | None = None
     notes: tuple[str, ...] = ()
     close: NearCopies | None = None
 
@@ -120,10 +121,11 @@ class Checked(Shown):
         return said
 
 
+@checked
 def check(
-    data: str | Path | Sequence[str | Path],
+    data: DataLike,
     *,
-    task: str = DEFAULT_TASK,
+    task: TaskLike = DEFAULT_TASK,
     images: int | None = None,
     model: str = "auto",
     img_size: int | Literal["auto"] = "auto",
@@ -134,7 +136,7 @@ def check(
     device: Literal["cpu", "cuda", "mps", "auto"] = "auto",
     group: str | None = None,
     estimate: bool = True,
-    out: str | None = None,
+    out: str | Path | None = None,
 ) -> Checked:
     """Read every image, tell what they are like and what is wrong, and propose how to pre-train on them.
 
@@ -174,7 +176,8 @@ def check(
     channels = channels_for_all(examples, opened.train.name)
     asked, share = with_share(asked, len(opened.train))
     settings, reasons = resolve(asked, len(training), channels, found[0].stats(channels))
-    proposal = propose([os.fspath(name) for name in named(data)], training, settings, share | reasons, estimate)
+    names = [asked.data] if is_object(data) else [os.fspath(name) for name in named(data)]
+    proposal = propose(names, training, settings, share | reasons, estimate)
     close = near_copies(opened.train)
     test = found[1] if len(found) > 1 else None
     return Checked(found[0], test, channels, proposal, out, opened.notes, close)

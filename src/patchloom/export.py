@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from patchloom.data import normalize, open_data, plain_batches
+from patchloom.calls import PathLike, checked
+from patchloom.data import DataLike, named, normalize, open_data, plain_batches
+from patchloom.data.sources.addresses import PIPE
 from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
 from patchloom.nets.encode import encode, final_norm, patch_count
@@ -55,7 +57,8 @@ class Export(Shown):
         return [Verbatim(f"{files}: {compared}"), "", Verbatim(self.snippet)]
 
 
-def export(run: str | Path, *, to: str = "timm", data: str | None = None, out: str | Path | None = None) -> Export:
+@checked
+def export(run: PathLike, *, to: str = "timm", data: DataLike | None = None, out: str | Path | None = None) -> Export:
     """Write an encoder for use without patchloom, run the code that uses it, and compare features of images.
 
     An instance head beside the encoder goes with it, into a file whose name begins with the encoder's.
@@ -119,7 +122,7 @@ def _difference(what: str, ours: Tensor, theirs: Tensor) -> float:
     return difference
 
 
-def _images(run: str | Path, data: str | None, card: EncoderCard) -> tuple[Tensor, str]:
+def _images(run: str | Path, data: DataLike | None, card: EncoderCard) -> tuple[Tensor, str]:
     """Some images [b c h w] as users have them, float32 in [0, 1] and not normalised; and a sentence if they are noise.
 
     Raises:
@@ -129,11 +132,12 @@ def _images(run: str | Path, data: str | None, card: EncoderCard) -> tuple[Tenso
         return _real_images(data, card), ""
     if not Path(run).is_dir():
         why = f"{run} does not tell which images it was trained on"
-    elif (own := RunFolder(run).read_config().data).startswith("pipe:"):  # a run may come from a stranger
+    elif any(str(one).startswith(PIPE) for one in named(RunFolder(run).read_config().data)):
+        # a run may come from a stranger
         why = "the run trained on what a command gives, which is only run for who types it"
     else:
         try:
-            return _real_images(own, card), ""
+            return _real_images(RunFolder(run).read_config().data, card), ""
         except PatchloomError as problem:
             why = f"the images of the run are not to be had ({problem})"
     # noise of the same statistics, so that the normalisation is compared where it is used
@@ -144,7 +148,7 @@ def _images(run: str | Path, data: str | None, card: EncoderCard) -> tuple[Tenso
     return (mean + std * noise).clamp(0, 1), said
 
 
-def _real_images(data: str, card: EncoderCard) -> Tensor:
+def _real_images(data: DataLike, card: EncoderCard) -> Tensor:
     channels = card.spec.channels
     batch = next(plain_batches(open_data(data).train, card.spec.img_size, _IMAGES, channels=channels))
     return normalize(batch.views[0], (0.0,) * channels, (1.0,) * channels)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from inspect import signature
+from inspect import Parameter, signature
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from patchloom.errors import PatchloomError
+
+# these may be objects of many kinds; who opens or builds them refuses the others
+OBJECTS = ("data", "task", "tasks")
 
 
 def conforms(value: Any, hint: Any) -> bool:
@@ -22,7 +26,7 @@ def conforms(value: Any, hint: Any) -> bool:
         return any(conforms(value, one) for one in inside)
     if origin is Literal:
         return any(value == one and type(value) is type(one) for one in inside)
-    if origin is list:
+    if origin in (list, Sequence):
         return isinstance(value, list | tuple) and all(conforms(one, inside[0]) for one in value)
     if origin is dict:
         return isinstance(value, dict) and all(
@@ -46,13 +50,13 @@ def in_words(hint: Any) -> str:
         return listing(dict.fromkeys([*kinds, *["true", "false"] * (bool in inside), *choices]))
     if origin is Literal:
         return listing(inside)
-    if origin is list:
+    if origin in (list, Sequence):
         return f"a list such as {({float: '[0.2, 0.25]', str: '[a, b]'}).get(inside[0], '[5, 7]')}"
     if origin is dict:
         return "names with numbers, such as {mask: 0.75}"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
-    if hint in names:
-        return names[hint]
+    if hint in names or origin is os.PathLike:
+        return names.get(hint, "a path")
     if origin is tuple and float in inside:
         return "a list such as [0.9, 0.95]"
     return "whole numbers such as 5,20" if int in inside else getattr(hint, "__name__", str(hint))
@@ -69,6 +73,12 @@ def check(name: str, value: Any, hint: Any) -> None:
         raise PatchloomError(f"--{name} cannot be {shown}: it takes {in_words(hint)}")
 
 
+def hint_of(parameter: Parameter, hints: Mapping[str, Any]) -> Any:
+    """The type of a parameter; of one without a hint, that of its default."""
+    unknown = parameter.default in (None, Parameter.empty)
+    return hints.get(parameter.name, Any if unknown else type(parameter.default))
+
+
 def check_options(function: Callable[..., Any], values: Mapping[str, Any]) -> None:
     """Refuse values of another type for a function's keyword-only parameters; ``values`` may hold others, too.
 
@@ -77,7 +87,7 @@ def check_options(function: Callable[..., Any], values: Mapping[str, Any]) -> No
     """
     hints = get_type_hints(function)
     for name, parameter in signature(function).parameters.items():
-        if parameter.kind is parameter.KEYWORD_ONLY and name in values:
+        if parameter.kind is parameter.KEYWORD_ONLY and name in values and name not in OBJECTS:
             check(name, values[name], hints[name])
 
 

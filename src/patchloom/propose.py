@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from patchloom.data import Source, steps_per_epoch
+from patchloom.data import Source, is_given, steps_per_epoch
 from patchloom.errors import PatchloomError
 from patchloom.machine import seconds_of
 from patchloom.memory import keep_freed_memory, memory
@@ -88,13 +88,16 @@ class Proposal(Shown):
 
     @property
     def command(self) -> str:
-        """To be pasted into a terminal; what it leaves open becomes the same again."""
+        """To be pasted into a terminal, or into a program; what it leaves open becomes the same again."""
         s = self.settings
-        size = "x".join(map(str, s.img_size[:1] if len(set(s.img_size)) == 1 else s.img_size))
-        options = {"task": s.task["name"], "model": s.model["name"], "img_size": size}
+        side = s.img_size[0] if len(set(s.img_size)) == 1 else s.img_size
+        options = {"task": s.task["name"].partition("#")[0], "model": s.model["name"], "img_size": side}
         options |= {name: getattr(s, name) for name in ("patch_size", "channels", "epochs", "batch_size")}
         options |= {name: getattr(s, name) for name in ("workers", "device") if name not in self.reasons}
         options |= {"group": s.group} if s.group is not None else {}
+        if is_given(self.data[0]):
+            return f"patchloom.pretrain(data, {', '.join(f'{name}={value!r}' for name, value in options.items())})"
+        options["img_size"] = str(side) if isinstance(side, int) else "x".join(map(str, side))
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         return shlex.join(["patchloom", "pretrain", *self.data, *words])
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from jsonargparse import ArgumentParser
-
+from patchloom.errors import PatchloomError
 from patchloom.hints import in_words, listing, nearest, squeezed
+
+if TYPE_CHECKING:  # a slip in a Python call does not need it
+    from jsonargparse import ArgumentParser
 
 # what other programs call it, or what it was called before, without hyphens and underscores
 _RATE = "the base learning rate: the peak is blr · (images an update) / 256, so that it need not change with the batch"
@@ -91,6 +94,22 @@ def _unknown(word: str, parser: ArgumentParser, known: Sequence[str], owners: Ca
             f"{word} is one word too many; {parser.prog} --help tells what it takes (names of options begin with --, "
             "and a name with spaces needs quotes)"
         )
+    if said := _otherwise_called(name, bare, known):
+        return said
+    places = [action.dest.upper() for action in parser._actions if not action.option_strings]
+    if squeezed(bare) in _WORDS and places:
+        return (
+            f"there is no option {name}: give {listing(places, 'and')} without a name, {parser.prog} {' '.join(places)}"
+        )
+    if said := _mistyped(name, bare, known):
+        return said
+    if found := owners(name):
+        return f"{name} is an option of {listing(found, 'and')}; {parser.prog} --help all lists those that go with it"
+    return f"there is no option {name}; {parser.prog} --help all lists them"
+
+
+def _otherwise_called(name: str, bare: str, known: Sequence[str]) -> str | None:
+    """The sentence on an option that is not needed, or that has another name here."""
     if squeezed(bare) in _NEEDLESS:
         return f"there is no option {name}: {_NEEDLESS[squeezed(bare)]}"
     meant, why = _ELSEWHERE.get(squeezed(bare), ("", ""))
@@ -98,14 +117,25 @@ def _unknown(word: str, parser: ArgumentParser, known: Sequence[str], owners: Ca
         return f"there is no option {name}; did you mean --{meant}" + (f"? It is {why}" if why else "?")
     if re.match("no[-_]", bare) and (switch := f"--{bare[3:].replace('-', '_')}") in known:
         return f"there is no option {name}; did you mean {switch} false?"
-    places = [action.dest.upper() for action in parser._actions if not action.option_strings]
-    if squeezed(bare) in _WORDS and places:
-        return (
-            f"there is no option {name}: give {listing(places, 'and')} without a name, {parser.prog} {' '.join(places)}"
-        )
+    return None
+
+
+def _mistyped(name: str, bare: str, known: Sequence[str]) -> str | None:
+    """The sentence on an option that is like one of those that there are."""
     inside = [one for one in known if one.endswith(f".{bare}")]
     if near := inside[0] if inside else nearest(name, known):
         return f"there is no option {name}; did you mean {near if near.startswith('--') else f'--{near}'}?"
-    if found := owners(name):
-        return f"{name} is an option of {listing(found, 'and')}; {parser.prog} --help all lists those that go with it"
-    return f"there is no option {name}; {parser.prog} --help all lists them"
+    return None
+
+
+def no_option(name: str, known: Iterable[str], otherwise: str) -> PatchloomError:
+    """The refusal of a keyword of a Python call, in the words of the command line.
+
+    Args:
+        name: what was given.
+        known: what there is.
+        otherwise: what to say if none of that is meant.
+    """
+    options = [f"--{one}" for one in known]
+    said = _otherwise_called(f"--{name}", name, options) or _mistyped(f"--{name}", name, options)
+    return PatchloomError(said or f"there is no option --{name}; {otherwise}")

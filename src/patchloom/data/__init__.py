@@ -8,6 +8,7 @@ from patchloom.data.formats import IMAGE_SUFFIXES
 from patchloom.data.read import Unreadable, read_image, to_channels
 from patchloom.data.sources.base import Data, Source
 from patchloom.data.sources.builtin import BUILTIN
+from patchloom.data.sources.objects import DataLike, is_given, is_object
 from patchloom.data.sources.open import lasting, named, open_data
 from patchloom.data.sources.shapes import Annotation, Shapes
 from patchloom.data.splits import hold_out, split_for_test
@@ -22,6 +23,7 @@ __all__ = [
     "Batch",
     "CentreCrop",
     "Data",
+    "DataLike",
     "RandomCrop",
     "Shapes",
     "Source",
@@ -34,6 +36,8 @@ __all__ = [
     "copies_among",
     "copies_sentence",
     "hold_out",
+    "is_given",
+    "is_object",
     "lasting",
     "named",
     "normalize",

@@ -26,7 +26,6 @@ from torch.utils.data import Dataset
 from patchloom.data.crop import resize_part
 from patchloom.data.read import Unreadable
 from patchloom.data.sources.base import Source, digest
-from patchloom.data.sources.builtin import in_memory
 from patchloom.data.stats import sampled
 from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError
@@ -58,7 +57,7 @@ def cache_images(source: Source, cache: Cache, workers: int = 0, say: Callable[[
         PatchloomError: the images are in memory already, changes of them could not be noticed, the disc has too little
             space, or it cannot be written.
     """
-    if in_memory(source):
+    if source.in_memory:
         raise PatchloomError(f"the images of {source.name} are in memory already: leave out --cache")
     stamp = source.stamp()
     if stamp is None:

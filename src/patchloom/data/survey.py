@@ -22,7 +22,6 @@ from torch.utils.data import Dataset
 from patchloom.data.noticed import Noticed, noticing
 from patchloom.data.read import Unreadable, silent
 from patchloom.data.sources.base import Source
-from patchloom.data.sources.builtin import in_memory
 from patchloom.data.stats import Moments, Stats, drawn
 from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError
@@ -136,7 +135,7 @@ def survey(source: Source, max_images: int | None = None, workers: int | None = 
     """
     n = len(source)
     indices = range(n) if max_images is None or max_images >= n else drawn(n, max_images, seed=0)
-    if in_memory(source) or len(indices) < _EACH:
+    if source.in_memory or len(indices) < _EACH:
         workers = 0  # starting them would take longer
     elif workers is None:
         workers = cores()

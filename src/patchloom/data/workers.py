@@ -6,6 +6,7 @@ import atexit
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pickle import PicklingError
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -82,8 +83,16 @@ def _in_workers(made: Dataset[Any], numbers: Sequence[int], workers: int, pinned
 
 
 def _begun(loader: DataLoader[Any]) -> Iterator[Any]:
-    with starting_workers():
-        return iter(loader)
+    try:
+        with starting_workers():
+            return iter(loader)
+    except (PicklingError, AttributeError, TypeError) as problem:  # where processes are not forked
+        if not loader.num_workers:
+            raise
+        raise PatchloomError(
+            f"the images cannot be sent to processes that read ({' '.join(str(problem).split())}): give --workers 0, "
+            "or define what they are made of in a module, outside of any function"
+        ) from problem
 
 
 def lost_worker(problem: BaseException) -> PatchloomError | None:

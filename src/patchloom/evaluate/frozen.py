@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from patchloom.data import Source
+from patchloom.data import DataLike, Source
 from patchloom.evaluate.cache import about_encoder, remembered
 from patchloom.evaluate.features import (
     ImageFeatures,
@@ -69,7 +69,7 @@ class FrozenProtocol:
 def measure_run(
     protocol: FrozenProtocol,
     run: str | Path,
-    data: str | Path,
+    data: DataLike,
     settings: EvalSettings,
     pooling: Pooling | Literal["all"],
     gallery: float = 1.0,

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import numpy as np
 import torch
 
-from patchloom.data import Data, Source, copies_sentence, open_data, split_for_test
-from patchloom.data.sources.builtin import in_memory
+from patchloom.data import Data, DataLike, Source, copies_sentence, open_data, split_for_test
 from patchloom.data.splits import pick
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import has_labels, labelled
@@ -96,7 +94,7 @@ class EvalSettings:
         if self.workers != "auto":
             return self.workers
         few = batches < _FEW_BATCHES and self.at.type == "cpu"
-        return 0 if few or (in_memory(source) and not trained) else min(self.readers[0], batches - 1)
+        return 0 if few or (source.in_memory and not trained) else min(self.readers[0], batches - 1)
 
     def reading(self, source: Source) -> dict[str, Any]:
         """Keyword arguments of functions that read every image of ``source`` once."""
@@ -131,7 +129,7 @@ def telling() -> Iterator[None]:
         _told.reset(before)
 
 
-def open_and_tell(data: str | Path | Sequence[str | Path], group: str | None = None) -> Data:
+def open_and_tell(data: DataLike, group: str | None = None) -> Data:
     """Open images; where `telling` is asked for, print what of them was left out or taken otherwise.
 
     Args:
@@ -150,9 +148,7 @@ def open_and_tell(data: str | Path | Sequence[str | Path], group: str | None = N
     return opened
 
 
-def parts_of(
-    data: str | Path | Sequence[str | Path], settings: EvalSettings, labels: bool = True, note: str = ""
-) -> Parts:
+def parts_of(data: DataLike, settings: EvalSettings, labels: bool = True, note: str = "") -> Parts:
     """The training and test images of ``data``; without test images, a stratified fifth is split off.
 
     Exact copies of test images that are split off are in neither part. Where the data's own test images are copies of

@@ -7,6 +7,7 @@ from pathlib import Path
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from patchloom.calls import PathLike, checked
 from patchloom.errors import PatchloomError
 from patchloom.nets import extra_modules, weights
 from patchloom.nets.build import build_encoder
@@ -53,7 +54,8 @@ def check_place(source: str | Path) -> None:
         raise PatchloomError(f"there is no encoder at {path}: {hint}")
 
 
-def load_encoder(source: str | Path, model: str | None = None) -> tuple[VisionTransformer, EncoderCard]:
+@checked
+def load_encoder(source: PathLike, model: str | None = None) -> tuple[VisionTransformer, EncoderCard]:
     """An encoder in eval mode, and its card.
 
     Args:
@@ -108,7 +110,8 @@ def plain_file(source: str | Path) -> bool:
     return not any(key.startswith("patchloom-") for key in weights.read_metadata(path, "encoder weights"))
 
 
-def load_extra_module(source: str | Path, use: Use) -> nn.Module | None:
+@checked
+def load_extra_module(source: PathLike, use: Use) -> nn.Module | None:
     """The module beside an encoder that is good for ``use``, in eval mode; None if there is none.
 
     Args:

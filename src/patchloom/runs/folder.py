@@ -8,14 +8,13 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
 
-from patchloom.data import Stats, named
+from patchloom.data import DataLike, Stats, is_object, lasting, named
 from patchloom.data.sources.pattern import is_image, is_pattern
 from patchloom.errors import PatchloomError
 from patchloom.files import append, make_folder, remove_leftovers, write_whole
@@ -24,6 +23,7 @@ from patchloom.runs.places import meant
 from patchloom.runs.record import Record, write_record
 from patchloom.runs.settings import LAUNCH, Settings
 from patchloom.tasks import with_defaults
+from patchloom.tasks.code import met, refuse_changed
 
 try:
     import fcntl
@@ -69,9 +69,11 @@ class RunFolder:
             # a setting or an option that the version which began the run did not have yet is at its default
             before = Settings("").plain() | _read_yaml(self.requested)
             now = settings.plain()
+            refuse_changed(before["task"].get("name", ""), now["task"]["name"], self.path)
             for one in (before, now):
-                with suppress(PatchloomError):  # options that are gone are named as differences
-                    one["task"] = with_defaults(one["task"])
+                # options that are gone are named as differences; nobody has asked to run the code of another's run
+                with suppress(PatchloomError):
+                    one["task"] = with_defaults(one["task"]) if met(one["task"].get("name", "")) else one["task"]
             if before["held_out"] == _HELD_OUT_BEFORE and now["held_out"] == "auto":  # which images, it has stored
                 before["held_out"] = "auto"
             for name in LAUNCH:  # a run may go on with other devices
@@ -249,9 +251,9 @@ def write_metrics(path: Path, rows: list[dict[str, str]]) -> None:
     write_whole(path, text.getvalue())
 
 
-def plain_name(data: str | Path | Sequence[str | Path]) -> str:
+def plain_name(data: DataLike) -> str:
     """What data is called in file names."""
-    if len(names := named(data)) > 1:
+    if len(names := named(lasting(data) if is_object(data) else data)) > 1:
         if all(map(is_image, map(str, names))):
             return plain_name(os.path.commonpath([os.path.dirname(os.path.abspath(one)) for one in names]))
         more = len(names) - _NAMED_SOURCES

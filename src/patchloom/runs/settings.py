@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from patchloom.data import lasting
+from patchloom.calls import plain
+from patchloom.data import DataLike, lasting
 from patchloom.errors import PatchloomError
-from patchloom.hints import check, suggestion
+from patchloom.hints import check, conforms
 from patchloom.nets.build import EncoderSpec
-from patchloom.tasks import with_defaults
+from patchloom.tasks import task_name, with_defaults
+from patchloom.tasks.code import label
+from patchloom.typos import no_option
 
 Auto = Literal["auto"]
+# what verbs take for a task in Python: a name, the place of a class, a class, or a dict of one of these and options
+TaskLike = str | type[Any] | Mapping[str, Any]
 DEFAULT_TASK = "droppos"
 # of processes, threads and pixels more are a slip of the keyboard, and would bring a machine down
 _MAX = {"workers": 1024, "threads": 1024, "devices": 1024, "nodes": 2**16, "patch_size": 2**16, "channels": 2**16}
@@ -143,7 +148,7 @@ class Settings:
         """
         if isinstance(self.cache, int) and self.cache < max(crop):
             raise PatchloomError(
-                f"--cache {self.cache} keeps too few pixels, since {self.task['name']} takes crops of "
+                f"--cache {self.cache} keeps too few pixels, since {label(self.task['name'])} takes crops of "
                 f"{crop[0]}x{crop[1]} here: give {max(crop)} or more, or whole"
             )
 
@@ -165,28 +170,34 @@ class Settings:
         return EncoderSpec(self.model["name"], self.img_size, self.patch_size, self.channels, self.positions, sizes)
 
 
-def request(data: str | Path | Sequence[str | Path], task: str | dict[str, Any], settings: dict[str, Any]) -> Settings:
+def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Settings:
     """The settings that a user asked for.
 
     Raises:
-        PatchloomError: an unknown setting.
+        PatchloomError: an unknown setting, or a value of another type.
     """
     known = [field.name for field in fields(Settings)]
     for name in settings:
         if name not in known:
-            hint = suggestion(name, known, f": its settings are {', '.join(known)}")
-            raise PatchloomError(f"pretrain has no setting called {name}{hint}")
+            raise no_option(name, known, "patchloom pretrain --help all lists them")
     given = dict(settings)
     model = given.pop("model", "auto")
+    if not conforms(model, str | dict[str, Any]):
+        raise PatchloomError(f"--model cannot be {model}: it takes a name, or a dict of a name and sizes")
     size = given.get("img_size", "auto")
     if isinstance(size, int):
         given["img_size"] = (size, size)
-    elif isinstance(size, list):
-        given["img_size"] = tuple(size)
+    elif isinstance(size, list | tuple):
+        given["img_size"] = tuple(map(plain, size))
     for name in ("from_run", "init"):
-        if given.get(name) is not None and Path(given[name]).exists():
+        if isinstance(given.get(name), Path):
+            given[name] = str(given[name])
+        if isinstance(given.get(name), str) and Path(given[name]).exists():
             given[name] = str(Path(given[name]).absolute())
-    options = with_defaults({"name": task} if isinstance(task, str) else task)
+    chosen = dict(task) if isinstance(task, Mapping) else {"name": task}
+    if "name" in chosen:
+        chosen["name"] = task_name(chosen["name"])
+    options = with_defaults(chosen)
     if options.get("features_of") is not None and Path(options["features_of"]).exists():
         options["features_of"] = str(Path(options["features_of"]).absolute())
     asked = Settings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,9 @@ from patchloom.nets.teacher import use_half_without_grad
 from patchloom.nets.weights import EncoderCard
 from patchloom.runs.checkpoint import restore
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.settings import Settings
-from patchloom.tasks import build_task
+from patchloom.runs.settings import Settings, TaskLike
+from patchloom.tasks import build_task, task_name
+from patchloom.tasks.code import Code, label, met, same_task
 from patchloom.tasks.task import Task
 
 
@@ -32,7 +34,7 @@ def run_card(settings: Settings, mean: Sequence[float], std: Sequence[float], na
         mean, std: per channel, in [0, 1] units, by which its images are normalised.
         name: what the encoder is called in reports.
     """
-    return EncoderCard(settings.encoder_spec(), tuple(mean), tuple(std), settings.task["name"], name)
+    return EncoderCard(settings.encoder_spec(), tuple(mean), tuple(std), label(settings.task["name"]), name)
 
 
 def prepare_task(
@@ -63,7 +65,8 @@ def prepare_task(
     checkpoint_gradients(task, settings.checkpointing)
     if settings.teacher_precision == "bfloat16" and not use_half_without_grad(task):
         raise PatchloomError(
-            f"--teacher_precision is for a teacher or a guide, and {settings.task['name']} has none here: leave it out"
+            f"--teacher_precision is for a teacher or a guide, and {label(settings.task['name'])} has none here: leave "
+            "it out"
         )
     task.normalized_by(mean, std)
     task.augment.scale, task.augment.flip = (settings.crop_scale, 1.0), settings.flip
@@ -83,19 +86,24 @@ class Loaded(NamedTuple):
     about: dict[str, Any]
 
 
-def load_task(run: str | Path) -> Loaded:
+def load_task(run: str | Path, task: TaskLike | None = None) -> Loaded:
     """The task of a run in eval mode, as its last checkpoint has it.
 
+    Args:
+        run: its folder.
+        task: the class, or its place, if it is to be another one than that of which the run tells.
+
     Raises:
-        PatchloomError: no run there, or a damaged checkpoint.
+        PatchloomError: no run there, a damaged checkpoint, or a class that is not there or has changed.
     """
     folder = RunFolder(run)
     settings = folder.read_config()
+    settings = replace(settings, task=settings.task | {"name": _found_again(folder, settings.task["name"], task)})
     found = folder.read_data()
-    task = prepare_task(settings, found["mean"], found["std"])
+    prepared = prepare_task(settings, found["mean"], found["std"])
     weights, about = folder.checkpoints.newest()
-    restore(weights, task)
-    return Loaded(task.eval(), newest_card(folder, settings, about), settings, folder, about)
+    restore(weights, prepared)
+    return Loaded(prepared.eval(), newest_card(folder, settings, about), settings, folder, about)
 
 
 def newest_card(folder: RunFolder, settings: Settings, about: Mapping[str, Any]) -> EncoderCard:
@@ -122,3 +130,25 @@ def step_of(about: Mapping[str, Any]) -> str:
     """Which step a checkpoint is of, in words; of how many an older version did not say."""
     steps = about.get("steps", 0)
     return f"step {about['step']:,}" + (f" of {steps:,}" if steps else "")
+
+
+def _found_again(folder: RunFolder, stored: str, task: TaskLike | None) -> str:
+    """The name of a run's task: ``stored``, if its class is as it was, or that of the class that is given instead.
+
+    Whoever opens a run reads whose code is run before it is, since the run may come from a stranger.
+    """
+    code = Code.of(stored)
+    if task is not None:
+        name = task_name(task)
+        if name != stored and same_task(name, stored):
+            print(f"{code.typed} has changed since {folder.path} was trained by it", file=sys.stderr)
+        return name
+    if not met(stored) and code.somewhere:
+        file = code.file()
+        if code.with_digest() != code:
+            raise PatchloomError(
+                f"{file} is not what {folder.path} was trained by, since one of them has changed: to use it as it is "
+                f"now, give --task {code.typed}"
+            )
+        print(f"{folder.path} was trained by {code.cls} of {file}, whose code is run now", file=sys.stderr)
+    return stored

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 from patchloom.errors import PatchloomError
-from patchloom.hints import check, listing, suggestion
+from patchloom.hints import check, hint_of, listing, suggestion
+from patchloom.tasks.code import full_name, is_code, label, load
 
 if TYPE_CHECKING:  # listing the tasks must not import torch
     from timm.models.vision_transformer import VisionTransformer
@@ -97,14 +98,38 @@ def ready_tasks() -> list[str]:
     return [name for name, entry in TASKS.items() if not entry.needs]
 
 
+def task_name(task: str | type) -> str:
+    """The name by which a run finds a task again: that of the list, or the place of its class with a digest.
+
+    Args:
+        task: a name of the list, the place of a class (``FILE.py:CLASS``, ``MODULE:CLASS``), or a class.
+
+    Raises:
+        PatchloomError: there is no such class, or it is no task.
+    """
+    if isinstance(task, type):
+        listed = (name for name, entry in TASKS.items() if entry.path == f"{task.__module__}.{task.__qualname__}")
+        return next(listed, None) or full_name(task)
+    if not isinstance(task, str):
+        kind = type(task).__name__
+        raise PatchloomError(
+            f"--task cannot be an object of type {kind}: it takes a name, FILE.py:CLASS, or a class, and options "
+            f"beside it, as in task={{'name': {kind}, 'share': 0.5}}"
+        )
+    return full_name(task) if is_code(task) and task not in TASKS else task
+
+
 def task_class(name: str) -> type[Task]:
     """The class of a task by its name.
 
     Raises:
         PatchloomError: no task has that name.
     """
+    if name not in TASKS and is_code(name):
+        return load(name)
     if name not in TASKS:
-        raise PatchloomError(f"no task is called {name}{suggestion(name, TASKS)} Choose {listing(TASKS)}.")
+        own = "; or give FILE.py:CLASS for one of yours."
+        raise PatchloomError(f"no task is called {name}{suggestion(name, TASKS)} Choose {listing(TASKS)}{own}")
     module, _, attribute = TASKS[name].path.rpartition(".")
     return getattr(importlib.import_module(module), attribute)
 
@@ -124,9 +149,9 @@ def with_defaults(task: Mapping[str, Any]) -> dict[str, Any]:
         if option == "name":
             continue
         if option not in parameters:
-            hint = suggestion(option, parameters)
-            raise PatchloomError(f"{task['name']} has no option {option}{hint} Its options: {', '.join(parameters)}.")
-        check(f"task.{option}", value, hints[option])
+            said = f"{label(task['name'])} has no option {option}{suggestion(option, parameters)}"
+            raise PatchloomError(f"{said} Its options: {', '.join(parameters)}.")
+        check(f"task.{option}", value, hint_of(parameters[option], hints))
     return {"name": task["name"]} | {name: task.get(name, one.default) for name, one in parameters.items()}
 
 
@@ -157,7 +182,7 @@ def check_images(task: Mapping[str, Any], batch: int, n: int) -> None:
         PatchloomError: so it is.
     """
     least, why = images_needed(task)
-    needs = f"{task['name']} needs {least} or more images in a step, since {why}"
+    needs = f"{label(task['name'])} needs {least} or more images in a step, since {why}"
     if n < least:
         raise PatchloomError(
             f"{needs}, and the images to train on that can be read are only {n}: add images, or mend what "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from patchloom.data import Data, Stats, channels_of, statistics_of
+from patchloom.data import Data, Source, Stats, channels_of, is_given, statistics_of
 from patchloom.data.near import near_copies
 from patchloom.errors import PatchloomError
 from patchloom.machine import Cores
@@ -16,6 +16,7 @@ from patchloom.runs.record import no_record
 from patchloom.runs.settings import LAUNCH, Settings
 from patchloom.runs.task import prepare_task
 from patchloom.tasks import check_images
+from patchloom.tasks.code import label
 from patchloom.tasks.task import Task
 from patchloom.train.device_defaults import workers
 from patchloom.train.forecast import Forecast, foresee, resumed
@@ -116,11 +117,7 @@ class Planner:
         self.folder.lock()
         self.folder.tidy()
         settings, found, fingerprint = self.folder.read_config(), self.folder.read_data(), self.data.train.fingerprint()
-        if found["fingerprint"] != fingerprint:
-            raise PatchloomError(
-                f"the images in {self.data.train.name} have changed since {self.folder.path} was begun: choose a new "
-                f"folder with --out; --from {self.folder.path} starts there from its weights"
-            )
+        check_same(self.folder, self.data.train)
         held_out = stored_held_out(self.folder, settings, self.data.train)
         training = held_out.parts(self.data.train)[0]
         check_images(settings.task, settings.batch_size, len(training))
@@ -164,6 +161,21 @@ class Planner:
         )
 
 
+def check_same(folder: RunFolder, images: Source) -> None:
+    """Refuse to go on with other images than those with which a run was begun.
+
+    Raises:
+        PatchloomError: their fingerprint is another one.
+    """
+    if folder.read_data()["fingerprint"] != images.fingerprint():
+        name = images.name
+        other = f"the {name} are not those with which" if is_given(name) else f"the images in {name} have changed since"
+        raise PatchloomError(
+            f"{other} {folder.path} was begun: choose a new folder with --out; --from {folder.path} starts there from "
+            "its weights"
+        )
+
+
 def announce(
     plan: Plan,
     asked: Settings,
@@ -190,7 +202,7 @@ def announce(
     counts = f"{len(training):,} images to train on, {len(held_out):,} held out"
     if copies := len(held.copies):
         counts += f", {copies:,} left out as exact copies of those"
-    say(f"{s.task['name']} on {whole.name}: {counts}")
+    say(f"{label(s.task['name'])} on {whole.name}: {counts}")
     for line in (*data.notes, *plan.stats.noticed):
         say(f"  {line}")
     if plan.doubt:

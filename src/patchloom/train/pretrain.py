@@ -6,7 +6,6 @@ A training run, from top to bottom: `pretrain` sets it up, `train` is its loop, 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,8 @@ import torch
 from lightning_fabric import Fabric
 from torch.distributed.fsdp import FSDPModule
 
-from patchloom.data import Arriving, Source, cache_images, open_data, steps_per_epoch
+from patchloom.calls import checked
+from patchloom.data import Arriving, DataLike, Source, cache_images, is_given, is_object, open_data, steps_per_epoch
 from patchloom.errors import AlreadyReported, PatchloomError, Stopped
 from patchloom.machine import Cores, cores
 from patchloom.memory import keep_freed_memory
@@ -26,10 +26,11 @@ from patchloom.nets.performance import compile_blocks
 from patchloom.processes import Shared, cores_here, rank, world
 from patchloom.questions.measure import Measure
 from patchloom.runs.folder import RunFolder, plain_name
-from patchloom.runs.settings import DEFAULT_TASK, Settings, request
+from patchloom.runs.settings import DEFAULT_TASK, Settings, TaskLike, request
 from patchloom.runs.task import load_task, prepare_task, run_card
 from patchloom.shown import Shown, Verbatim
 from patchloom.stopping import Stop
+from patchloom.tasks.code import label
 from patchloom.tasks.task import Task
 from patchloom.train.batches import batches_of
 from patchloom.train.failures import explained
@@ -37,7 +38,7 @@ from patchloom.train.final_evaluation import FinalEvaluation
 from patchloom.train.journal import Journal
 from patchloom.train.launch import device_of, first_decides, launch
 from patchloom.train.optim import learning_rate
-from patchloom.train.plan import Planner, announce
+from patchloom.train.plan import Planner, announce, check_same
 from patchloom.train.progress import Reporter
 from patchloom.train.recovery import go_back, note_skipped, restored_state, save_checkpoint
 from patchloom.train.resolve import share_of_batch
@@ -68,10 +69,15 @@ class Run(Shown):
         """See `Shown`."""
         return [Verbatim(f"Run {self.folder}"), self.summary]
 
+    def __fspath__(self) -> str:
+        """So that every verb takes the run for its folder."""
+        return str(self.folder)
 
+
+@checked
 def pretrain(
-    data: str | Path | Sequence[str | Path],
-    task: str | dict[str, Any] = DEFAULT_TASK,
+    data: DataLike,
+    task: TaskLike = DEFAULT_TASK,
     *,
     out: str | Path | None = None,
     dry_run: bool = False,
@@ -81,8 +87,9 @@ def pretrain(
 
     Args:
         data: a folder of images, a list or table of them, a pattern, shards, or the name of a data set, as
-            `patchloom.data.open_data` takes it; or a list of several.
-        task: name of a pretext task, or a dict of its ``name`` and options.
+            `patchloom.data.open_data` takes it; a list of several; or an object, such as a list of arrays or PIL
+            images, an array, or a Dataset.
+        task: name of a pretext task, ``FILE.py:CLASS``, or a class; or a dict of one of these as ``name``, and options.
         out: folder of the run; ``runs/DATA-TASK`` if absent. A run that is there already is resumed.
         dry_run: print the plan, what it takes of time, memory and disc among it, and end there: nothing is written but
             what is kept of this machine and of the images for the next time.
@@ -97,10 +104,12 @@ def pretrain(
     """
     # ---- what is asked for, and whether it is done already
     asked = request(data, task, settings)
-    folder = RunFolder(out or Path("runs") / f"{plain_name(asked.data)}-{asked.task['name']}")
-    opened = open_data(asked.data, group=asked.group)
+    folder = RunFolder(out or Path("runs") / f"{plain_name(asked.data)}-{label(asked.task['name'])}")
+    opened = open_data(data if is_object(data) else asked.data, group=asked.group)
     if (summary := folder.read_summary()) is not None:
         Planner(asked, opened, folder, Cores(cores(), 1)).resumes()
+        if is_given(asked.data):  # others of the same number are called the same
+            check_same(folder, opened.train)
         print(f"{folder.path} is finished. {summary}")
         return Run(folder.path, summary)
 

@@ -16,6 +16,7 @@ from patchloom.runs.encoder import check_place, encoder_weights, plain_file, unf
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import Settings
 from patchloom.runs.task import newest_card
+from patchloom.tasks.code import same_task
 from patchloom.tasks.task import Task
 
 _ENCODER = "encoder."
@@ -114,7 +115,7 @@ class Start:
 
         A teacher of another task stays the copy of the encoder that it is, since theirs may have followed another one.
         """
-        if self.asked.from_run is None or self.run.task["name"] != self.asked.task["name"]:
+        if self.asked.from_run is None or not same_task(self.run.task["name"], self.asked.task["name"]):
             return
         # a frozen teacher is the one that is asked for now
         left = (_ENCODER, *(f"{name}." for name, one in task.named_modules() if isinstance(one, FrozenTeacher)))

@@ -15,6 +15,7 @@ from patchloom.memory import keep_freed_memory, peak_apart
 from patchloom.nets.performance import compile_blocks
 from patchloom.runs.settings import Settings
 from patchloom.runs.task import prepare_task
+from patchloom.tasks.code import only_here
 from patchloom.tasks.task import Task
 from patchloom.train.optim import build_optimizer
 from patchloom.train.step import autocast
@@ -82,6 +83,8 @@ def memory_of(settings: Settings, compiled: bool = False) -> float | None:
     Raises:
         PatchloomError: as `peak_apart`.
     """
+    if only_here(settings.task["name"]):  # no other process could build it
+        return None
     return peak_apart(_two_steps, settings.device, settings, compiled)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from patchloom.data.contents import PIXELS, contents_of, contents_on_disc, pieces_of_file
 from patchloom.data.read import Unreadable, from_pil
-from patchloom.data.sources.base import Data, Source, Subset, digest, stamp_of_files
+from patchloom.data.sources.base import Data, Source, digest, stamp_of_files
 from patchloom.data.sources.shapes import Shapes
 from patchloom.data.splits import pick
 from patchloom.errors import PatchloomError
@@ -54,6 +54,7 @@ class Digits(Source):
 
     name = "digits"
     classes = tuple("0123456789")
+    in_memory = True
 
     def __init__(self, images: Tensor, labels: np.ndarray) -> None:
         self.images, self.labels = images, labels
@@ -117,13 +118,6 @@ class Torchvision(Source):
             return hashlib.sha256(pixels).hexdigest()[:16]
         files = self._files()
         return None if files is None else stamp_of_files(files)
-
-
-def in_memory(source: Source) -> bool:
-    """Whether the images of a source, or of the source of a subset, are in memory."""
-    while isinstance(source, Subset):
-        source = source.source
-    return isinstance(source, Shapes | Digits)
 
 
 def is_builtin(data: str) -> bool:

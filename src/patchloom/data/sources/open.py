@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from patchloom.calls import checked
 from patchloom.data.groups import grouped
 from patchloom.data.sources.addresses import is_address
 from patchloom.data.sources.base import Data
@@ -15,6 +16,7 @@ from patchloom.data.sources.columns import split_choice
 from patchloom.data.sources.folder import open_folder
 from patchloom.data.sources.hub import is_hub, lasting_hub, open_hub
 from patchloom.data.sources.list import open_list
+from patchloom.data.sources.objects import DataLike, given_name, is_given, is_object, open_objects
 from patchloom.data.sources.pattern import is_image, is_pattern, lasting_pattern, matches, open_images
 from patchloom.data.sources.several import joined, of_parts, open_several, parted
 from patchloom.data.sources.shards import holds_shards, is_shards, open_shard_folder, open_shards
@@ -24,35 +26,41 @@ from patchloom.hints import nearest
 from patchloom.waiting import Waiting
 
 
-def open_data(data: str | Path | Sequence[str | Path], seed: int = 0, *, group: str | None = None) -> Data:
-    """Open images by a path, an address or a name, or by several of them.
+@checked
+def open_data(data: DataLike, seed: int = 0, *, group: str | None = None) -> Data:
+    """Open images by a path, an address or a name, by several of them, or as an object of a program.
 
     Args:
         data: a folder of images; a text file or a table (CSV, TSV) that lists them; a pattern of their paths; the name
             of built-in data (see `BUILTIN`); shards, as a pattern of paths, an address for fsspec, or a ``pipe:``
             command, which is run; or a Hugging Face data set, as ``hf:NAME`` or ``hf:FOLDER``. A built-in name wins
             over a folder of that name: write ``./shapes``, or give a `Path`, for the folder. Several are a list, or one
-            text with commas between them; image files may be given one by one.
+            text with commas between them; image files may be given one by one. For objects, see `open_objects`.
         seed: of the built-in shapes.
         group: which images no split may part, as `patchloom.data.groups.grouped` takes it.
 
     Raises:
         PatchloomError: no such data, no images in it, or no such groups.
     """
-    names = named(data)
-    with Waiting(f"looking for the images of {joined(names)}"):
-        opened = _open_one(names[0], seed) if len(names) == 1 else _open_each(names, seed)
+    names = [] if is_object(data) else named(data)
+    with Waiting(f"looking for the images of {joined(names) if names else given_name(data)}"):
+        if not names:
+            opened = open_objects(data)
+        else:
+            opened = _open_one(names[0], seed) if len(names) == 1 else _open_each(names, seed)
         return opened if group is None else grouped(opened, group)
 
 
-def lasting(data: str | Path | Sequence[str | Path]) -> str | list[str]:
+def lasting(data: DataLike) -> str | list[str]:
     """``data`` as it can be opened from any working directory: paths and patterns of them become absolute.
 
-    Commands stay as they are, because which of their words are paths is unknown.
+    Commands stay as they are, because which of their words are paths is unknown. Objects have a `given_name`.
 
     Returns:
         One name, or a list of several.
     """
+    if is_object(data):
+        return given_name(data)
     names = [_lasting_one(name) for name in named(data)]
     return names[0] if len(names) == 1 else names
 
@@ -72,7 +80,8 @@ def named(data: str | Path | Sequence[str | Path]) -> list[str | Path]:
     if not name.strip():
         raise PatchloomError("the data has no name: give a folder of images, a list file, or shapes")
     # commas may be in a path, in an address, and in what stands behind @
-    whole = not isinstance(data, str) or is_address(name) or "@" in name or os.path.exists(os.path.expanduser(name))
+    whole = not isinstance(data, str) or is_address(name) or "@" in name or is_given(name)
+    whole = whole or os.path.exists(os.path.expanduser(name))
     parts = [] if whole else parted(name)
     return [*parts] if len(parts) > 1 else [data]
 
@@ -101,6 +110,11 @@ def _may_be_file(name: str) -> bool:
 
 def _open_one(data: str | Path, seed: int) -> Data:
     name = os.fspath(data)
+    if is_given(name):
+        raise PatchloomError(
+            f"{name} cannot be found by that name: give the same object in Python again, or name other images, with "
+            "--data where that is an option"
+        )
     if isinstance(data, str):
         builtin = open_builtin(data, seed)
         if builtin is not None:

@@ -56,6 +56,7 @@ class Shapes(Source):
     """
 
     classes = SHAPES
+    in_memory = True
 
     def __init__(self, count: int, seed: int = 0, size: int = 64, first: int = 0, name: str = "shapes") -> None:
         if count < 1:

@@ -9,13 +9,16 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from patchloom.calls import PathLike, checked
+from patchloom.data import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.report import Report
 from patchloom.evaluate.rows import append_rows, check_rows
 from patchloom.evaluate.settings import EvalSettings, telling
 from patchloom.evaluate.unfinished import until_done
-from patchloom.hints import listing, suggestion
+from patchloom.hints import check_options, listing, suggestion
 from patchloom.runs.encoder import check_model
+from patchloom.typos import no_option
 
 # paths of functions: a protocol is imported when it is needed
 PROTOCOLS: dict[str, str] = {
@@ -55,7 +58,8 @@ def _with_readers(report: Report, settings: EvalSettings) -> Report:
     return replace(report, protocol=f"{report.protocol} --workers auto is at most {number} here ({why}).")
 
 
-def evaluate(protocol: str, run: str | Path, data: str | Path, **options: Any) -> Report:
+@checked
+def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Report:
     """Evaluate an encoder by one protocol, beside its controls.
 
     The rows are appended to ``results.csv`` if ``run`` is a run's folder. Pictures are of the last seed.
@@ -79,8 +83,8 @@ def evaluate(protocol: str, run: str | Path, data: str | Path, **options: Any) -
     known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     for name in options:
         if name not in common and name not in known:
-            hint = suggestion(name, [*known, *common], f": its options are {', '.join([*known, *common])}")
-            raise PatchloomError(f"{protocol} has no option {name}{hint}")
+            raise no_option(name, [*known, *common], f"patchloom evaluate {protocol} --help all lists them")
+    check_options(function, options)
     settings = EvalSettings(**{name: options.pop(name) for name in list(options) if name in common})
     settings.check()
     check_model(run, settings.model)

@@ -7,6 +7,7 @@ from typing import Any
 
 from timm.models.vision_transformer import VisionTransformer
 
+from patchloom.data import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier, class_names, fresh_blocks
 from patchloom.evaluate.features import Precision, check_pooling, tokens_of
@@ -26,7 +27,7 @@ _UNUSED = {"layer_decay": 1.0, "drop_path": 0.0}  # values of a recipe without e
 @takes_recipe
 def blocks(
     run: str | Path,
-    data: str | Path,
+    data: DataLike,
     settings: EvalSettings,
     *,
     count: int = 2,

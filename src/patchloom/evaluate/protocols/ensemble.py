@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from patchloom.data import Source
+from patchloom.data import DataLike, Source
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.answers import Answers, answers
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, class_names, load_classifier, read_classifier
@@ -33,7 +33,7 @@ class Member:
 
 def ensemble(
     run: str | Path,
-    data: str | Path,
+    data: DataLike,
     settings: EvalSettings,
     *,
     others: str | list[str] = "",

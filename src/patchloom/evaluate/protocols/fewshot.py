@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from timm.models.vision_transformer import VisionTransformer
 
-from patchloom.data import Source
+from patchloom.data import DataLike, Source
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import PositionChoice, class_names, variant_of
 from patchloom.evaluate.features import Precision, classes_of, labels_of
@@ -34,7 +34,7 @@ _DEFAULT_SHARE = 0.1
 @takes_recipe
 def fewshot(
     run: str | Path,
-    data: str | Path,
+    data: DataLike,
     settings: EvalSettings,
     *,
     labels: float | None = None,

@@ -10,6 +10,7 @@ from typing import Any
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from patchloom.data import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import (
     Classifier,
@@ -34,7 +35,7 @@ from patchloom.runs.encoder import load_encoder
 @takes_recipe
 def finetune(
     run: str | Path,
-    data: str | Path,
+    data: DataLike,
     settings: EvalSettings,
     *,
     recipe: str = "small",
@@ -124,7 +125,7 @@ def builder(
     return build
 
 
-def _place(run: str | Path, data: str | Path, recipe: str, settings: EvalSettings, out: str | None) -> Path | None:
+def _place(run: str | Path, data: DataLike, recipe: str, settings: EvalSettings, out: str | None) -> Path | None:
     """Path of the saved classifier; None if it is not saved."""
     if out is not None:
         if settings.seeds > 1:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from patchloom.data import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import ImageFeatures, Pooling
 from patchloom.evaluate.frozen import FrozenProtocol, Score, measure_run
@@ -22,7 +23,7 @@ _KS = (1, 5, 20, 100)
 
 def knn(
     run: str | Path,
-    data: str | Path,
+    data: DataLike,
     settings: EvalSettings,
     *,
     pooling: Pooling | Literal["all"] = "all",

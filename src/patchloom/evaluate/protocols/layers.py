@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from patchloom.data import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import ImageFeatures
 from patchloom.evaluate.frozen import PIXELS, THE_UNTRAINED, circumstances, extractors, majority
@@ -19,7 +20,7 @@ from patchloom.runs.encoder import load_encoder
 
 
 def layers(
-    run: str | Path, data: str | Path, settings: EvalSettings, *, k: int = 20, out: str | Path | None = None
+    run: str | Path, data: DataLike, settings: EvalSettings, *, k: int = 20, out: str | Path | None = None
 ) -> Report:
     """Classify by the nearest neighbours among training images, for the features of every layer.
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from patchloom.data import DataLike
 from patchloom.evaluate.features import ImageFeatures, Pooling
 from patchloom.evaluate.frozen import FrozenProtocol, Score, measure_run
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, STRENGTHS, linear_probe
@@ -14,7 +15,7 @@ from patchloom.evaluate.settings import EvalSettings
 
 
 def linear(
-    run: str | Path, data: str | Path, settings: EvalSettings, *, pooling: Pooling | Literal["all"] = "all"
+    run: str | Path, data: DataLike, settings: EvalSettings, *, pooling: Pooling | Literal["all"] = "all"
 ) -> Report:
     """Train a linear classifier on frozen features.
 

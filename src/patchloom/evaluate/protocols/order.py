@@ -12,7 +12,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from patchloom.data import CentreCrop, Source
+from patchloom.data import CentreCrop, DataLike, Source
 from patchloom.data.sources.base import digest
 from patchloom.evaluate.features import ImageFeatures, check_pooling, tokens_of
 from patchloom.evaluate.frozen import circumstances, extractors, majority
@@ -30,7 +30,7 @@ AS_THEY_ARE, SHUFFLED, ZEROED = "as they are", "patches shuffled", "positions ze
 
 def order(
     run: str | Path,
-    data: str | Path,
+    data: DataLike,
     settings: EvalSettings,
     *,
     pooling: Literal["class", "mean", "both"] = "mean",

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.data import Source, plain_batches
+from patchloom.data import DataLike, Source, plain_batches
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import EvalSettings, Report, Row
 from patchloom.evaluate.pace import watched
@@ -29,6 +29,7 @@ from patchloom.look.sheets import brightness, to_pixels
 from patchloom.questions.positions import PositionPrediction, Positions
 from patchloom.runs.folder import plain_name
 from patchloom.runs.held_out import doubt_of_test, stored_held_out
+from patchloom.runs.settings import TaskLike
 from patchloom.runs.task import Loaded, load_task
 
 _SYMBOLS = {"mask_ratio": "γ", "position_mask_ratio": "γ_pos", "context_mask_ratio": "η"}
@@ -40,7 +41,9 @@ _WITHHELD = {
 }
 
 
-def positions(run: str | Path, data: str | Path, settings: EvalSettings, *, images: int = 1000) -> Report:
+def positions(
+    run: str | Path, data: DataLike, settings: EvalSettings, *, images: int = 1000, task: TaskLike | None = None
+) -> Report:
     """Ask a run's own task where patches were, with more and with less withheld than in its training.
 
     Args:
@@ -48,25 +51,26 @@ def positions(run: str | Path, data: str | Path, settings: EvalSettings, *, imag
         data: images, as `patchloom.data.open_data` takes them; labels are not needed.
         settings: common to all protocols.
         images: measure on at most so many test images.
+        task: FILE.py:CLASS, or the class, of a task of your own that the run does not find again, or that has changed.
 
     Raises:
         PatchloomError: no such run or data, or a run that asked for no positions.
     """
     if images < 1:
         raise PatchloomError(f"--images must be 1 or more, not {images}")
-    loaded = load_task(run)
-    task, card, folder = loaded.task, loaded.card, loaded.folder
-    question = next((one for one in task.questions.values() if isinstance(one, Positions)), None)
+    loaded = load_task(run, task)
+    pretext, card, folder = loaded.task, loaded.card, loaded.folder
+    question = next((one for one in pretext.questions.values() if isinstance(one, Positions)), None)
     if question is None:
         raise PatchloomError(
-            f"{folder.path} was trained by {loaded.settings.task['name']}, which asks for no positions, so none can be "
+            f"{folder.path} was trained by {loaded.card.task}, which asks for no positions, so none can be "
             "measured: give a run of droppos or mp3, or measure its encoder with position-sensitivity"
         )
 
     def predict(images: Tensor, generator: torch.Generator, **ratios: float) -> PositionPrediction:
-        return question.predict(task.encode(images, task.given(images, generator, **ratios), generator))
+        return question.predict(pretext.encode(images, pretext.given(images, generator, **ratios), generator))
 
-    axes, grid = question.ratios, task.geometry.grid
+    axes, grid = question.ratios, pretext.geometry.grid
     source, story = _test_images(loaded, data)
     some = np.random.default_rng(settings.seed).permutation(len(source))[:images]
     if len(some) < len(source):
@@ -74,15 +78,16 @@ def positions(run: str | Path, data: str | Path, settings: EvalSettings, *, imag
         source = source.subset(np.sort(some))
     unreadable: list[str] = []
     # larger than the encoder's where a task sees a part of its images
-    size = tuple(task.augment.size)
-    drawn = plain_batches(source, size, **settings.reading(source), channels=task.geometry.channels, device=settings.at)
+    size = tuple(pretext.augment.size)
+    channels = pretext.geometry.channels
+    drawn = plain_batches(source, size, **settings.reading(source), channels=channels, device=settings.at)
     count = settings.batches(source)
     batches = normalized(watched(drawn, count, f"{card.name}: positions in {len(source):,} images"), card, unreadable)
-    task.to(settings.at)
+    pretext.to(settings.at)
     cells = measure_positions(predict, axes, grid, batches, settings.seed)
     rows = rows_of("positions", {card.name: cells}, grid)
     quoted = tuple(row for row in rows if row.settings["measure"] == "top-1" and AVERAGE in row.settings.values())
-    n_test, n = len(cells[0].values["top-1"]), task.geometry.n
+    n_test, n = len(cells[0].values["top-1"]), pretext.geometry.n
     withheld = ", ".join(_WITHHELD[name] for name in axes)
     out = folder.pictures / f"position_map-{plain_name(data)}.png"
     pictured, ratios = source.subset(np.arange(min(_PICTURED, len(source)))), _plainest(axes)
@@ -127,7 +132,7 @@ def positions(run: str | Path, data: str | Path, settings: EvalSettings, *, imag
     )
 
 
-def _test_images(loaded: Loaded, data: str | Path) -> tuple[Source, str]:
+def _test_images(loaded: Loaded, data: DataLike) -> tuple[Source, str]:
     """The images to measure on, and in words whether they were trained on."""
     opened = open_and_tell(data)
     if opened.test is not None:

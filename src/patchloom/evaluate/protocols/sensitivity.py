@@ -11,7 +11,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.data import CentreCrop, plain_batches, training_batches
+from patchloom.data import CentreCrop, DataLike, plain_batches, training_batches
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import load_classifier
 from patchloom.evaluate.frozen import UNTRAINED
@@ -35,7 +35,7 @@ _BATCH, _RATE = 64, 1e-2
 
 def position_sensitivity(
     run: str | Path,
-    data: str | Path,
+    data: DataLike,
     settings: EvalSettings,
     *,
     finetuned: str | Path | None = None,
