@@ -19,9 +19,9 @@ from patchloom.evaluate import EvalSettings, evaluate
 from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
 from patchloom.export import export
 from patchloom.look.pictures import look
-from patchloom.runs.settings import DEFAULT_TASK, Settings
+from patchloom.runs.settings import Settings
 from patchloom.signatures import Listed, Option, as_json, listed
-from patchloom.tasks import TASKS, task_class
+from patchloom.tasks import TASKS, task_class, usual_task
 from patchloom.train.pretrain import pretrain
 from patchloom.typos import short
 from patchloom.usage import kind_of, plainly
@@ -59,12 +59,12 @@ def contents() -> str:
     given = {"run", "data", "settings", "count"}
     protocols = {name: listed(protocol_of(name)[0], skip=given) for name in PROTOCOLS}
     parts = {"verbs": verbs, "tasks": tasks, "protocols": protocols}
-    return as_json(parts, {"default_task": DEFAULT_TASK, "builtin": BUILTIN})
+    return as_json(parts, {"builtin": BUILTIN})
 
 
 def page() -> str:
     """The whole of options.md."""
-    first = of_pretrain(DEFAULT_TASK)
+    first = of_pretrain(usual_task(None)[0])
     shared = [option for option in first.options if option.name == "task.name" or option.name[:5] != "task."]
     sections = [_ABOUT, _section("pretrain", first, shared)]
     for name in TASKS:

@@ -20,8 +20,9 @@ from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
 from patchloom.propose import Proposal, propose
 from patchloom.runs.held_out import with_share
-from patchloom.runs.settings import DEFAULT_TASK, TaskLike, request
+from patchloom.runs.settings import TaskLike, request, why_task
 from patchloom.shown import Grid, Shown
+from patchloom.tasks import AUTO
 from patchloom.train.resolve import resolve
 
 _TOLD = 10  # broken files, and classes, that are named
@@ -125,7 +126,7 @@ class Checked(Shown):
 def check(
     data: DataLike,
     *,
-    task: TaskLike = DEFAULT_TASK,
+    task: TaskLike = AUTO,
     images: int | None = None,
     model: str = "auto",
     img_size: int | Literal["auto"] = "auto",
@@ -177,7 +178,7 @@ def check(
     asked, share = with_share(asked, len(opened.train))
     settings, reasons = resolve(asked, len(training), channels, found[0].stats(channels))
     names = [asked.data] if is_object(data) else [os.fspath(name) for name in named(data)]
-    proposal = propose(names, training, settings, share | reasons, estimate)
+    proposal = propose(names, training, settings, why_task(data, task) | share | reasons, estimate)
     close = near_copies(opened.train)
     test = found[1] if len(found) > 1 else None
     return Checked(found[0], test, channels, proposal, out, opened.notes, close)

@@ -14,9 +14,9 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from patchloom.errors import PatchloomError
 from patchloom.signatures import Listed, shipped_names
-from patchloom.tasks import TASKS
+from patchloom.tasks import AUTO, TASKS, usual_task
 from patchloom.typos import sentence, short, without_hyphens
-from patchloom.verbs import default_task, of_evaluate, of_pretrain, of_task, of_verb
+from patchloom.verbs import of_evaluate, of_pretrain, of_task, of_verb
 
 _TRUTHS = ("true", "false", "yes", "no", "on", "off", "1", "0", "auto", "null")
 
@@ -32,7 +32,10 @@ def parse_pretrain(words: Sequence[str]) -> tuple[dict[str, Any], str | None]:
     """
     words = [_named(word) for word in words]
     data, options = _configuration(last_value(joined(words), "--config.file"))
-    task = last_value([*options, *joined(words)], "--task.name") or default_task()
+    task = last_value([*options, *joined(words)], "--task.name") or AUTO
+    if task == AUTO:  # whose options are taken follows from the data
+        places = [word for word in joined(words, of_pretrain(usual_task(None)[0])) if not word.startswith("-")]
+        task = usual_task((places or data or [None])[0])[0]
     typed = joined(words, of_pretrain(task))
     if all(word.startswith("-") for word in typed):
         options = [*data, *options]

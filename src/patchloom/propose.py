@@ -15,6 +15,7 @@ from patchloom.machine import seconds_of
 from patchloom.memory import keep_freed_memory, memory
 from patchloom.runs.settings import Settings
 from patchloom.shown import Grid, Shown, Verbatim
+from patchloom.tasks.code import label
 from patchloom.train.failures import smaller_steps
 from patchloom.train.forecast import refuse_too_large
 from patchloom.train.progress import duration
@@ -104,7 +105,11 @@ class Proposal(Shown):
     def table(self) -> list[tuple[str, ...]]:
         """A heading, and a row for each setting that was left open."""
         s = self.settings
-        shown = s.plain() | {"model": s.model["name"], "img_size": "x".join(map(str, s.img_size))}
+        shown = s.plain() | {
+            "task": label(s.task["name"]),
+            "model": s.model["name"],
+            "img_size": "x".join(map(str, s.img_size)),
+        }
         shown |= {f"model.{name}": value for name, value in s.model.items()}
         rows = [("setting", "proposed", "since")]
         for name, why in self.reasons.items():

@@ -12,8 +12,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 from patchloom.hints import listing
 from patchloom.options import joined, last_value
 from patchloom.signatures import Listed, Option, shipped_value
+from patchloom.tasks import usual_task
 from patchloom.typos import short
-from patchloom.verbs import MODEL_OPTIONS, VERBS, default_task, of_evaluate, of_pretrain, of_task, of_verb, protocols
+from patchloom.verbs import MODEL_OPTIONS, VERBS, of_evaluate, of_pretrain, of_task, of_verb, protocols
 
 EXAMPLES: dict[str, list[tuple[str, str]]] = {
     "": [
@@ -122,7 +123,7 @@ def page(verb: str, words: Sequence[str]) -> str:
         lines += [group, *(line for option in options for line in _explained(option, width))]
         if group == "task" and verb == "pretrain" and not any(map(_of_task, told)):
             lines += _row(
-                "", f"Each has its own options: patchloom pretrain --task {default_task()} --help", _COLUMN, width
+                "", f"Each has its own options: patchloom pretrain --task {usual_task(None)[0]} --help", _COLUMN, width
             )
         lines.append("")
     if any("auto" in kind_of(option) for option in told):
@@ -146,7 +147,7 @@ def _taken(verb: str, words: Sequence[str]) -> tuple[Listed, str, str]:
         return Listed(f"{VERBS[verb].capitalize()}.", ()), prog, ""
     if verb == "pretrain":
         task = last_value(words, "--task")
-        found = of_pretrain(task or default_task())
+        found = of_pretrain(task or usual_task(None)[0])
         return (found if task is None else found._replace(about=f"{task}: {of_task(task).about}")), prog, "run"
     if verb != "evaluate":
         return of_verb(verb), prog, "other"

@@ -6,8 +6,8 @@ from typing import Literal
 
 from patchloom.errors import PatchloomError
 from patchloom.hints import listing, suggestion
-from patchloom.signatures import Listed, Option, listed, shipped, shipped_names, shipped_value
-from patchloom.tasks import TASKS, task_class
+from patchloom.signatures import Listed, Option, listed, shipped, shipped_names
+from patchloom.tasks import AUTO, TASKS, task_class
 
 VERBS: dict[str, str] = {
     "check": "read all images, report what is wrong with them, and propose how to pre-train",
@@ -34,11 +34,6 @@ MODEL_OPTIONS: dict[str, tuple[type, str]] = {
 }
 _IMAGES = "a folder of images, or what else holds some"
 _ENCODER = "a run's folder, an encoder's .safetensors file, or timm:NAME"
-
-
-def default_task() -> str:
-    """The task of a run that names none."""
-    return str(shipped_value("default_task"))
 
 
 def protocols() -> list[str]:
@@ -82,7 +77,13 @@ def of_pretrain(task: str) -> Listed:
         Option("img_size", word, "auto", size, kind="96, 64x128 or auto"),
         Option("model.name", word, "auto", model, kind="name or auto"),
         *(Option(f"model.{name}", kind | None, None, about) for name, (kind, about) in MODEL_OPTIONS.items()),
-        Option("task.name", str, task, f"the pretext task: {listing(TASKS)}", kind="name"),
+        Option(
+            "task.name",
+            str,
+            AUTO,
+            f"the pretext task: {listing(TASKS)}; auto is mae, and droppos for shapes",
+            kind="name or auto",
+        ),
         *(option._replace(name=f"task.{option.name}") for option in of_task(task).options),
     ]
     return Listed(own.about, tuple(options))

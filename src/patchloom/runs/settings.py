@@ -13,14 +13,13 @@ from patchloom.data import DataLike, lasting
 from patchloom.errors import PatchloomError
 from patchloom.hints import check, conforms
 from patchloom.nets.build import EncoderSpec
-from patchloom.tasks import task_name, with_defaults
+from patchloom.tasks import AUTO, task_name, usual_task, with_defaults
 from patchloom.tasks.code import label
 from patchloom.typos import no_option
 
 Auto = Literal["auto"]
 # what verbs take for a task in Python: a name, the place of a class, a class, or a dict of one of these and options
 TaskLike = str | type[Any] | Mapping[str, Any]
-DEFAULT_TASK = "droppos"
 # of processes, threads and pixels more are a slip of the keyboard, and would bring a machine down
 _MAX = {"workers": 1024, "threads": 1024, "devices": 1024, "nodes": 2**16, "patch_size": 2**16, "channels": 2**16}
 LAUNCH = ("devices", "nodes", "strategy")  # with which settings a run may go on as it likes
@@ -170,6 +169,12 @@ class Settings:
         return EncoderSpec(self.model["name"], self.img_size, self.patch_size, self.channels, self.positions, sizes)
 
 
+def why_task(data: DataLike, task: TaskLike) -> dict[str, str]:
+    """The reason for the task by the setting's name, where the user left it open."""
+    name = task.get("name") if isinstance(task, Mapping) else task
+    return {"task": usual_task(data)[1]} if name == AUTO else {}
+
+
 def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Settings:
     """The settings that a user asked for.
 
@@ -195,7 +200,9 @@ def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Setting
         if isinstance(given.get(name), str) and Path(given[name]).exists():
             given[name] = str(Path(given[name]).absolute())
     chosen = dict(task) if isinstance(task, Mapping) else {"name": task}
-    if "name" in chosen:
+    if chosen.get("name") == AUTO:
+        chosen["name"] = usual_task(data)[0]
+    elif "name" in chosen:
         chosen["name"] = task_name(chosen["name"])
     options = with_defaults(chosen)
     if options.get("features_of") is not None and Path(options["features_of"]).exists():

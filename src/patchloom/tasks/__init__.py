@@ -98,6 +98,16 @@ def ready_tasks() -> list[str]:
     return [name for name, entry in TASKS.items() if not entry.needs]
 
 
+AUTO = "auto"  # the task of a run that names none
+
+
+def usual_task(data: object) -> tuple[str, str]:
+    """The task that ``auto`` becomes for images that the user calls ``data``, and why."""
+    if isinstance(data, str) and data.partition(":")[0] == "shapes":
+        return "droppos", "measured best on shapes within minutes"
+    return "mae", "it assumes least of the images; patchloom tasks lists others"
+
+
 def task_name(task: str | type) -> str:
     """The name by which a run finds a task again: that of the list, or the place of its class with a digest.
 

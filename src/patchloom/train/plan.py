@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -63,10 +64,13 @@ class Planner:
         data: the images.
         folder: of the run.
         here: cores of this machine, and the processes of this training that share them.
+        reasons: by setting, why it became what it is, where that is known already.
     """
 
-    def __init__(self, asked: Settings, data: Data, folder: RunFolder, here: Cores):
-        self.asked, self.data, self.folder, self.here = asked, data, folder, here
+    def __init__(
+        self, asked: Settings, data: Data, folder: RunFolder, here: Cores, reasons: Mapping[str, str] | None = None
+    ):
+        self.asked, self.data, self.folder, self.here, self.reasons = asked, data, folder, here, dict(reasons or {})
         self.record = no_record()  # too long to be sent to the other processes, which have no use for it
 
     def plan(self) -> Plan:
@@ -153,7 +157,7 @@ class Planner:
         return Plan(
             False,
             settings,
-            as_there | share | reasons,
+            self.reasons | as_there | share | reasons,
             stats,
             self.data.train.fingerprint(),
             held_out,
@@ -216,7 +220,9 @@ def announce(
     for name, why in plan.reasons.items():
         owner, _, option = name.rpartition(".")
         value = getattr(s, owner)[option] if owner else getattr(s, name)
-        shown = value["name"] if name == "model" else "x".join(map(str, value)) if name == "img_size" else value
+        shown = (
+            value["name"] if name in ("model", "task") else "x".join(map(str, value)) if name == "img_size" else value
+        )
         shown = f"{shown:.4g}" if isinstance(shown, float) else shown
         say(f"  {name:<20} {shown!s:<12} ({why})")
     if plan.stats.unreadable:

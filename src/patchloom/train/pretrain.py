@@ -26,10 +26,11 @@ from patchloom.nets.performance import compile_blocks
 from patchloom.processes import Shared, cores_here, rank, world
 from patchloom.questions.measure import Measure
 from patchloom.runs.folder import RunFolder, plain_name
-from patchloom.runs.settings import DEFAULT_TASK, Settings, TaskLike, request
+from patchloom.runs.settings import Settings, TaskLike, request, why_task
 from patchloom.runs.task import load_task, prepare_task, run_card
 from patchloom.shown import Shown, Verbatim
 from patchloom.stopping import Stop
+from patchloom.tasks import AUTO
 from patchloom.tasks.code import label
 from patchloom.tasks.task import Task
 from patchloom.train.batches import batches_of
@@ -77,7 +78,7 @@ class Run(Shown):
 @checked
 def pretrain(
     data: DataLike,
-    task: TaskLike = DEFAULT_TASK,
+    task: TaskLike = AUTO,
     *,
     out: str | Path | None = None,
     dry_run: bool = False,
@@ -116,7 +117,7 @@ def pretrain(
     # ---- the processes that train together, and the plan that the first of them makes for all: new, or resumed
     keep_freed_memory()
     fabric = launch(asked, folder.read_config().device if folder.config.exists() else device_of(asked))
-    planner = Planner(asked, opened, folder, cores_here())
+    planner = Planner(asked, opened, folder, cores_here(), why_task(data, task))
     plan = first_decides(fabric, planner.plan)
     if not fabric.is_global_zero and opened.train.fingerprint() != plan.fingerprint:
         raise PatchloomError(
