@@ -156,7 +156,7 @@ def test_the_list_and_the_page_of_options_are_what_the_signatures_say():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name if page.parent == ROOT else f"docs/{page.name}")
 def test_options_links_and_lines(page):
     text = page.read_text()
-    known = {"debug", "help", "version", "config", "out", "task", "model", "from", *options_of_pretrain()}
+    known = {"debug", "help", "version", "config", "out", "dry_run", "task", "model", "from", *options_of_pretrain()}
     known |= {f"model.{option}" for option in MODEL_OPTIONS} | {"task.NAME", "model.NAME"}
     known |= {option for name in TASKS for option in options_of_task(name)}
     protocols = [protocol_of(name)[0] for name in PROTOCOLS]
@@ -164,7 +164,12 @@ def test_options_links_and_lines(page):
         option for call in (*CALLS.values(), EvalSettings, *protocols) for option in inspect.signature(call).parameters
     }
     # of a task that the page makes, of other programs, and of older versions
-    others = {"extend.md": {"task.share"}, "pretrain.md": {"lr"}, "CHANGELOG.md": {"batch", "lr", "taks"}}
+    others = {
+        "extend.md": {"task.share"},
+        "pretrain.md": {"lr"},
+        "devices.md": {"rdzv_conf"},
+        "CHANGELOG.md": {"batch", "lr", "taks"},
+    }
     named = re.findall(r"`[^`\n]*?--([A-Za-z][\w.-]*\w)", FENCE.sub("", text))
     unknown = {name.replace("-", "_") for name in named} - known - others.get(page.name, set())
     assert not unknown, f"options that do not exist: {unknown}"
