@@ -20,7 +20,7 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
     "": [
         ("patchloom check photos/", "looks at your images"),
         ("patchloom pretrain photos/", "trains on them"),
-        ("patchloom evaluate knn runs/photos-droppos labelled/", "what it learnt"),
+        ("patchloom evaluate knn runs/photos-mae labelled/", "what it learnt"),
         ("patchloom pretrain shapes", "built-in images, offline"),
     ],
     "check": [
@@ -33,16 +33,16 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("patchloom pretrain photos/ --init timm:vit_tiny_patch16_224", ""),
     ],
     "evaluate": [
-        ("patchloom evaluate knn runs/photos-droppos labelled/", "seconds"),
-        ("patchloom evaluate linear runs/photos-droppos labelled/", "a linear layer"),
-        ("patchloom evaluate finetune runs/photos-droppos labelled/", "all layers"),
+        ("patchloom evaluate knn runs/photos-mae labelled/", "seconds"),
+        ("patchloom evaluate linear runs/photos-mae labelled/", "a linear layer"),
+        ("patchloom evaluate finetune runs/photos-mae labelled/", "all layers"),
         ("patchloom evaluate finetune --help", "its options"),
     ],
     "look": [
-        ("patchloom look runs/photos-droppos", "of its own images"),
-        ("patchloom look runs/photos-droppos others/ --images 4", "of others"),
+        ("patchloom look runs/photos-mae", "of its own images"),
+        ("patchloom look runs/photos-mae others/ --images 4", "of others"),
     ],
-    "export": [("patchloom export runs/photos-droppos", "writes timm.safetensors into the run")],
+    "export": [("patchloom export runs/photos-mae", "writes timm.safetensors into the run")],
     "bench": [
         ("patchloom bench photos/ --tasks mae,droppos", "before a long run"),
         ("patchloom bench --model vit_small_patch16_224 --img_size 224", ""),
@@ -210,7 +210,7 @@ def _examples(verb: str, title: str, width: int) -> list[str]:
     """Those of the verb, or of one of its protocols."""
     found = EXAMPLES[verb]
     if title in protocols():
-        command = f"patchloom evaluate {title} runs/photos-droppos labelled/"
+        command = f"patchloom evaluate {title} runs/photos-mae labelled/"
         found = [one for one in found if one[0] == command] or [(command, "")]
     column = 4 + max((len(command) for command, why in found if why), default=0)
     return [line for command, why in found for line in _row(f"  {command}", why, column, width)]
