@@ -99,6 +99,13 @@ def test_a_run_without_a_checkpoint_has_no_encoder(stopped):
         patchloom.load_encoder(stopped)
 
 
+def test_a_finished_run_whose_encoder_is_gone_is_no_stopped_one(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run" / "encoder.safetensors").unlink()
+    with pytest.raises(PatchloomError, match="it was there when the run had finished; .* delete summary.txt"):
+        patchloom.load_encoder(tmp_path / "run")
+
+
 def test_a_path_beside_the_run_is_answered_with_the_run(stopped, monkeypatch):
     runs = stopped.parent
     assert meant(runs) == f"the run {stopped.name} is in it, so give {stopped}"

@@ -27,8 +27,8 @@ def unfinished(source: str | Path) -> RunFolder | None:
     if str(source).startswith("timm:"):
         return None
     folder = RunFolder(source)
-    begun = folder.config.exists() and not folder.encoder.exists() and folder.checkpoints.there()
-    return folder if begun else None
+    begun = folder.config.exists() and folder.checkpoints.there()
+    return folder if begun and not folder.encoder.exists() and folder.read_summary() is None else None
 
 
 def encoder_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -51,6 +51,9 @@ def check_place(source: str | Path) -> None:
         hint = meant(path) or weights.published_like(source) or "give a run's folder, a .safetensors file or timm:NAME"
         if (path / "config.yaml").is_file():
             hint = "the run has no checkpoint yet, so let it train first"
+            if RunFolder(path).read_summary() is not None:
+                hint = "it was there when the run had finished; to have it written again, delete summary.txt and give "
+                hint += "the run's command once more"
         raise PatchloomError(f"there is no encoder at {path}: {hint}")
 
 

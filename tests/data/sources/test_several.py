@@ -100,7 +100,7 @@ def test_commas_part_a_text_but_no_path_address_or_pattern(folders, draw):
         open_data("a,gone")
 
 
-@pytest.mark.parametrize("nothing", ["", " ", [], [""], ["a", " "]])
+@pytest.mark.parametrize("nothing", ["", " ", [""], ["a", " "]])
 def test_no_name(folders, nothing):
     for function in (open_data, lasting):
         with pytest.raises(PatchloomError, match="the data has no name"):

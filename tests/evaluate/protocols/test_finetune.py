@@ -300,7 +300,7 @@ def test_wrong_pairs_are_refused_in_a_sentence(run: Path, tmp_path: Path, record
         ({"blr": [1e-3, -1.0]}, "--blr must be"),
         ({"recipe": "dino"}, "no recipe dino"),
         ({"out": "here", "seeds": 2}, "--out names one file, but --seeds 2"),
-        ({"epochz": 1}, "has no option epochz"),
+        ({"epochz": 1}, "there is no option --epochz; did you mean --epochs"),
     ):
         with pytest.raises(PatchloomError, match=said):
             _tuned(run, **options)

@@ -91,7 +91,7 @@ def positions(
     withheld = ", ".join(_WITHHELD[name] for name in axes)
     out = folder.pictures / f"position_map-{plain_name(data)}.png"
     pictured, ratios = source.subset(np.arange(min(_PICTURED, len(source)))), _plainest(axes)
-    drawn = plain_batches(pictured, size, _PICTURED, channels=task.geometry.channels, device=settings.at)
+    drawn = plain_batches(pictured, size, _PICTURED, channels=channels, device=settings.at)
     with torch.inference_mode():
         asked = next(normalized(drawn, card, []))
         placed = predict(asked, torch.Generator().manual_seed(settings.seed), **ratios)
