@@ -24,7 +24,7 @@ from patchloom.evaluate.best_epoch import BestEpoch, score_of
 from patchloom.evaluate.cache import digest_of
 from patchloom.evaluate.classifier import Classifier
 from patchloom.evaluate.features import labels_of
-from patchloom.evaluate.pace import TimeLeft, duration
+from patchloom.evaluate.pace import TimeLeft
 from patchloom.evaluate.recipes import Recipe, of_step
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.unfinished import Unfinished
@@ -35,7 +35,7 @@ from patchloom.nets.performance import fuse_attention
 from patchloom.runs.checkpoint import restore, tensors_of
 from patchloom.stopping import Stop
 from patchloom.version import __version__
-from patchloom.waiting import Waiting
+from patchloom.waiting import Waiting, duration
 
 _CHECKED = 50  # times in a training that a GPU is waited for, to look at the loss
 _MEASURED = 4  # steps of which the time is taken, the first of which does not count

@@ -25,10 +25,9 @@ from patchloom.runs.settings import Settings
 from patchloom.tasks import images_needed
 from patchloom.tasks.task import Task
 from patchloom.train.failures import smaller_steps
-from patchloom.train.progress import duration
 from patchloom.train.sketch import Sizes, Sketch, sketch, upper
 from patchloom.train.trial import Step
-from patchloom.waiting import Waiting
+from patchloom.waiting import Waiting, duration
 
 _GIB = 2**30
 _SURE = 1 / 8  # a step that takes no more of the memory than this by a rough rule needs no counting
