@@ -30,6 +30,7 @@ from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.unfinished import Unfinished
 from patchloom.evaluate.views import Views
 from patchloom.memory import keep_freed_memory
+from patchloom.nets.encode import attention_heads
 from patchloom.nets.native.blocks import use_native
 from patchloom.nets.performance import fuse_attention
 from patchloom.runs.checkpoint import restore, tensors_of
@@ -242,10 +243,13 @@ class Training:
         return {
             "programs": _PROGRAMS,
             "weights": digest_of(model.state_dict()),
-            # neither what is frozen nor the number of heads is seen in the weights
+            # neither what is frozen nor heads and pixels are seen in the weights, nor the latter two in the layers
             "model": [str(model), [name for name, weight in model.named_parameters() if weight.requires_grad]],
+            "sizes": [attention_heads(model.encoder), model.size],
             "images": source.fingerprint(),
             "labels": digest_of({"labels": labels_of(source)}),
+            # by which the images for validation are drawn
+            "groups": None if source.groups is None else digest_of({"groups": torch.from_numpy(source.groups)}),
             "recipe": self.recipe.plain(),
             "numbers": [self.mean, self.std, self.seed],
             "device": [self.device.type, self.half, native],
