@@ -50,6 +50,12 @@ def ungrouped(source: Source) -> Source:
     return free
 
 
+def splittable(source: Source) -> Source:
+    """The same images; `ungrouped` where all are one group, for a choice that has to be made on some of them."""
+    one = source.groups is not None and len(np.unique(source.groups)) < 2
+    return ungrouped(source) if one else source
+
+
 def names_of(source: Source, group: str) -> list[str]:
     """The name of each image's group; "" for an image in none.
 

@@ -11,7 +11,7 @@ import numpy as np
 from timm.models.vision_transformer import VisionTransformer
 
 from patchloom.data import Source, hold_out
-from patchloom.data.groups import ungrouped
+from patchloom.data.groups import splittable
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.answers import Answers, answers
 from patchloom.evaluate.classifier import Classifier, class_names
@@ -100,9 +100,7 @@ def fit(
     """
     chosen = {}
     if len(plan.rates) > 1:
-        one_group = source.groups is not None and len(np.unique(source.groups)) < 2
-        whole = ungrouped(source) if one_group else source  # to choose a rate, any images may be held out then
-        rest, held = hold_out(whole, RATE_VALIDATION_SHARE, len(source), plan.settings.seed)
+        rest, held = hold_out(splittable(source), RATE_VALIDATION_SHARE, len(source), plan.settings.seed)
         found = []
         for rate in plan.rates:
             model = _fitted(candidate, plan.at(rate), rest, f"{candidate.name}, blr {rate:g}", left).model

@@ -18,6 +18,7 @@ from timm.utils import ModelEmaV3, random_seed
 from torch import Tensor
 
 from patchloom.data import Batch, Source, hold_out, normalize, training_batches
+from patchloom.data.groups import splittable
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate.answers import predictions
 from patchloom.evaluate.best_epoch import BestEpoch, score_of
@@ -95,7 +96,7 @@ class Training:
         self._about = self._all_that_decides(model, source, native) if settings.cache else None
         self.held: Source | None = None
         if recipe.validation:
-            source, self.held = hold_out(source, recipe.validation, seed=settings.seed)
+            source, self.held = hold_out(splittable(source), recipe.validation, seed=settings.seed)
         self.source, self.labels = source, labels_of(source)
         self.model = model.to(self.device).train()
         keep_freed_memory()
