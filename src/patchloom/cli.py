@@ -173,11 +173,7 @@ def _export(words: list[str]) -> None:
         from patchloom.export import export
 
     done = export(**given)
-    files, what = f"{done.weights}", "features"
-    if done.head is not None:
-        files, what = f"{files} and {done.head}", "features, the instance representation among them,"
-    print(f"{files}: timm's {what} differ by at most {done.difference:.1e} on {done.images} {done.compared_on}.")
-    print(*done.notes, "", done.snippet, sep="\n")
+    print(done.sentence(), *done.notes, "", done.snippet, sep="\n")
 
 
 def _bench(words: list[str]) -> None:
