@@ -13,6 +13,7 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import TextIO
 
 _SOON = 1.0  # seconds after which a terminal shows a line
@@ -59,6 +60,23 @@ class Waiting:
         """What is being done, how far it is, and for how long."""
         count = "" if not self.total else f": {self.done:,} of {self.total:,}"
         return f"{self.what}{count} ({time.monotonic() - self.begun:.0f} s)"
+
+
+@contextlib.contextmanager
+def none_left() -> Iterator[None]:
+    """What began inside is over after an error, too.
+
+    A generator that a function holds, and leaves amid its items, is never closed where somebody keeps the error, as
+    notebooks do: what it waited for would be told for ever.
+    """
+    before = [*_teller.under_way]
+    try:
+        yield
+    except BaseException:
+        for waiting in [*_teller.under_way]:
+            if not any(waiting is one for one in before):
+                _teller.end(waiting)
+        raise
 
 
 class _Teller:
