@@ -107,7 +107,9 @@ def foresee(settings: Settings, training: Source, share: int, here: Cores, folde
     if settings.device == "cpu":
         free, there = free / here.processes, there / here.processes
     counted = refuse_too_large(settings, share, here.processes)
-    with Waiting("trying a few steps"), torch.random.fork_rng(), alone():
+    # of the own GPU alone: others would be set up for it, and torch would warn
+    used = [torch.cuda.current_device()] if settings.device == "cuda" else []
+    with Waiting("trying a few steps"), torch.random.fork_rng(devices=used), alone():
         tried = _try(settings, share, counted, training)
     sizes = tried.sizes if counted is None else counted.sizes
     disc = 3 * sizes.checkpoint + sizes.encoder + _FILES
