@@ -13,6 +13,7 @@ from PIL import Image
 import patchloom
 from patchloom.cli import main
 from patchloom.options import parse_call, parse_evaluate, parse_pretrain
+from patchloom.runs.settings import request
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -254,6 +255,21 @@ def test_several_words_are_several_data(tmp_path):
         assert parse_evaluate(["knn", "run", *words])["data"] == data
     assert parse_call("check", ["a", "b", "--images", "3"])["data"] == ["a", "b"]
     assert parse_call("check", ["12"])["data"] == "12"
+
+
+def test_the_options_are_those_of_the_task_that_several_data_get(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("data: [shapes:20, photos]\n")
+    for words, task in (
+        (["shapes:20", "photos"], "mae"),
+        (["photos", "shapes:20"], "mae"),
+        (["--config", str(file)], "mae"),
+        (["shapes:20"], "droppos"),
+    ):
+        given, _ = parse_pretrain(words)
+        data, chosen = given.pop("data"), given.pop("task")
+        assert request(data, chosen, given).task["name"] == task
+        assert request([data] if isinstance(data, str) else data, "auto", {}).task["name"] == task
 
 
 @pytest.mark.parametrize("group", ["^(.*)_", "parent", "([^/]+)_", "[A-Z]+", "0016", "*x", "{a}", "a: b", r"\d\D*$"])

@@ -91,6 +91,7 @@ def test_without_images_the_code_is_compared_on_noise(photos, tmp_path, capsys):
     assert main(["export", str(path)]) == 0
     printed = capsys.readouterr().out
     assert "on 16 images of noise." in printed and "does not tell which images it was trained on" in printed
+    assert "on 16 images of noise." in done.text(400) and done.notes[0] in done.text(400)
     assert export(path, data=str(photos)).notes == ()
     with pytest.raises(PatchloomError, match="nowhere"):  # what is named must be there
         export(path, data="nowhere")

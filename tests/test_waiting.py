@@ -10,6 +10,8 @@ import time
 import pytest
 
 from patchloom import waiting
+from patchloom.calls import checked
+from patchloom.evaluate.pace import watched
 from patchloom.waiting import Waiting
 
 
@@ -116,3 +118,17 @@ with Waiting("outer"):
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "7\n", done.stderr
+
+
+def test_what_an_error_left_amid_its_images_is_told_no_more():
+    @checked
+    def verb() -> None:
+        batches = watched(range(9), 9, "positions")
+        for _ in batches:
+            raise KeyboardInterrupt
+
+    with Waiting("of the program"):
+        with pytest.raises(KeyboardInterrupt) as kept:  # which holds the frame, and in it the generator
+            verb()
+        assert [one.what for one in waiting._teller.under_way] == ["of the program"]
+    assert kept.value.__traceback__ is not None and not waiting._teller.under_way

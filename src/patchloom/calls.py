@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar, get_type_hints
 from patchloom.errors import PatchloomError
 from patchloom.hints import OBJECTS, check
 from patchloom.typos import no_option
+from patchloom.waiting import none_left
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,7 +43,8 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         for key, value in values.items():
             if key in hints and key in takes.parameters and key not in OBJECTS:
                 check(key, value, hints[key])
-        return function(**values)
+        with none_left():
+            return function(**values)
 
     return call
 

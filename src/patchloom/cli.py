@@ -20,7 +20,7 @@ from patchloom.stopping import StopAtOnce, nobody_reads
 from patchloom.tasks import TASKS
 from patchloom.usage import filled, overview, page, page_width
 from patchloom.verbs import VERBS, protocols
-from patchloom.waiting import Waiting
+from patchloom.waiting import Waiting, is_first
 
 # how others call a verb, and what is a part of one
 _MEANT = {
@@ -33,8 +33,6 @@ _MEANT = {
     **dict.fromkeys(("info", "inspect", "stats", "propose"), "check"),
 }
 _HELP = ("-h", "--help", "--help=all", "--help-all", "--help_all")
-# of several processes that train together, the first speaks
-_RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,7 +75,7 @@ def _run(words: list[str]) -> int:
 
 
 def _stopped() -> int:
-    if all(os.environ.get(name, "0") == "0" for name in _RANKS):
+    if is_first():
         _say("stopped.")
     return 130
 
@@ -175,11 +173,7 @@ def _export(words: list[str]) -> None:
         from patchloom.export import export
 
     done = export(**given)
-    files, what = f"{done.weights}", "features"
-    if done.head is not None:
-        files, what = f"{files} and {done.head}", "features, the instance representation among them,"
-    print(f"{files}: timm's {what} differ by at most {done.difference:.1e} on {done.images} {done.compared_on}.")
-    print(*done.notes, "", done.snippet, sep="\n")
+    print(done.sentence(), *done.notes, "", done.snippet, sep="\n")
 
 
 def _bench(words: list[str]) -> None:

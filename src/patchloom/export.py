@@ -52,9 +52,14 @@ class Export(Shown):
 
     def parts(self, width: int) -> list[str]:
         """See `Shown`."""
-        files = " and ".join(str(path) for path in (self.weights, self.head) if path is not None)
-        compared = f"timm's features differ by at most {self.difference:.1e} on {self.images} images."
-        return [Verbatim(f"{files}: {compared}"), "", Verbatim(self.snippet)]
+        return [Verbatim(self.sentence()), *self.notes, "", Verbatim(self.snippet)]
+
+    def sentence(self) -> str:
+        """What was written, and how it was compared."""
+        files, what = f"{self.weights}", "features"
+        if self.head is not None:
+            files, what = f"{files} and {self.head}", "features, the instance representation among them,"
+        return f"{files}: timm's {what} differ by at most {self.difference:.1e} on {self.images} {self.compared_on}."
 
 
 @checked

@@ -35,7 +35,7 @@ def parse_pretrain(words: Sequence[str]) -> tuple[dict[str, Any], str | None]:
     task = last_value([*options, *joined(words)], "--task.name") or AUTO
     if task == AUTO:  # whose options are taken follows from the data
         places = [word for word in joined(words, of_pretrain(usual_task(None)[0])) if not word.startswith("-")]
-        task = usual_task((places or data or [None])[0])[0]
+        task = usual_task(places or data)[0]
     typed = joined(words, of_pretrain(task))
     if all(word.startswith("-") for word in typed):
         options = [*data, *options]

@@ -18,9 +18,8 @@ from patchloom.shown import Grid, Shown, Verbatim
 from patchloom.tasks.code import label
 from patchloom.train.failures import smaller_steps
 from patchloom.train.forecast import refuse_too_large
-from patchloom.train.progress import duration
 from patchloom.train.trial import Step, memory_of, reading
-from patchloom.waiting import Waiting
+from patchloom.waiting import Waiting, duration
 
 _STEPS = 5  # that are timed
 _KEPT = 1.25  # pixels to keep of an image, over those that are trained on (docs/data.md)

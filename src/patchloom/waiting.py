@@ -13,13 +13,19 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import TextIO
 
 _SOON = 1.0  # seconds after which a terminal shows a line
 _AGAIN = 0.5  # seconds between two of its changes
 _FIRST, _EVERY = 10.0, 30.0  # seconds to the first plain line, where there is no terminal, and between two of them
-# of several processes that train together, the first of a machine speaks
+# of several processes that train together, one alone speaks
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
+
+
+def is_first() -> bool:
+    """Whether this is the first of the processes that train together, as their launcher numbers them."""
+    return all(os.environ.get(name, "0") == "0" for name in _RANKS)
 
 
 class Waiting:
@@ -33,9 +39,7 @@ class Waiting:
     def __init__(self, what: str, total: int | None = None):
         self.what, self.total, self.done = what, total, 0
         self.begun = self.spoken = 0.0
-        self._silent = multiprocessing.parent_process() is not None or any(
-            os.environ.get(name, "0") != "0" for name in _RANKS
-        )
+        self._silent = multiprocessing.parent_process() is not None or not is_first()
 
     def __enter__(self) -> Waiting:
         self.begun = time.monotonic()
@@ -56,6 +60,23 @@ class Waiting:
         """What is being done, how far it is, and for how long."""
         count = "" if not self.total else f": {self.done:,} of {self.total:,}"
         return f"{self.what}{count} ({time.monotonic() - self.begun:.0f} s)"
+
+
+@contextlib.contextmanager
+def none_left() -> Iterator[None]:
+    """What began inside is over after an error, too.
+
+    A generator that a function holds, and leaves amid its items, is never closed where somebody keeps the error, as
+    notebooks do: what it waited for would be told for ever.
+    """
+    before = [*_teller.under_way]
+    try:
+        yield
+    except BaseException:
+        for waiting in [*_teller.under_way]:
+            if not any(waiting is one for one in before):
+                _teller.end(waiting)
+        raise
 
 
 class _Teller:
@@ -112,6 +133,18 @@ class _Teller:
                 _stream().write("\r\x1b[2K")
                 _stream().flush()
             self.shown = False
+
+
+def duration(seconds: float) -> str:
+    """'42 s', '3 min 20 s', '5 h 10 min' or '40 days'."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole / 86400:,.0f} days"
 
 
 def _stream() -> TextIO:

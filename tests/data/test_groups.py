@@ -138,3 +138,9 @@ def test_when_nothing_would_be_left_to_train_on(draw, tmp_path):
     shutil.copy(draw("a_2.png"), tmp_path / "b_2.png")
     with pytest.raises(PatchloomError, match="copies of those in one group"):
         hold_out(open_data(tmp_path, group="^(.*)_").train)
+
+
+def test_images_of_a_program_are_as_they_were(films):
+    own = open_data(films)
+    assert open_data(own, group="^(.*)_").train.groups is not None
+    assert own.train.groups is None and open_data(own).train.groups is None and not own.notes

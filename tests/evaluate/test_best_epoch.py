@@ -68,3 +68,7 @@ def test_validation_images_are_not_trained_on(tiny_encoder, monkeypatch) -> None
     assert validated == [4, 8] and trained.chosen["validation_images"] == 15
     # every class is among them, as often as among all
     assert len(set(source.labels[sorted(held)].tolist())) == 10
+
+
+def test_days_are_told_as_days():
+    assert str(TimeLeft(1000, 3600.0)) == "42 days left"

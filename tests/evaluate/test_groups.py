@@ -81,7 +81,7 @@ def test_frames_that_are_known_by_heart_flatter(films: Path, tiny_encoder: Path)
     assert cached.quoted[0].settings["held_out"] == 18 and "whole groups" in cached.protocol
 
 
-def test_fine_tuning_chooses_a_rate_where_one_group_is_left(films: Path, tiny_encoder: Path, tmp_path: Path) -> None:
+def test_fine_tuning_chooses_where_one_group_is_left(films: Path, tiny_encoder: Path, tmp_path: Path) -> None:
     data = tmp_path / "two"
     for film in (0, 1, 2, 3):
         for path in films.glob(f"*/film{film:02}_*.png"):
@@ -93,5 +93,7 @@ def test_fine_tuning_chooses_a_rate_where_one_group_is_left(films: Path, tiny_en
         "finetune", tiny_encoder, data, device="cpu", group=group, blr=[1e-3, 1e-2], epochs=1, control=False
     )
     assert done.quoted[0].settings["held_out"] == 1
+    done = evaluate("finetune", tiny_encoder, data, device="cpu", group=group, epochs=1, control=False, validation=0.5)
+    assert done.quoted[0].settings["validation_images"] == 6
     with pytest.raises(PatchloomError, match="puts all 24 images"):
         evaluate("knn", tiny_encoder, data, device="cpu", group="_film")

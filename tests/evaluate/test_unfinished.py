@@ -1,5 +1,6 @@
 """A training that is stopped or killed goes on where it was, and ends as if nothing had happened."""
 
+import json
 import math
 import os
 import pickle
@@ -7,15 +8,20 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from forked import server
 
+from patchloom.data import open_data
 from patchloom.errors import Stopped
-from patchloom.evaluate import evaluate, features, unfinished
+from patchloom.evaluate import EvalSettings, evaluate, features, unfinished
+from patchloom.evaluate.classifier import Classifier
 from patchloom.evaluate.protocols import finetune as _  # noqa: F401
+from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.training import Training
 from patchloom.files import cache_root
+from patchloom.nets.build import EncoderSpec, build_encoder
 
 # everything that a checkpoint has to hold: a moving average, the best epoch, random numbers of every kind
 OPTIONS = {
@@ -127,6 +133,20 @@ def test_another_training_does_not_go_on_with_it(tiny_encoder, tmp_path, monkeyp
         path.write_bytes(path.read_bytes()[:-1])
     evaluate("finetune", run, "digits", **OPTIONS | {"control": False})  # which begins again
     assert "goes on" not in capsys.readouterr().out
+
+
+def test_heads_pixels_and_groups_decide_too() -> None:
+    def key(heads=2, side=8, film=None):
+        torch.manual_seed(0)
+        encoder = build_encoder(EncoderSpec("nano", (side, side), 4, 1, "none", {"num_heads": heads}))
+        source = open_data("digits").train.subset(range(40))
+        source.groups = None if film is None else np.arange(40) // film
+        recipe = Recipe(epochs=1, warmup_epochs=0, batch=8, validation=0.25)
+        training = Training(Classifier(encoder, 10, "mean"), source, recipe, (0.5,), (0.2,), EvalSettings(device="cpu"))
+        return json.dumps(training._about, sort_keys=True)
+
+    assert key() == key()
+    assert len({key(), key(heads=4), key(side=16), key(film=4), key(film=5)}) == 5
 
 
 def test_nothing_is_kept_without_a_cache_or_for_ever(tiny_encoder, tmp_path, monkeypatch) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.evaluate.report import Report, Row
+from patchloom.evaluate.report import Report, Row, compared
 from patchloom.questions.measure import Measure
 from patchloom.runs.held_out import HeldOut
 from patchloom.train.closing import NO_LABELS, closing_sentence
@@ -119,3 +119,13 @@ def report(trained, untrained, pixels, n):
 def test_with_labels_the_features_are_compared_with_both_controls(values, n, words):
     sentence = closing_sentence(error(0.499, 0.727, 0.615), report(*values, n), NEW)
     assert f"; and by kNN {words}" in sentence and NO_LABELS not in sentence
+
+
+def test_on_the_same_images_the_closing_sentence_says_what_the_headline_says():
+    right = torch.arange(60) < 30
+    rows = {"trained": right, "untrained": torch.arange(60) < 20, "raw pixels": torch.arange(60) < 18}
+    quoted = tuple(Row.of_images(name, "mean", "knn", {"k": 20}, one) for name, one in rows.items())
+    found = Report(list(quoted), "", "", quoted, "images", "", 0, 60)
+    assert "points better than the untrained one" in compared(quoted[0], quoted[1], "the untrained one")
+    sentence = closing_sentence(error(0.499, 0.727, 0.615), found, NEW)
+    assert "its features tell classes better than untrained, though 60 test images are too few to tell by" in sentence

@@ -3,7 +3,8 @@
 import pytest
 
 from patchloom.train.lines import Line, Part, wrapped
-from patchloom.train.progress import about, duration, line
+from patchloom.train.progress import about, line
+from patchloom.waiting import duration
 
 MEASURED = ["reconstruction error 0.499 (mean colour 0.615, blurred copy 0.727)"]
 MEASURED += ["reconstruction error 0.499 (blurred copy 0.727)", "reconstruction error 0.499"]
@@ -74,7 +75,13 @@ def test_a_table_goes_on_under_its_column_and_words_are_never_cut():
 
 @pytest.mark.parametrize(
     ("seconds", "long", "short"),
-    [(42.4, "42 s", "42 s"), (168, "2 min 48 s", "3 min"), (3599.9, "1 h 0 min", "1 h"), (18_600, "5 h 10 min", "5 h")],
+    [
+        (42.4, "42 s", "42 s"),
+        (168, "2 min 48 s", "3 min"),
+        (3599.9, "1 h 0 min", "1 h"),
+        (18_600, "5 h 10 min", "5 h"),
+        (40 * 86_400, "40 days", "960 h"),
+    ],
 )
 def test_durations(seconds, long, short):
     assert (duration(seconds), about(seconds)) == (long, short)

@@ -179,6 +179,18 @@ def test_a_large_model_is_calculated_and_not_made_twice(monkeypatch):
     assert found.how == "calculated" and found.total > 0 and found.memory > 0
 
 
+def test_no_gpu_is_set_up_for_steps_that_are_tried_elsewhere(monkeypatch):
+    settings, source = settings_for(batch_size=4), open_data("shapes:20").train
+    asked = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: asked.append(device) or torch.get_rng_state())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
+    monkeypatch.setattr(forecast, "_try", lambda *_: forecast._Tried(1.0, 0.0, "", forecast.Sizes(1, 1, 1, 1), None))
+    before = torch.get_rng_state()
+    forecast.foresee(settings, source, 4, Cores(2), RunFolder("nowhere/run"))
+    assert not asked and torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_disc_without_the_room_is_refused_before_anything_is_written(images, tmp_path, monkeypatch, capsys):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage(9e6, 8e6, 1e6))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,7 @@ def grouped(data: Data, group: str) -> Data:
     """Data whose images are in groups, with a note that says how many there are.
 
     Args:
-        data: as it was opened; its sources are changed.
+        data: as it was opened; it stays as it is, since it may be a program's own.
         group: ``parent``, for the folder in which an image lies; the name of a column, where a table lists the images;
             or a regular expression that is searched for in the path of each image within the data, and whose brackets,
             if it has some, hold what names the group.
@@ -25,8 +26,8 @@ def grouped(data: Data, group: str) -> Data:
     Raises:
         PatchloomError: the images have no names, the expression is none or matches no image, or all are in one group.
     """
-    names = _several_names(data.train, group)
-    data.train.groups = _numbered(names)
+    names, train = _several_names(data.train, group), copy(data.train)
+    train.groups = _numbered(names)
     found, alone = np.unique([name for name in names if name]), names.count("")
     few = f" ({_some(found)})" if len(found) <= 5 else ""
     notes = [f"--group {group}: {len(found):,} groups of images{few}, which no split parts"]
@@ -40,7 +41,7 @@ def grouped(data: Data, group: str) -> Data:
                 f"--group {group}: the data has images of {len(both):,} of its groups in training and in test "
                 f"({_some(both)}), so scores say less about new images"
             )
-    return replace(data, notes=(*data.notes, *notes))
+    return replace(data, train=train, notes=(*data.notes, *notes))
 
 
 def ungrouped(source: Source) -> Source:
@@ -48,6 +49,12 @@ def ungrouped(source: Source) -> Source:
     free = source.subset(np.arange(len(source)))
     free.groups = None
     return free
+
+
+def splittable(source: Source) -> Source:
+    """The same images; `ungrouped` where all are one group, for a choice that has to be made on some of them."""
+    one = source.groups is not None and len(np.unique(source.groups)) < 2
+    return ungrouped(source) if one else source
 
 
 def names_of(source: Source, group: str) -> list[str]:

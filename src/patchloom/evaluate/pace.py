@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
-from patchloom.waiting import Waiting
+from patchloom.waiting import Waiting, duration
 
 T = TypeVar("T")
 
@@ -66,13 +66,3 @@ def watched(items: Iterable[T], total: int, what: str) -> Iterator[T]:
 def waiting_for(what: str) -> AbstractContextManager[object]:
     """While entered, what is being done is said if it takes a while; nothing is said without ``what``."""
     return Waiting(what) if what else nullcontext()
-
-
-def duration(seconds: float) -> str:
-    """'42 s', '3 min 20 s' or '5 h 10 min'."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

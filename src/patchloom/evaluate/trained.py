@@ -11,20 +11,21 @@ import numpy as np
 from timm.models.vision_transformer import VisionTransformer
 
 from patchloom.data import Source, hold_out
-from patchloom.data.groups import ungrouped
+from patchloom.data.groups import splittable
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.answers import Answers, answers
 from patchloom.evaluate.classifier import Classifier, class_names
 from patchloom.evaluate.features import Precision, classes_of, labels_of, trains_in_bfloat16
 from patchloom.evaluate.fit import FitPlan, seconds_of_step, seeded, train
 from patchloom.evaluate.frozen import THE_UNTRAINED, UNTRAINED, majority
-from patchloom.evaluate.pace import TimeLeft, duration, waiting_for
+from patchloom.evaluate.pace import TimeLeft, waiting_for
 from patchloom.evaluate.recipes import Recipe, recipe_for
 from patchloom.evaluate.report import Report, Row, compared, lost_images
 from patchloom.evaluate.settings import EvalSettings, Parts
 from patchloom.evaluate.training import Trained
 from patchloom.nets.native.choice import choose_kernels
 from patchloom.nets.weights import EncoderCard
+from patchloom.waiting import duration
 
 SCRATCH = "from scratch"
 RATE_VALIDATION_SHARE = 0.1
@@ -99,9 +100,7 @@ def fit(
     """
     chosen = {}
     if len(plan.rates) > 1:
-        one_group = source.groups is not None and len(np.unique(source.groups)) < 2
-        whole = ungrouped(source) if one_group else source  # to choose a rate, any images may be held out then
-        rest, held = hold_out(whole, RATE_VALIDATION_SHARE, len(source), plan.settings.seed)
+        rest, held = hold_out(splittable(source), RATE_VALIDATION_SHARE, len(source), plan.settings.seed)
         found = []
         for rate in plan.rates:
             model = _fitted(candidate, plan.at(rate), rest, f"{candidate.name}, blr {rate:g}", left).model

@@ -18,24 +18,26 @@ from timm.utils import ModelEmaV3, random_seed
 from torch import Tensor
 
 from patchloom.data import Batch, Source, hold_out, normalize, training_batches
+from patchloom.data.groups import splittable
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate.answers import predictions
 from patchloom.evaluate.best_epoch import BestEpoch, score_of
 from patchloom.evaluate.cache import digest_of
 from patchloom.evaluate.classifier import Classifier
 from patchloom.evaluate.features import labels_of
-from patchloom.evaluate.pace import TimeLeft, duration
+from patchloom.evaluate.pace import TimeLeft
 from patchloom.evaluate.recipes import Recipe, of_step
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.unfinished import Unfinished
 from patchloom.evaluate.views import Views
 from patchloom.memory import keep_freed_memory
+from patchloom.nets.encode import attention_heads
 from patchloom.nets.native.blocks import use_native
 from patchloom.nets.performance import fuse_attention
 from patchloom.runs.checkpoint import restore, tensors_of
 from patchloom.stopping import Stop
 from patchloom.version import __version__
-from patchloom.waiting import Waiting
+from patchloom.waiting import Waiting, duration
 
 _CHECKED = 50  # times in a training that a GPU is waited for, to look at the loss
 _MEASURED = 4  # steps of which the time is taken, the first of which does not count
@@ -94,7 +96,7 @@ class Training:
         self._about = self._all_that_decides(model, source, native) if settings.cache else None
         self.held: Source | None = None
         if recipe.validation:
-            source, self.held = hold_out(source, recipe.validation, seed=settings.seed)
+            source, self.held = hold_out(splittable(source), recipe.validation, seed=settings.seed)
         self.source, self.labels = source, labels_of(source)
         self.model = model.to(self.device).train()
         keep_freed_memory()
@@ -242,10 +244,13 @@ class Training:
         return {
             "programs": _PROGRAMS,
             "weights": digest_of(model.state_dict()),
-            # neither what is frozen nor the number of heads is seen in the weights
+            # neither what is frozen nor heads and pixels are seen in the weights, nor the latter two in the layers
             "model": [str(model), [name for name, weight in model.named_parameters() if weight.requires_grad]],
+            "sizes": [attention_heads(model.encoder), model.size],
             "images": source.fingerprint(),
             "labels": digest_of({"labels": labels_of(source)}),
+            # by which the images for validation are drawn
+            "groups": None if source.groups is None else digest_of({"groups": torch.from_numpy(source.groups)}),
             "recipe": self.recipe.plain(),
             "numbers": [self.mean, self.std, self.seed],
             "device": [self.device.type, self.half, native],

@@ -102,7 +102,9 @@ AUTO = "auto"  # the task of a run that names none
 
 
 def usual_task(data: object) -> tuple[str, str]:
-    """The task that ``auto`` becomes for images that the user calls ``data``, and why."""
+    """The task that ``auto`` becomes for images that the user calls ``data``, one name or several, and why."""
+    if isinstance(data, list | tuple) and len(data) == 1:
+        (data,) = data
     if isinstance(data, str) and data.partition(":")[0] == "shapes":
         return "droppos", "measured best on shapes within minutes"
     return "mae", "it assumes least of the images; patchloom tasks lists others"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from patchloom.evaluate import Report
+from patchloom.evaluate.report import Row, paired_difference
 from patchloom.questions.measure import Measure
 from patchloom.runs.held_out import HeldOut
-from patchloom.verdict import Level, effect_between, level_beside
+from patchloom.verdict import Effect, Level, effect_between, level_beside
 
 _TASK = {
     Level.CLEAR: "The task is clearly being learnt",
@@ -86,16 +87,24 @@ def _of_classes(knn: Report) -> str:
     """How the encoder's features compare with the best control's; and with the other ones', where they differ."""
     trained, *controls = knn.quoted
     best, *rest = sorted(controls, key=lambda row: -row.value)
-    ours, images = (trained.value, trained.low, trained.high), _counted(knn.n_test, "test images")
-    level = effect_between(ours, (best.value, best.low, best.high), knn.n_test).level
+    level, images = _beside(trained, best, knn.n_test).level, _counted(knn.n_test, "test images")
     meaning = _CLASSES[level].format(other=best.encoder, images=_being(knn.n_test, images))
     numbers = f"{trained.value:.1%}, {best.value:.1%}"
     for row in rest:
-        other = effect_between(ours, (row.value, row.low, row.high), knn.n_test).level
+        other = _beside(trained, row, knn.n_test).level
         if other.better and level in (Level.NONE, Level.WORSE):
             meaning += f" ({numbers}), but better than {row.encoder}"
             numbers = f"{row.value:.1%}"
     return f"{meaning} ({numbers})"
+
+
+def _beside(row: Row, control: Row, n: int) -> Effect:
+    """How far an encoder is beyond a control, by the interval in which its headline says so: paired, where it is."""
+    way = 1 - control.value
+    if row.right is None or control.right is None or len(row.right) != len(control.right) or way <= 0:
+        return effect_between((row.value, row.low, row.high), (control.value, control.low, control.high), n)
+    gain, low, high = paired_difference(row.right, control.right)
+    return Effect(gain / way, low / way, high / way, n)
 
 
 def _counted(n: int, images: str) -> str:

@@ -25,10 +25,9 @@ from patchloom.runs.settings import Settings
 from patchloom.tasks import images_needed
 from patchloom.tasks.task import Task
 from patchloom.train.failures import smaller_steps
-from patchloom.train.progress import duration
 from patchloom.train.sketch import Sizes, Sketch, sketch, upper
 from patchloom.train.trial import Step
-from patchloom.waiting import Waiting
+from patchloom.waiting import Waiting, duration
 
 _GIB = 2**30
 _SURE = 1 / 8  # a step that takes no more of the memory than this by a rough rule needs no counting
@@ -108,7 +107,9 @@ def foresee(settings: Settings, training: Source, share: int, here: Cores, folde
     if settings.device == "cpu":
         free, there = free / here.processes, there / here.processes
     counted = refuse_too_large(settings, share, here.processes)
-    with Waiting("trying a few steps"), torch.random.fork_rng(), alone():
+    # of the own GPU alone: others would be set up for it, and torch would warn
+    used = [torch.cuda.current_device()] if settings.device == "cuda" else []
+    with Waiting("trying a few steps"), torch.random.fork_rng(devices=used), alone():
         tried = _try(settings, share, counted, training)
     sizes = tried.sizes if counted is None else counted.sizes
     disc = 3 * sizes.checkpoint + sizes.encoder + _FILES

@@ -9,10 +9,11 @@ from patchloom.questions.measure import Measure
 from patchloom.runs.folder import metrics_row
 from patchloom.runs.settings import Settings
 from patchloom.train.lines import Line
-from patchloom.train.progress import Pace, Reporter, about, duration, in_words, line, measured_after, points
+from patchloom.train.progress import Pace, Reporter, about, in_words, line, measured_after, points
 from patchloom.train.state import TrainState
 from patchloom.train.step import Stepper
 from patchloom.train.validation import Validation
+from patchloom.waiting import duration
 
 _LOGGED = 200  # rows of metrics.csv in a run
 COLLAPSED = (

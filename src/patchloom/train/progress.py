@@ -15,6 +15,7 @@ from patchloom.questions.measure import Measure
 from patchloom.runs.folder import RunFolder
 from patchloom.stopping import nobody_reads
 from patchloom.train.lines import Line, Part, wrapped
+from patchloom.waiting import duration
 
 _REFRESHED = 0.2  # seconds between two states of the line on a terminal
 # seconds to the first line of progress where there is no terminal, then between two: a 20th of what has passed
@@ -199,18 +200,6 @@ class Pace:
     def seconds(self) -> float:
         """Seconds since the start, those of earlier starts included."""
         return self.earlier + self.clock() - self.start
-
-
-def duration(seconds: float) -> str:
-    """'42 s', '3 min 20 s', '5 h 10 min' or '40 days'."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 48 * 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole / 86400:,.0f} days"
 
 
 def about(seconds: float) -> str:
