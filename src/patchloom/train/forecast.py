@@ -7,7 +7,7 @@ import gc
 import shutil
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -101,6 +101,8 @@ def foresee(settings: Settings, training: Source, share: int, here: Cores, folde
     Raises:
         PatchloomError: the memory cannot suffice, the disc has too little room, or the settings do not fit each other.
     """
+    if settings.threads == "auto":  # as an older version's run says
+        settings = replace(settings, threads=torch.get_num_threads())
     if settings.device == "cpu":
         torch.set_num_threads(settings.threads)
     free, there = free_memory(settings.device) * _GIB, memory(settings.device)[1] * _GIB

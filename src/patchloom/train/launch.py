@@ -137,15 +137,15 @@ def first_decides(fabric: Fabric, decide: Callable[[], T]) -> T:
     """What ``decide`` gives in the first process, in all of them.
 
     Raises:
-        PatchloomError: it raised that; in the others as `AlreadyReported`, which nobody prints again.
+        Exception: what it raised; in the others as `AlreadyReported`, which nobody prints again.
     """
     answer: Any = None
-    problem: PatchloomError | None = None
+    problem: Exception | None = None
     wait_for_all()  # all together, they make what they wait by
     if fabric.is_global_zero:
         try:
             answer = decide()
-        except PatchloomError as error:
+        except Exception as error:  # of whatever kind, the others must not wait for an answer
             if world() == 1:
                 raise
             problem = error

@@ -156,6 +156,12 @@ def test_a_column_called_group_and_any_other_by_name(table):
     assert open_data(f"{path}@group=").train.groups is None
 
 
+def test_a_column_of_one_group_is_none(table):
+    data = open_data(table("path,group", *rows(["a"] * 6)))
+    assert data.train.groups is None
+    assert "the column group has one value for all images, so it is not taken for groups" in data.notes
+
+
 def test_it_can_be_opened_from_anywhere(table, tmp_path, monkeypatch):
     table("left,right", *rows(IMAGES))
     monkeypatch.chdir(tmp_path)

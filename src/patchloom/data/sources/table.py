@@ -91,11 +91,15 @@ def open_table(table: Table, file: Path, name: str, chosen: Mapping[str, str]) -
     classes = _ordered({words[i] for i in train} - {""}) if words else ()
     number = {word: i for i, word in enumerate(classes)}
 
+    one_group = "group" in roles and len({columns[roles["group"]][i] for i in train}) == 1
+    if one_group:
+        said.append(f"the column {roles['group']} has one value for all images, so it is not taken for groups")
+
     def files(chosen: Sequence[int]) -> Files:
         labels = np.array([number.get(words[i], -1) for i in chosen], np.int64) if classes else None
         told = {column: [values[i] for i in chosen] for column, values in columns.items() if column != roles["path"]}
         found = Files(name, file.parent, [columns[roles["path"]][i] for i in chosen], classes, labels, told)
-        if "group" in roles:
+        if "group" in roles and not one_group:
             groups = [columns[roles["group"]][i] or f"\0{i}" for i in chosen]  # an empty cell is a group of its own
             found.groups = np.unique(groups, return_inverse=True)[1].astype(np.int64)
         return found
