@@ -177,6 +177,8 @@ def test_a_large_model_is_calculated_and_not_made_twice(monkeypatch):
     monkeypatch.setattr(forecast, "_LARGE", 0)
     found = forecast.foresee(settings, source, 4, Cores(2), RunFolder("nowhere/run"))
     assert found.how == "calculated" and found.total > 0 and found.memory > 0
+    older = replace(settings, threads="auto")  # as an older version's run says
+    assert forecast.foresee(older, source, 4, Cores(2), RunFolder("nowhere/run")).how == "calculated"
 
 
 def test_no_gpu_is_set_up_for_steps_that_are_tried_elsewhere(monkeypatch):
