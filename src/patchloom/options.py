@@ -133,9 +133,10 @@ def _parse(parser: ArgumentParser, words: list[str]) -> dict[str, Any]:
 def _owners(option: str) -> list[str]:
     """What takes an option, as words of the command line."""
     name, task = option.removeprefix("--"), option.removeprefix("--task.")
-    found = [f"patchloom {verb}" for verb in shipped_names("verbs") if _has(of_verb(verb), name)]
-    found += [f"patchloom evaluate {one}" for one in shipped_names("protocols") if _has(of_evaluate(one), name)]
-    return found[:1] if found else [f"--task {one}" for one in TASKS if task != option and _has(of_task(one), task)]
+    verbs = sorted(shipped_names("verbs"), key=lambda verb: verb != "pretrain")  # of whose options others take some
+    found = [f"patchloom {verb}" for verb in verbs if _has(of_verb(verb), name)][:1]
+    found += [f"patchloom evaluate {one}" for one in shipped_names("protocols") if _has(of_evaluate(one), name)][:1]
+    return found or [f"--task {one}" for one in TASKS if task != option and _has(of_task(one), task)]
 
 
 def _has(taken: Listed, name: str) -> bool:

@@ -322,3 +322,9 @@ def test_to_channels_either_gives_what_was_asked_or_refuses(have, want):
     else:
         with pytest.raises(PatchloomError, match=f"{have} channels where {want}"):
             to_channels(image, want)
+
+
+def test_the_reason_does_not_repeat_the_path(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"")
+    with pytest.raises(Unreadable, match="cannot be read as an image: cannot identify image file it$"):
+        read_image(tmp_path / "a.png")

@@ -36,6 +36,7 @@ def failed(capsys: pytest.CaptureFixture, *words) -> str:
         ("knn RUN digits --seed_s 3", "did you mean --seeds?"),
         ("linear RUN digits --chache false", "did you mean --cache?"),
         ("linear RUN digits --ks 5", "--ks is an option of patchloom evaluate knn"),
+        ("linear RUN digits --epochs 5", "--epochs is an option of patchloom pretrain and patchloom evaluate finetune"),
         ("layers RUN digits --kk 5", "did you mean --k?"),
         ("layers RUN digits --k 0", "--k must be 1 or more"),
         ("layers RUN digits --k many", "--k cannot be many: it takes a whole number"),

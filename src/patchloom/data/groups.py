@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from patchloom.data.sources.base import Data, Source
+from patchloom.data.sources.files import Files
 from patchloom.errors import PatchloomError
 
 PARENT = "parent"
@@ -82,9 +83,10 @@ def _several_names(source: Source, group: str) -> list[str]:
     names = names_of(source, group)
     alone = names.count("")
     if alone == len(names):
+        columns = f"a column ({', '.join(source.columns)}), " if isinstance(source, Files) and source.columns else ""
         raise PatchloomError(
-            f"--group {group} matches no image of {source.name}, such as {source.place(0)}: give a regular expression "
-            "for a part of these paths, or parent for the folder"
+            f"--group {group} matches no image of {source.name}, such as {source.place(0)}: give {columns}a regular "
+            "expression for a part of these paths, or parent for the folder"
         )
     if len({*names}) == 1:
         raise PatchloomError(

@@ -87,7 +87,9 @@ def _read(source: Path | BytesIO, suffix: str, name: str) -> Tensor:
         with silent():
             return _decoded(source, suffix)
     except Exception as error:  # decoders raise nearly anything on broken bytes: OSError, SyntaxError, struct.error...
-        reason = " ".join(str(error).replace(str(source), "it").split()) or type(error).__name__
+        reason = (
+            " ".join(str(error).replace(f"'{source}'", "it").replace(str(source), "it").split()) or type(error).__name__
+        )
         raise Unreadable(f"{name} cannot be read as an image: {reason}") from error
 
 

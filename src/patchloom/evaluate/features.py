@@ -122,7 +122,7 @@ def labelled(source: Source) -> Source:
     """
     if not has_labels(source):
         why = f"{source.no_labels}, so " if source.no_labels else ""
-        raise PatchloomError(f"{source.name} has no labels: {why}put each class's images in a sub-folder of its own")
+        raise PatchloomError(f"{source.name} has no labels: {why}{source.to_label}")
     return source if (source.labels >= 0).all() else source.subset(np.flatnonzero(source.labels >= 0))
 
 

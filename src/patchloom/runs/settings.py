@@ -183,6 +183,9 @@ def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Setting
     """
     known = [field.name for field in fields(Settings)]
     for name in settings:
+        part, _, inner = name.partition(".")
+        if inner and part in ("model", "task"):
+            raise PatchloomError(f"--{name} is given in Python as {part}={{'name': ..., {inner!r}: ...}}")
         if name not in known:
             raise no_option(name, known, "patchloom pretrain --help all lists them")
     given = dict(settings)

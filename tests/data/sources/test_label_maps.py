@@ -76,6 +76,8 @@ LAYOUTS = {
     "stills/{}.png semantic/{}_L.png": codes,
     "images/{}.jpg nuclei/{}.png": codes,
     "leftImg8bit/{}_leftImg8bit.png gtFine/{}_gtFine_labelIds.png": codes,
+    "{}.png masks/{}.png": black_and_white,
+    "slide/{}.jpg slide/labels/{}_label.png": codes,
     "{}.jpg {}_mask.png": black_and_white,
     "{}_sat.jpg {}_mask.png": black_and_white,
     "tumour/{}.png tumour/{}_mask.png": black_and_white,
@@ -111,6 +113,15 @@ def test_a_class_that_is_called_masks_stays(tmp_path: Path, other: str) -> None:
         photo(tmp_path / "masks" / f"{i}.jpg")
         photo(tmp_path / other / f"{i}.jpg")
     classes_of(tmp_path, 16)
+
+
+def test_photographs_in_a_folder_called_masks_within_another_stay(tmp_path: Path) -> None:
+    for i in range(8):
+        photo(tmp_path / f"{i}.jpg")
+        photo(tmp_path / "masks" / f"{i}.jpg")
+        black_and_white(tmp_path / "labels" / f"drawing{i}.png")  # of none of those
+    data = open_data(tmp_path)
+    assert len(data.train) == 24 and not data.notes
 
 
 def test_black_and_white_images_stay(tmp_path: Path) -> None:

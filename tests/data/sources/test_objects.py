@@ -16,6 +16,7 @@ from torchvision.datasets import ImageFolder
 from patchloom.data import RandomCrop, hold_out, is_given, lasting, open_data, read_image, training_batches
 from patchloom.data.sources.objects import given_name
 from patchloom.errors import PatchloomError
+from patchloom.evaluate import features
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 9, 11, 3), dtype=np.uint8)
 LABELS = [i % 3 for i in range(12)]
@@ -274,3 +275,9 @@ def test_its_name_leads_nowhere(tmp_path, monkeypatch):
     (tmp_path / name).mkdir()
     assert lasting(f"./{name}") == lasting(name) == str(tmp_path / name) and not is_given(lasting(name))
     refuse(name, "cannot be found by that name: give the same object in Python again")
+
+
+@pytest.mark.parametrize("given", [list(PIXELS), Drawn()])
+def test_how_images_of_a_program_get_labels(given):
+    with pytest.raises(PatchloomError, match="has no labels: give tuples of an image and its label, or dicts"):
+        features.labelled(open_data(given).train.subset([0, 1]))

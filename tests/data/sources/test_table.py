@@ -6,6 +6,7 @@ import pytest
 
 from patchloom.data import lasting, open_data
 from patchloom.errors import PatchloomError
+from patchloom.evaluate import features
 
 IMAGES = [f"in/{i}.png" for i in range(6)]
 
@@ -160,6 +161,19 @@ def test_a_column_of_one_group_is_none(table):
     data = open_data(table("path,group", *rows(["a"] * 6)))
     assert data.train.groups is None
     assert "the column group has one value for all images, so it is not taken for groups" in data.notes
+
+
+def test_what_is_missing_is_said_in_terms_of_columns(table):
+    path = table("image,right,day", *rows(IMAGES, "aabbcc"))
+    for name, asked in (
+        (path, f"{path}@"),
+        (f"{path}@path=right", f"{path}@path=right,"),
+        (f"{path}@label=", f"{path}@"),
+    ):
+        with pytest.raises(PatchloomError, match=f"has no labels: say which column holds them, {asked}label=COLUMN$"):
+            features.labelled(open_data(name).train.subset([0, 1]))
+    with pytest.raises(PatchloomError, match=r"--group dya matches no .*: give a column \(right, day\), a regular"):
+        open_data(path, group="dya")
 
 
 def test_it_can_be_opened_from_anywhere(table, tmp_path, monkeypatch):

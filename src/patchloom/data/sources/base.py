@@ -24,6 +24,7 @@ class Source(ABC):
         classes: names of the classes, () without labels.
         labels: int64 [n], -1 for images without a label, or None if no image has one.
         no_labels: why there are none, where that is known.
+        to_label: what gives such images labels.
         groups: int64 [n], equal for images that no split may part, such as frames of one video; None: any may be.
         in_memory: reading an image decodes nothing.
     """
@@ -32,6 +33,7 @@ class Source(ABC):
     classes: tuple[str, ...] = ()
     labels: np.ndarray | None = None
     no_labels: str = ""
+    to_label: str = "put each class's images in a sub-folder of its own"
     groups: np.ndarray | None = None
     in_memory: bool = False
     _contents: np.ndarray | None = None  # of `contents_on_disc`
@@ -101,7 +103,7 @@ class Subset(Source):
     def __init__(self, source: Source, indices: Sequence[int] | np.ndarray) -> None:
         self.source, self.indices = source, np.asarray(indices, dtype=np.int64)
         self.name, self.classes, self.no_labels = source.name, source.classes, source.no_labels
-        self.in_memory = source.in_memory
+        self.to_label, self.in_memory = source.to_label, source.in_memory
         self.labels = None if source.labels is None else source.labels[self.indices]
         self.groups = None if source.groups is None else source.groups[self.indices]
 

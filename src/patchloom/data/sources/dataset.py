@@ -18,6 +18,7 @@ from patchloom.data.read import Unreadable
 from patchloom.data.sources.base import Source
 from patchloom.data.sources.items import (
     LOOKED_AT,
+    TO_LABEL,
     decoded,
     digest_of,
     held,
@@ -52,6 +53,7 @@ class Items(Source):
 
     def __init__(self, name: str, dataset: Any) -> None:
         self.name, self.dataset, self.kind = name, dataset, type(dataset).__name__
+        self.to_label = TO_LABEL
         items: dict[int, Any] = {}
         problem: Unreadable | None = None
         for i in spread(len(dataset), LOOKED_AT):

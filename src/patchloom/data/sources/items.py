@@ -21,6 +21,7 @@ KINDS = (
 )
 Picture = np.ndarray | Tensor | Image.Image  # an image as programs have it
 LOOKED_AT = 16  # items by which all are judged
+TO_LABEL = "give tuples of an image and its label, or dicts with the keys image and label"
 
 
 def image_of(item: Any) -> Any:

@@ -1,8 +1,9 @@
 """Label maps among images: pictures whose pixels name classes, as ``masks/`` holds them beside ``images/``.
 
-They are recognised by three things together: each has the name of an image (in a sibling folder, or beside it but for
-an ending such as ``_mask``), it has few values, and that image has many more. Only a sample of the files is read. So a
-class folder that is called "masks" and holds photographs stays, and so do black-and-white images without partners.
+They are recognised by three things together: each has the name of an image (in a sibling folder, in the folder above,
+or beside it but for an ending such as ``_mask``), it has few values, and that image has many more. Only a sample of the
+files is read. So a class folder that is called "masks" and holds photographs stays, and so do black-and-white images
+without partners.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ _LOOKED_AT = 512  # pixels of a side, spread over the image
 
 
 class _Kind(NamedTuple):
-    """Two sub-folders, by name, in all folders that have both: one may hold the label maps of the other."""
+    """Two sub-folders, by name, in all folders that have both: one may hold the label maps of the other.
+
+    ``images`` may be "", for what lies in the parent itself.
+    """
 
     maps: str
     images: str
@@ -134,6 +138,9 @@ def _kinds(folders: Sequence[str]) -> list[_Kind]:
             for images in others:
                 if maps != images:
                     found.setdefault((maps, images), []).append(parent)
+    for parent, those in children.items():  # photos/masks beside photos/*.jpg; last, since images may lie in neither
+        for maps in [child for child in those if _by_name(child)][:_SIBLINGS]:
+            found.setdefault((maps, ""), []).append(parent)
     kinds = [_Kind(*pair, parents) for pair, parents in found.items()]
     return sorted(kinds, key=lambda kind: (not kind.beyond_doubt, not kind.by_name))[:_KINDS]
 
@@ -151,8 +158,9 @@ class _Search:
         self._looks: dict[str, _Look | None] = {}
 
     def under(self, parent: str, child: str) -> slice:
-        """The places of the files in a sub-folder of a folder."""
-        there = self.paths.under(f"{parent}/{child}/" if parent else f"{child}/")
+        """The places of the files in a sub-folder of a folder, or in the folder if the name of the other is ""."""
+        folder = "/".join(filter(None, (parent, child)))
+        there = self.paths.under(f"{folder}/") if folder else range(len(self.paths))
         return slice(there.start, there.stop)
 
     def are_maps(self, kind: _Kind) -> bool:
@@ -196,9 +204,10 @@ class _Search:
         """The image in the other sub-folder that has the name of this file; "" if there is none."""
         start = f"{parent}/" if parent else ""
         stem = path[len(start) + len(kind.maps) + 1 : path.rfind(".")]
+        start += f"{kind.images}/" if kind.images else ""
         while stem:  # folders/within/0001: also as within/0001 and as 0001
             for name in dict.fromkeys((stem, _MAP_ENDING.sub("", stem))):
-                if found := self._with_stem(f"{start}{kind.images}/{name}"):
+                if found := self._with_stem(f"{start}{name}"):
                     return found
             stem = stem.partition("/")[2]
         return ""

@@ -23,6 +23,7 @@ from patchloom.data.sources.files import Files
 from patchloom.data.sources.items import (
     KINDS,
     LOOKED_AT,
+    TO_LABEL,
     decoded,
     digest_of,
     held,
@@ -197,7 +198,7 @@ class Objects(Source):
     in_memory = True
 
     def __init__(self, name: str, items: Sequence[Any] | np.ndarray | Tensor, kind: str) -> None:
-        self.name, self.kind = name, kind
+        self.name, self.kind, self.to_label = name, kind, TO_LABEL
         self.images: Any
         if isinstance(items, np.ndarray | Tensor):
             self.images = items.detach().cpu() if isinstance(items, Tensor) else items

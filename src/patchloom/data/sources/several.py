@@ -28,6 +28,7 @@ class Several(Source):
         if classes and any(source.labels is not None for source in sources):
             self.labels = np.concatenate([_labels(source, classes) for source in sources])
         self.no_labels = next((source.no_labels for source in sources if source.no_labels), "")
+        self.to_label = sources[0].to_label if sources else self.to_label
         if any(source.groups is not None for source in sources):
             self.groups = _groups(sources)
 

@@ -90,6 +90,7 @@ def open_table(table: Table, file: Path, name: str, chosen: Mapping[str, str]) -
     train, test, said = _parts(splits, name)
     classes = _ordered({words[i] for i in train} - {""}) if words else ()
     number = {word: i for i, word in enumerate(classes)}
+    asked = f"{name}," if chosen and "label" not in chosen else f"{name.rpartition('@')[0] if chosen else name}@"
 
     one_group = "group" in roles and len({columns[roles["group"]][i] for i in train}) == 1
     if one_group:
@@ -99,6 +100,7 @@ def open_table(table: Table, file: Path, name: str, chosen: Mapping[str, str]) -
         labels = np.array([number.get(words[i], -1) for i in chosen], np.int64) if classes else None
         told = {column: [values[i] for i in chosen] for column, values in columns.items() if column != roles["path"]}
         found = Files(name, file.parent, [columns[roles["path"]][i] for i in chosen], classes, labels, told)
+        found.to_label = f"say which column holds them, {asked}label=COLUMN"
         if "group" in roles and not one_group:
             groups = [columns[roles["group"]][i] or f"\0{i}" for i in chosen]  # an empty cell is a group of its own
             found.groups = np.unique(groups, return_inverse=True)[1].astype(np.int64)
