@@ -200,7 +200,7 @@ def _report(
         headline=(
             f"{protocol.title(trained)}: {trained.text()} against {100 * untrained.value:.1f} % untrained and "
             f"{100 * pixels.value:.1f} % raw pixels on {n_test:,} test images. "
-            f"{compared(trained, untrained, THE_UNTRAINED)}"
+            f"{compared(trained, untrained, THE_UNTRAINED)} {compared(trained, pixels, 'raw pixels')}"
         ),
         quoted=quoted,
         data=parts.test.name,

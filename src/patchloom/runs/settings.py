@@ -135,7 +135,9 @@ class Settings:
             if share != "auto" and not 0 < share < 1 and (name, share) != ("crop_scale", 1):
                 raise PatchloomError(f"--{name} is a share between 0 and 1, not {share}")
         if self.img_size != "auto" and not 1 <= min(self.img_size) <= max(self.img_size) <= _MAX["patch_size"]:
-            raise PatchloomError(f"--img_size must be positive and {_MAX['patch_size']} or less, not {self.img_size}")
+            raise PatchloomError(
+                f"--img_size must be positive and {_MAX['patch_size']} or less, not {'x'.join(map(str, self.img_size))}"
+            )
         if self.from_run is not None and self.init is not None:
             raise PatchloomError("--from and --init both say with which weights to begin: give one of them")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gc
+import math
 import shutil
 import statistics
 import time
@@ -37,6 +38,7 @@ _LARGE = 2 * _GIB  # bytes of weights, gradients and moments that are not made t
 _REACHED = 0.4  # of the peak of products, by the steps of most models (docs/bench.md)
 _READING = 0.3  # seconds of reading
 _LONG = 24 * 3600.0  # seconds of a run that are worth a remark
+_MANY = 10_000  # patches of an image: the largest that people train on have 4,096
 _FILES = 4 << 20  # bytes of pictures and tables
 
 
@@ -175,7 +177,11 @@ def refuse_too_large(settings: Settings, images: int, processes: int = 1) -> Ske
         return counted
     least = max(1, images_needed(settings.task)[0])
     fitting = next((n for n in _halves(counted.images) if counted.least(n) + base < 0.8 * there), 0)
-    if fitting >= least and settings.batch_size % counted.images == 0:
+    patches = math.prod(settings.img_size) // settings.patch_size**2
+    if patches > _MANY:
+        sides = "x".join(map(str, settings.img_size))
+        remedy = f"lower --img_size, which makes {patches:,} patches of an image at {sides}, or give larger patches"
+    elif fitting >= least and settings.batch_size % counted.images == 0:
         times = counted.images // fitting
         batch = settings.batch_size // counted.images * fitting
         remedy = f"give --batch_size {batch} and --accumulate {times * settings.accumulate}, or take smaller images"
