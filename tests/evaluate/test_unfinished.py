@@ -1,7 +1,6 @@
 """A training that is stopped or killed goes on where it was, and ends as if nothing had happened."""
 
 import json
-import math
 import os
 import pickle
 import signal
@@ -12,28 +11,17 @@ import numpy as np
 import pytest
 import torch
 from forked import server
+from tuning import OPTIONS, left, tune
 
 from patchloom.data import open_data
 from patchloom.errors import Stopped
-from patchloom.evaluate import EvalSettings, evaluate, features, unfinished
+from patchloom.evaluate import EvalSettings, evaluate, unfinished
 from patchloom.evaluate.classifier import Classifier
 from patchloom.evaluate.protocols import finetune as _  # noqa: F401
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.training import Training
 from patchloom.files import cache_root
 from patchloom.nets.build import EncoderSpec, build_encoder
-
-# everything that a checkpoint has to hold: a moving average, the best epoch, random numbers of every kind
-OPTIONS = {
-    "device": "cpu",
-    "epochs": 3,
-    "batch_size": 16,
-    "max_train": 120,
-    "validation": 0.25,
-    "patience": 1.0,
-    "ema": 0.9,
-}
-OPTIONS |= {"mixup": 0.8, "erasing": 0.5, "drop_path": 0.1, "control": True, "seed": 3}
 
 
 def _run(tiny: Path, folder: Path) -> Path:
@@ -42,32 +30,8 @@ def _run(tiny: Path, folder: Path) -> Path:
     return folder
 
 
-def _left(run: Path, report) -> tuple:
-    (path,) = (run / "finetuned").iterdir()
-    return report.rows, [row.right.tolist() for row in report.rows], path.read_bytes()
-
-
-def _tune(run: str, home: str, event: int | None) -> None:
-    torch.set_num_threads(1)
-    os.environ["XDG_CACHE_HOME"] = home  # the server has that of an earlier test
-    features.bfloat16_pays = lambda: (False, "")
-    unfinished._SAVE_EVERY, unfinished._SAVE_SHARE = 0.0, math.inf  # after every step
-    steps, step = 0, Training._step
-
-    def counted(self, *given):
-        nonlocal steps
-        steps += 1
-        if steps == event:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return step(self, *given)
-
-    Training._step = counted
-    report = evaluate("finetune", run, "digits", **OPTIONS)
-    Path(run, "told.pickle").write_bytes(pickle.dumps((steps, _left(Path(run), report))))
-
-
 def _process(run: Path, event: int | None):
-    process = server().Process(target=_tune, args=(str(run), os.environ["XDG_CACHE_HOME"], event))
+    process = server().Process(target=tune, args=(str(run), os.environ["XDG_CACHE_HOME"], event))
     process.start()
     process.join(120)
     if process.exitcode == 0:
@@ -91,7 +55,7 @@ def test_killed_again_and_again_it_ends_as_if_it_had_not_been(tiny_encoder: Path
 
 def test_ctrl_c_ends_it_after_a_step_and_the_same_command_goes_on(tiny_encoder, tmp_path, monkeypatch, capsys) -> None:
     whole_run, run = (_run(tiny_encoder, tmp_path / name) for name in ("whole", "stopped"))
-    whole = _left(whole_run, evaluate("finetune", whole_run, "digits", **OPTIONS))
+    whole = left(whole_run, evaluate("finetune", whole_run, "digits", **OPTIONS))
     step, done = Training._step, []
 
     def pressed(self, *given):
@@ -108,7 +72,7 @@ def test_ctrl_c_ends_it_after_a_step_and_the_same_command_goes_on(tiny_encoder, 
     capsys.readouterr()
     again = evaluate("finetune", run, "digits", **OPTIONS)
     assert "tiny goes on at epoch 1.6 of 3." in capsys.readouterr().out
-    assert _left(run, again) == whole
+    assert left(run, again) == whole
 
 
 def test_another_training_does_not_go_on_with_it(tiny_encoder, tmp_path, monkeypatch, capsys) -> None:

@@ -128,7 +128,10 @@ def _whole_groups(
     """As `choose`, of a source whose images are in groups; ``labels`` [n], ``contents`` [n]."""
     assert source.groups is not None
     if len(np.unique(source.groups)) < 2:
-        raise PatchloomError(f"the images of {source.name} are one group, which no split parts: group them otherwise")
+        raise PatchloomError(
+            f"the images of {source.name} are one group, which no split parts: give another --group, or @group= behind "
+            "a table to have none"
+        )
     seen = np.zeros(len(labels), bool) if known is None or contents is None else np.isin(contents, known)
     chosen = pick_groups(labels, source.groups, count, seed, seen)
     if contents is None:

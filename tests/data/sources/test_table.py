@@ -157,12 +157,6 @@ def test_a_column_called_group_and_any_other_by_name(table):
     assert open_data(f"{path}@group=").train.groups is None
 
 
-def test_a_column_of_one_group_is_none(table):
-    data = open_data(table("path,group", *rows(["a"] * 6)))
-    assert data.train.groups is None
-    assert "the column group has one value for all images, so it is not taken for groups" in data.notes
-
-
 def test_what_is_missing_is_said_in_terms_of_columns(table):
     path = table("image,right,day", *rows(IMAGES, "aabbcc"))
     for name, asked in (

@@ -92,16 +92,12 @@ def open_table(table: Table, file: Path, name: str, chosen: Mapping[str, str]) -
     number = {word: i for i, word in enumerate(classes)}
     asked = f"{name}," if chosen and "label" not in chosen else f"{name.rpartition('@')[0] if chosen else name}@"
 
-    one_group = "group" in roles and len({columns[roles["group"]][i] for i in train}) == 1
-    if one_group:
-        said.append(f"the column {roles['group']} has one value for all images, so it is not taken for groups")
-
     def files(chosen: Sequence[int]) -> Files:
         labels = np.array([number.get(words[i], -1) for i in chosen], np.int64) if classes else None
         told = {column: [values[i] for i in chosen] for column, values in columns.items() if column != roles["path"]}
         found = Files(name, file.parent, [columns[roles["path"]][i] for i in chosen], classes, labels, told)
         found.to_label = f"say which column holds them, {asked}label=COLUMN"
-        if "group" in roles and not one_group:
+        if "group" in roles:
             groups = [columns[roles["group"]][i] or f"\0{i}" for i in chosen]  # an empty cell is a group of its own
             found.groups = np.unique(groups, return_inverse=True)[1].astype(np.int64)
         return found
