@@ -5,7 +5,12 @@ import csv
 import pytest
 from killing import SMALL, draw_images
 
+from patchloom.data import open_data
+from patchloom.evaluate import extract, knn_accuracies
+from patchloom.nets.extra_modules import load_extra_module
 from patchloom.nets.weights import untrained_twin
+from patchloom.runs.held_out import stored_held_out
+from patchloom.runs.task import load_task
 from patchloom.train.pretrain import pretrain
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
@@ -31,3 +36,26 @@ def test_the_untrained_knn_is_that_of_fresh_weights(tmp_path, monkeypatch):
     assert columns[0]["knn"] == columns[0]["knn:untrained"] != columns[1]["knn"], "else the test could not tell them"
     # the same seed and the same held-out images, so the same fresh weights are asked the same
     assert columns[1]["knn:untrained"] == columns[2]["knn:untrained"] == columns[0]["knn:untrained"]
+
+
+@pytest.mark.parametrize(("kind", "pooling"), [("cait", "instance"), ("vit", "class"), ("mean", None)])
+def test_knn_of_the_instance_representation(tmp_path, kind, pooling):
+    """Over the epochs, as in ExtreMA's Figures 4 and 5; where it is the mean of the tokens, that is ``knn`` itself."""
+    images, asked = draw_images(tmp_path / "images"), {"name": "extrema", "class_token": kind, "masks": 2}
+    run = pretrain(images, out=tmp_path / "run", **QUICK | {"task": asked, "blr": 0.01}).folder
+    with open(run / "metrics.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["knn"]]
+    assert len(rows) > 1
+    if pooling is None:
+        assert "instance_knn" not in rows[0]
+        return
+    loaded = load_task(run)
+    source = open_data(images).train
+    training, held_out = stored_held_out(loaded.folder, loaded.settings, source).parts(source)
+    head = load_extra_module(run, "pooling")
+    gallery, queries = (
+        extract(loaded.task.encoder, loaded.card, one, device="cpu", head=head) for one in (training, held_out)
+    )
+    k = min(20, len(training))
+    pooled = gallery.tokens[pooling], gallery.labels, queries.tokens[pooling], queries.labels
+    assert float(rows[-1]["instance_knn"]) == pytest.approx(knn_accuracies(*pooled, ks=(k,))[k], abs=1e-6)

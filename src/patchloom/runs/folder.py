@@ -33,7 +33,7 @@ except ImportError:  # not on Windows
 
 _NAMED_SOURCES = 3  # in the name of a folder
 _NAMED = 6  # settings that differ, in the sentence about them
-_HELD_OUT_BEFORE = 0.05  # the default of versions that did not know auto
+_BEFORE_AUTO = {"held_out": 0.05, "weight_decay": 0.05}  # defaults of versions that did not know auto there
 _SEAL = "# if this file is edited, the run is not continued: "
 
 
@@ -74,8 +74,9 @@ class RunFolder:
                 # options that are gone are named as differences; nobody has asked to run the code of another's run
                 with suppress(PatchloomError):
                     one["task"] = with_defaults(one["task"]) if met(one["task"].get("name", "")) else one["task"]
-            if before["held_out"] == _HELD_OUT_BEFORE and now["held_out"] == "auto":  # which images, it has stored
-                before["held_out"] = "auto"
+            for name, was in _BEFORE_AUTO.items():
+                if before[name] == was and now[name] == "auto":  # what it became, the run has stored
+                    before[name] = "auto"
             for name in LAUNCH:  # a run may go on with other devices
                 before[name] = now[name]
             became = self.read_config().plain() if self.config.exists() else {}

@@ -41,7 +41,7 @@ class Settings:
         batch_size: images a step, of all devices together.
         accumulate: steps whose gradients are added up before the weights move.
         blr: base learning rate; the peak is blr · (images an update) / 256.
-        weight_decay: of AdamW, for weights of two and more dimensions.
+        weight_decay: of AdamW, for weights of two and more dimensions; auto is 0.05, and 0.1 for extrema.
         warmup_epochs: passes over which the learning rate rises from 0 to its peak.
         clip: largest norm of the gradient; 0 switches it off.
         crop_scale: smallest share of an image's area that a random crop shows; crops go up to the whole.
@@ -84,7 +84,7 @@ class Settings:
     batch_size: int | Auto = "auto"
     accumulate: int = 1
     blr: float | Auto = "auto"
-    weight_decay: float = 0.05
+    weight_decay: float | Auto = "auto"
     warmup_epochs: float | Auto = "auto"
     clip: float = 5.0
     crop_scale: float = 0.2

@@ -31,11 +31,13 @@ class ExtreMA(Task):
     Args:
         encoder: the ViT to train; without a class token, unless ``class_token`` is vit.
         mask_ratio: share γ of the patches that is removed.
-        masks: disjoint masks of one image, 1 to 8; the teacher runs once for all of them.
+        masks: disjoint masks of one image, for all of which the teacher runs once; auto: 5, as for the paper's main
+            result (Table 1), or as many as there are patches for.
         loss: byol, or infonce with the other images of all processes as negatives.
         temperature: τ of infonce; auto: 0.2.
-        class_token: what represents the image: a class token in two blocks of class attention after the encoder
-            (cait), the encoder's own class token (vit), or the mean of its patch tokens (mean).
+        class_token: what represents the image: a class token in blocks of class attention after the encoder (cait),
+            the encoder's own class token (vit), or the mean of its patch tokens (mean).
+        attention_blocks: blocks of class attention of cait (Table 5 has 1 to 3); auto: 2.
         crop: student and teacher see the centre (none), one random crop, or a crop of their own each.
         color: colours are changed not at all, alike for both, or for each on its own.
         momentum: of the teacher at the start; it rises to 1 along a half cosine.
@@ -54,6 +56,7 @@ class ExtreMA(Task):
         loss: Loss = "byol",
         temperature: float | Literal["auto"] = "auto",
         class_token: Representation = "cait",
+        attention_blocks: Size = "auto",
         crop: Sharing = "shared",
         color: Sharing = "own",
         momentum: float = 0.996,
@@ -65,8 +68,8 @@ class ExtreMA(Task):
             check(f"task.{name}", value, kinds)
         n = self.geometry.n
         visible = visible_of(self.geometry, mask_ratio)
-        most = min(8, n // visible)
-        masks = self.resolve_auto("masks", masks, min(4, most), f"{min(4, most)} parts of {visible} of {n} patches")
+        most = n // visible
+        masks = self.resolve_auto("masks", masks, min(5, most), f"{min(5, most)} parts of {visible} of {n} patches")
         if not 1 <= masks <= most:
             raise PatchloomError(
                 f"there are no {masks} disjoint masks of {visible} visible patches each in {n}: give --task.masks 1 to "
@@ -83,7 +86,14 @@ class ExtreMA(Task):
             raise PatchloomError("--task.class_token vit needs an encoder that has one: give --model.class_token true")
         self.augment = TwoViews(self.augment.size, crop=crop, color=color)
         self.sizes = (visible,) * masks
-        head = InstanceHead(encoder.embed_dim, attention_heads(encoder)) if class_token == "cait" else None
+        head = None
+        if class_token == "cait":
+            blocks = self.resolve_auto("attention_blocks", attention_blocks, 2, "the paper's")
+            if blocks < 1:
+                raise PatchloomError(f"--task.attention_blocks must be 1 or more, not {blocks}")
+            head = InstanceHead(encoder.embed_dim, attention_heads(encoder), blocks)
+        else:
+            refuse_unused("only --task.class_token cait has class attention", attention_blocks=attention_blocks)
         heads = agreement_heads(self, head_width, head_out)
         self.questions["agreement"] = Agreement(encoder, *heads, momentum, class_token, head, loss, temperature)
 
@@ -93,6 +103,11 @@ class ExtreMA(Task):
         if options["class_token"] == "vit":
             return {"class_token": (True, "--task.class_token vit asks for it")}
         return {"class_token": (False, f"--task.class_token {options['class_token']} needs none in the encoder")}
+
+    @classmethod
+    def training_defaults(cls, options: Mapping[str, Any], updates: int) -> dict[str, tuple[Any, str]]:
+        """The paper's weight decay, twice that of the other papers."""
+        return {"weight_decay": (0.1, "the paper's")}
 
     @classmethod
     def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:

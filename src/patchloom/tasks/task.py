@@ -61,6 +61,15 @@ class Task(nn.Module, ABC):
         return {}
 
     @classmethod
+    def training_defaults(cls, options: Mapping[str, Any], updates: int) -> dict[str, tuple[Any, str]]:
+        """What a training should be where the user leaves it open: "weight_decay", "blr", or ``task.OPTION``.
+
+        Each stands with a reason. ``options`` are the task's own, all of them; ``updates`` are those of the weights in
+        the whole training.
+        """
+        return {}
+
+    @classmethod
     def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
         """How many images a step needs, of all processes together, with the reason; ``options`` are all the task's."""
         return 1, "a step without images has nothing to ask"

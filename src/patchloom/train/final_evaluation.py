@@ -28,7 +28,7 @@ from patchloom.runs.record import digest_of_record
 from patchloom.runs.settings import Settings
 from patchloom.train.closing import closing_sentence
 from patchloom.train.progress import Reporter
-from patchloom.train.validation import Validation
+from patchloom.train.validation import Validation, instance_head
 
 _MAX_EVALUATED = 5000  # training images of the final evaluation; `patchloom evaluate` takes all
 
@@ -117,8 +117,7 @@ class FinalEvaluation(NamedTuple):
         evaluation = EvalSettings(
             seed, device=device, batch_size=validation.batch_size, workers=validation.workers, cache=False
         )
-        head = next((module for module in task.extra_modules().values() if module.use == "pooling"), None)
-        knn, linear = compare((KNN, LINEAR), task.encoder, self.card, parts, evaluation, head)
+        knn, linear = compare((KNN, LINEAR), task.encoder, self.card, parts, evaluation, instance_head(task))
         for report in (knn, linear):
             self.folder.check_lock()
             append_rows(self.folder.path / "results.csv", report, once=True)

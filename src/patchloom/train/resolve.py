@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from patchloom.data import Stats
+from patchloom.data import Stats, steps_per_epoch
 from patchloom.errors import PatchloomError
 from patchloom.machine import Cores, cores
 from patchloom.nets.build import PRESETS
 from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import Auto, Settings
-from patchloom.tasks import check_images, encoder_defaults
+from patchloom.tasks import check_images, encoder_defaults, training_defaults
 from patchloom.train import device_defaults
 
 # Images seen by the end of a run, if epochs is auto: minutes on a CPU, hours on a GPU.
@@ -77,7 +77,15 @@ def resolve(
     samples = _SAMPLES["cpu" if device == "cpu" else "gpu"]
     epochs = min(_MAX_EPOCHS, max(10, round(samples / n)))
     epochs = auto("epochs", epochs, f"{n * epochs:,} samples in all from {n:,} training images")
-    auto("blr", *_blr(chosen.get("model", settings.model)["name"], batch * settings.accumulate))
+    updates = max(1, epochs * steps_per_epoch(n, batch) // settings.accumulate)
+    wanted = training_defaults(settings.task, updates)
+    auto("weight_decay", *wanted.get("weight_decay", (0.05, "as MAE's")))
+    auto("blr", *wanted.get("blr", _blr(chosen.get("model", settings.model)["name"], batch * settings.accumulate)))
+    for name, (value, why) in wanted.items():
+        owner, _, option = name.partition(".")
+        if option and settings.task[option] == "auto":
+            chosen[owner] = {**chosen.get(owner, settings.task), option: value}
+            reasons[name] = why
     auto("warmup_epochs", round(epochs * 0.1, 2), "a tenth of the epochs")
     threads = auto("threads", *device_defaults.threads(device))
     auto("workers", *device_defaults.workers(device, here))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
+from timm.models.vision_transformer import VisionTransformer
 
 from patchloom.data import Source, normalize, plain_batches
 from patchloom.evaluate import ImageFeatures, classes_of, extract, has_labels, knn_accuracies, pixel_features
 from patchloom.nets.encode import input_size
+from patchloom.nets.heads import InstanceHead
 from patchloom.nets.weights import EncoderCard, untrained_twin
 from patchloom.questions.measure import Measure
 from patchloom.runs.settings import Settings
@@ -76,24 +78,36 @@ class Validation:
         row |= {f"held_out:{name}": values.mean().item() for name, values in measure.details.items()}
         row |= {f"teacher:{name}": value for name, value in measure.diversity.items()}
         if self.gallery is not None:
-            reading = self._reading()
-            row["knn"] = self._knn(
-                lambda source: extract(self.task.encoder, self.card, source, device=device, **reading), "mean"
-            )
+            head, pooling = instance_head(self.task), instance_pooling(self.task)
+            found = self._knn_of(self.task.encoder, device, head, {"mean", pooling})
+            row["knn"] = found["mean"]
+            if pooling != "mean":
+                row["instance_knn"] = found[pooling]
         return row
+
+    def _knn_of(
+        self,
+        vit: VisionTransformer,
+        device: torch.device,
+        head: InstanceHead | None = None,
+        poolings: Collection[str] = ("mean",),
+    ) -> dict[str, float]:
+        """kNN accuracy of an encoder by each of the ``poolings``."""
+        reading = self._reading()
+        return self._knn(lambda source: extract(vit, self.card, source, device=device, head=head, **reading), poolings)
 
     def _untrained_knn(self, device: torch.device, now: float) -> float:
         """kNN accuracy of fresh weights on the same images; ``now`` is the encoder's, which may begin with such."""
         if self.fresh:
             return now
         twin, _ = untrained_twin(self.card, seed=self.seed)
-        return self._knn(lambda source: extract(twin, self.card, source, device=device, **self._reading()), "mean")
+        return self._knn_of(twin, device)["mean"]
 
     def _raw_pixel_knn(self) -> float:
         """kNN accuracy of raw pixels on the same images."""
-        return self._knn(
-            lambda source: pixel_features(source, self.size, self.card.mean, self.card.std, **self._reading()), "pixels"
-        )
+        card, reading = self.card, self._reading()
+        pixels = self._knn(lambda source: pixel_features(source, self.size, card.mean, card.std, **reading), ["pixels"])
+        return pixels["pixels"]
 
     def _reading(self) -> dict[str, int]:
         return {"batch_size": self.batch_size, "workers": self.workers}
@@ -110,8 +124,22 @@ class Validation:
             found.append(self.task.measure(images, generator))
         return Measure.joined(found)
 
-    def _knn(self, features_of: Callable[[Source], ImageFeatures], pooling: str) -> float:
+    def _knn(self, features_of: Callable[[Source], ImageFeatures], poolings: Collection[str]) -> dict[str, float]:
+        """Accuracy on held-out images by each of these poolings of their features."""
         gallery, queries = features_of(self.gallery), features_of(self.held_out)
         k = min(_K, len(gallery.labels))
-        pooled = gallery.pooled(pooling), gallery.labels, queries.pooled(pooling), queries.labels
-        return knn_accuracies(*pooled, ks=(k,))[k]
+        found = {}
+        for name in poolings:
+            pooled = gallery.pooled(name), gallery.labels, queries.pooled(name), queries.labels
+            found[name] = knn_accuracies(*pooled, ks=(k,))[k]
+        return found
+
+
+def instance_head(task: Task) -> InstanceHead | None:
+    """The head beside a task's encoder that represents an image, if there is one."""
+    return next((module for module in task.extra_modules().values() if module.use == "pooling"), None)
+
+
+def instance_pooling(task: Task) -> str:
+    """The pooling by which a task represents an image (ExtreMA Figs. 4-5): what its projection is of, else mean."""
+    return next((module.pooling for module in task.extra_modules().values() if module.use == "stem"), "mean")
