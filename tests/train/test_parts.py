@@ -7,7 +7,8 @@ from patchloom.data import Stats
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.runs.settings import Settings
-from patchloom.tasks import build_task
+from patchloom.tasks import build_task, with_defaults
+from patchloom.tasks.sizes import momentum_for
 from patchloom.train.failures import too_little_memory
 from patchloom.train.optim import learning_rate, parameter_groups
 from patchloom.train.progress import points
@@ -73,6 +74,45 @@ def test_small_data_gets_more_epochs_and_smaller_batches():
     assert one.batch_size == 1
 
 
+def of_task(name, n, **given):
+    """Settings and reasons of a training on ``n`` images."""
+    task = {"name": name, **given.pop("options", {})}
+    return resolve(Settings("x", with_defaults(task), {"name": "auto"}, device="cpu", **given), n, 3, STATS)
+
+
+def test_a_teacher_gets_enough_updates_and_a_memory_that_fits_them():
+    short, reasons = of_task("extrema", 11_250, epochs=3)
+    assert (short.batch_size, short.weight_decay) == (32, 0.1)
+    updates = 3 * (11_250 // 32)
+    assert short.task["momentum"] == pytest.approx(1 - 100 / updates, abs=1e-3)
+    assert short.task["loss"] == "infonce" and f"{updates:,} updates" in reasons["task.loss"]
+    assert "updates" in reasons["batch_size"]
+    long, reasons = of_task("extrema", 1_281_167, epochs=300, batch_size=2048)
+    assert (long.task["momentum"], long.task["loss"]) == (0.996, "byol")
+    lut, _ = of_task("lut", 11_250, epochs=3)
+    assert (lut.batch_size, lut.weight_decay) == (32, 0.05) and lut.task["momentum"] == short.task["momentum"]
+    mae, _ = of_task("mae", 11_250, epochs=3)
+    assert (mae.batch_size, mae.weight_decay) == (128, 0.05)
+
+
+def test_what_is_given_stays_however_short_the_training():
+    asked = {"epochs": 3, "batch_size": 64, "weight_decay": 0.02}
+    settings, reasons = of_task("extrema", 11_250, options={"loss": "byol", "momentum": 0.99}, **asked)
+    assert (settings.batch_size, settings.weight_decay) == (64, 0.02)
+    assert (settings.task["loss"], settings.task["momentum"]) == ("byol", 0.99)
+    assert not {"batch_size", "weight_decay", "task.loss", "task.momentum"} & reasons.keys()
+
+
+def test_updates_are_counted_with_accumulation():
+    assert of_task("lut", 128_000, epochs=1)[0].batch_size == 128
+    assert of_task("lut", 128_000, epochs=1, accumulate=2)[0].batch_size == 64
+
+
+@pytest.mark.parametrize(("updates", "momentum"), [(1, 0.0), (100, 0.0), (1_000, 0.9), (24_999, 0.996), (10**6, 0.996)])
+def test_a_teacher_remembers_a_hundredth_and_never_more_than_the_papers(updates, momentum):
+    assert momentum_for(updates)[0] == pytest.approx(momentum, abs=1e-4)
+
+
 @pytest.mark.parametrize("side", [8, 28, 32, 64, 96, 100, 224, 1000])
 def test_auto_sizes_always_fit(side):
     stats = STATS._replace(height=side, width=side + 5)
@@ -110,7 +150,7 @@ def test_seeded_steps_repeat():
     assert drawn[0][1] != drawn[3][1]  # and drop other paths
 
 
-@pytest.mark.parametrize(("task", "least"), [("mae", 1), ("lut", 2), ("extrema", 1)])
+@pytest.mark.parametrize(("task", "least"), [("mae", 1), ("lut", 2), ("extrema", 2)])
 def test_what_to_do_without_memory_is_never_refused(task, least, monkeypatch):
     for processes in (1, 3):
         monkeypatch.setattr("patchloom.train.failures.world", lambda processes=processes: processes)

@@ -177,6 +177,16 @@ def encoder_defaults(task: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     return task_class(options.pop("name")).encoder_defaults(options)
 
 
+def updates_needed(task: Mapping[str, Any]) -> tuple[int, str]:
+    """How many updates a training of ``task`` (``name`` and options) should have, with the reason.
+
+    Raises:
+        PatchloomError: no such task or option.
+    """
+    options = with_defaults(task)
+    return task_class(options.pop("name")).updates_needed(options)
+
+
 def training_defaults(task: Mapping[str, Any], updates: int) -> dict[str, tuple[Any, str]]:
     """What ``task`` (``name`` and options) wants a training of so many updates to be where the user leaves it open.
 

@@ -20,9 +20,11 @@ from patchloom.questions.measure import Measure
 from patchloom.questions.pixels import Pixels
 from patchloom.questions.question import ROWS, Encoded, Outcome, Sheet
 from patchloom.tasks.sizes import (
+    AGREEMENT_UPDATES,
     agreement_heads,
     check_momentum,
     check_normalizable,
+    momentum_for,
     patch_decoder,
     patches_of_unit,
     refuse_unused,
@@ -46,7 +48,7 @@ class LUT(Task):
         pixel_weight: of the pixel loss on the first view; 0 trains by the broader-context loss alone.
         normalized_pixels: ask for pixels normalised within each patch; auto: true on mae, false on simmim.
         mask_unit: side of a mask unit in pixels on simmim; auto: two patches. On mae it is one patch.
-        momentum: of the teacher at the start; it rises to 1 along a half cosine.
+        momentum: of the teacher at the start; it rises to 1 along a half cosine. auto: 0.996, less in short trainings.
         head_width: hidden width of head and predictor; auto: 4096, or four times the encoder's below ViT-S.
         decoder_width: on mae, width of the decoder; auto: 512, or the encoder's own below ViT-S.
         decoder_depth: on mae, transformer blocks of the decoder; auto: 8, or 2 below ViT-S.
@@ -65,7 +67,7 @@ class LUT(Task):
         pixel_weight: float = 1.0,
         normalized_pixels: bool | Literal["auto"] = "auto",
         mask_unit: Size = "auto",
-        momentum: float = 0.996,
+        momentum: float | Literal["auto"] = "auto",
         head_width: Size = "auto",
         decoder_width: Size = "auto",
         decoder_depth: Size = "auto",
@@ -75,6 +77,7 @@ class LUT(Task):
         check("task.base", base, Base)
         if min(context_weight, pixel_weight) < 0 or not context_weight:
             raise PatchloomError("lut asks for agreement: give --task.context_weight above 0, and no negative weight")
+        momentum = self.resolve_auto("momentum", momentum, 0.996, "the paper's")
         check_momentum(momentum)
         g, sparse = self.geometry, base == "mae"
         mask_ratio = self.resolve_auto("mask_ratio", mask_ratio, 0.75 if sparse else 0.6, f"the paper's on {base}")
@@ -109,6 +112,16 @@ class LUT(Task):
             self.questions["pixels"] = Pixels(g, head, normalized, absolute=True, blank=blank)
         self.questions["agreement"] = Agreement(encoder, *heads, momentum)
         self.question_weights = {"pixels": pixel_weight, "agreement": context_weight}
+
+    @classmethod
+    def training_defaults(cls, options: Mapping[str, Any], updates: int) -> dict[str, tuple[Any, str]]:
+        """A teacher that can be followed in short trainings, too."""
+        return {"task.momentum": momentum_for(updates)}
+
+    @classmethod
+    def updates_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
+        """Enough for a teacher that begins as a random network."""
+        return AGREEMENT_UPDATES
 
     @classmethod
     def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:

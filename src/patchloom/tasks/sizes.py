@@ -213,6 +213,20 @@ def check_normalizable(geometry: Geometry, each_channel: bool = False) -> None:
         raise PatchloomError("within patches of one pixel there is nothing to normalise: use larger patches")
 
 
+# The papers' 0.996 remembers 250 updates, of hundreds of thousands. In a run of hundreds the teacher would stay what it
+# begins as, a random network: its memory becomes a hundredth of the training there.
+_MOMENTUM, _MEMORY = 0.996, 0.01
+AGREEMENT_UPDATES = 1_000, "a teacher has to be followed for a while"
+
+
+def momentum_for(updates: int) -> tuple[float, str]:
+    """A teacher's momentum at the start of a training of so many updates, with the reason."""
+    usual = 1 - 1 / (_MEMORY * updates)
+    if usual >= _MOMENTUM:
+        return _MOMENTUM, "the paper's"
+    return round(max(0.0, usual), 4), f"the teacher remembers a hundredth of {updates:,} updates"
+
+
 def check_momentum(momentum: float) -> None:
     """Refuse a momentum with which no teacher can follow.
 

@@ -70,6 +70,14 @@ class Task(nn.Module, ABC):
         return {}
 
     @classmethod
+    def updates_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
+        """How many updates of the weights a training should have, with the reason; ``options`` are all the task's.
+
+        For their sake a batch size that is left open becomes smaller where the images are few.
+        """
+        return 1, "nothing asks for more"
+
+    @classmethod
     def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
         """How many images a step needs, of all processes together, with the reason; ``options`` are all the task's."""
         return 1, "a step without images has nothing to ask"

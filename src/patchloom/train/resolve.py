@@ -11,12 +11,13 @@ from patchloom.machine import Cores, cores
 from patchloom.nets.build import PRESETS
 from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import Auto, Settings
-from patchloom.tasks import check_images, encoder_defaults, training_defaults
+from patchloom.tasks import check_images, encoder_defaults, training_defaults, updates_needed
 from patchloom.train import device_defaults
 
 # Images seen by the end of a run, if epochs is auto: minutes on a CPU, hours on a GPU.
 _SAMPLES = {"cpu": 200_000, "gpu": 20_000_000}
 _MAX_EPOCHS = 1600
+_LEAST_FOR_UPDATES = 32  # images of a step, which are not made fewer for the sake of more updates
 
 # Measured (benchmarks/README.md): with few, large patches, positions on `shapes` can be learnt within minutes.
 _ON_SHAPES = {"img_size": (32, 32), "patch_size": 8}
@@ -68,14 +69,16 @@ def resolve(
     if "class_token" in defaults and settings.model.get("class_token") is None:
         value, reasons["model.class_token"] = defaults["class_token"]
         chosen["model"] = {**chosen.get("model", settings.model), "class_token": value}
-    batch = auto("batch_size", *_batch(device, n, world))
+    samples = _SAMPLES["cpu" if device == "cpu" else "gpu"]
+    epochs = min(_MAX_EPOCHS, max(10, round(samples / n))) if settings.epochs == "auto" else settings.epochs
+    batch = auto(
+        "batch_size", *_batch(device, n, world, n * epochs / settings.accumulate, updates_needed(settings.task))
+    )
     check_images(settings.task, batch, n)
     share_of_batch(batch, n, world)
     here = here or Cores(cores(), max(1, world // settings.nodes))
     if settings.devices == "auto":
         chosen["devices"] = here.processes
-    samples = _SAMPLES["cpu" if device == "cpu" else "gpu"]
-    epochs = min(_MAX_EPOCHS, max(10, round(samples / n)))
     epochs = auto("epochs", epochs, f"{n * epochs:,} samples in all from {n:,} training images")
     updates = max(1, epochs * steps_per_epoch(n, batch) // settings.accumulate)
     wanted = training_defaults(settings.task, updates)
@@ -83,7 +86,7 @@ def resolve(
     auto("blr", *wanted.get("blr", _blr(chosen.get("model", settings.model)["name"], batch * settings.accumulate)))
     for name, (value, why) in wanted.items():
         owner, _, option = name.partition(".")
-        if option and settings.task[option] == "auto":
+        if option and settings.task.get(option, "auto") == "auto":
             chosen[owner] = {**chosen.get(owner, settings.task), option: value}
             reasons[name] = why
     auto("warmup_epochs", round(epochs * 0.1, 2), "a tenth of the epochs")
@@ -125,13 +128,17 @@ def _model(device: str, patches: int) -> tuple[str, str]:
     return "vit_small_patch16_224", "a good start on one GPU"
 
 
-def _batch(device: str, n: int, world: int) -> tuple[int, str]:
+def _batch(device: str, n: int, world: int, samples: float, needed: tuple[int, str]) -> tuple[int, str]:
+    """Images of a step, where ``samples`` over the images of an update are their number, and so many are ``needed``."""
     usual, why = (128, "usual on a cpu") if device == "cpu" else (256 * world, f"usual on a {device}")
     if world > 1:
         why += f", for {world} processes"
     if n < 8 * usual:
         usual = max(1, min(usual, 2 ** max(3, (n // 8).bit_length() - 1), n))
         why = f"an eighth of the {n} images or less"
+    least, reason = needed
+    while samples / usual < least and usual > _LEAST_FOR_UPDATES:
+        usual, why = max(_LEAST_FOR_UPDATES, usual // 2), f"for more updates: {reason}"
     return max(world, usual // world * world), why
 
 
