@@ -44,7 +44,7 @@ class Stepper:
         self.task.after_step(0.5)
 
     def seconds(self) -> float:
-        """Seconds of a step in one round; on a CPU those of its own threads, which other work does not lengthen much."""
+        """Seconds of a step in one round; on a CPU those of its own threads, whatever else the machine does."""
         on_cpu = self.settings.device == "cpu"
         clock, share = (time.process_time, torch.get_num_threads()) if on_cpu else (time.perf_counter, 1)
         start = clock()
