@@ -17,8 +17,8 @@ from patchloom.waiting import duration
 
 _LOGGED = 200  # rows of metrics.csv in a run
 COLLAPSED = (
-    "the teacher gives all images nearly the same output, so agreement with it means little: if this stays so, lower "
-    "--blr, raise --warmup_epochs or the batch size, or choose another task"
+    "the teacher gives all images nearly the same output, so agreement with it means little: if this stays so, give "
+    "extrema --task.loss infonce, or lower --blr, raise --warmup_epochs, or choose another task"
 )
 
 
