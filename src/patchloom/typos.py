@@ -35,7 +35,7 @@ _ELSEWHERE: dict[str, tuple[str, str]] = {
 _NEEDLESS = {
     **dict.fromkeys(("resume", "continue"), "the same command, with the same --out, goes on where a run was stopped"),
     **dict.fromkeys(("verbose", "quiet"), "what is printed cannot be chosen"),
-    **dict.fromkeys(("augment", "augmentation", "transforms"), "--flip and --crop_scale are what can be chosen"),
+    **dict.fromkeys(("augment", "augmentation", "transforms"), "--flip, --crop_scale and --randaugment can be chosen"),
 }
 _WORDS = ("data", "dataset", "datapath", "datadir", "input", "images", "run")  # which are given without a name
 

@@ -14,7 +14,7 @@ from patchloom.stopping import SIGNALS
 
 COMMAND = ["--task", "droppos", "--epochs", "16", "--batch_size", "16", "--accumulate", "2", "--img_size", "32"]
 # with a process that reads images, which gets the signal, too
-COMMAND += ["--workers", "1"]
+COMMAND += ["--workers", "1", "--randaugment", "9"]
 SIZES = ["--model", "nano", "--model.embed_dim", "32", "--model.depth", "1", "--model.drop_path_rate", "0.1"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from patchloom.hints import check
 
 # what two views of an image have: neither a random crop or colours, the same ones, or each its own
 Sharing = Literal["none", "shared", "own"]
+Change = Callable[[Tensor, np.random.Generator], Tensor]
 
 
 class RandomCrop:
@@ -25,6 +27,7 @@ class RandomCrop:
         scale: range of the crop's area, as a share of the image's.
         ratio: range of the crop's width over its height, as a multiple of that of ``size``.
         flip: whether to mirror at all.
+        randaugment: changes a view [c h w] after that, by what its generator draws; None leaves it as it is.
     """
 
     def __init__(
@@ -33,10 +36,11 @@ class RandomCrop:
         scale: tuple[float, float] = (0.2, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
         flip: bool = True,
+        randaugment: Change | None = None,
     ) -> None:
         # ratios are relative to the target's, so that a wide target shows wide parts instead of stretched ones
         aspect = size[1] / size[0]
-        self.size, self.scale, self.flip = size, scale, flip
+        self.size, self.scale, self.flip, self.randaugment = size, scale, flip, randaugment
         self.ratio = (ratio[0] * aspect, ratio[1] * aspect)
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
@@ -45,7 +49,10 @@ class RandomCrop:
         view = resize_part(image, *self._part(height, width, rng), self.size)
         if self.flip and rng.random() < 0.5:
             view = view.flip(-1)
-        return (view,)
+        return (self._changed(view, rng),)
+
+    def _changed(self, view: Tensor, rng: np.random.Generator) -> Tensor:
+        return view if self.randaugment is None else self.randaugment(view, rng)
 
     def _part(self, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
         """(top, left, h, w) in pixels, drawn as by torchvision's RandomResizedCrop."""
@@ -60,13 +67,13 @@ class RandomCrop:
 
 
 class TwoViews(RandomCrop):
-    """Two views of an image, for a student and a teacher.
+    """Two views of an image, for a student and a teacher; RandAugment changes both alike if they have the same crop.
 
     Args:
         size: (h, w) of each view in pixels.
         crop: the centre for both (none), one random crop for both (shared), or one for each (own).
         color: no colour jitter (none), the same for both (shared), or one for each (own); see `draw_colors`.
-        crop_options: scale, ratio and flip of `RandomCrop`.
+        crop_options: scale, ratio, flip and randaugment of `RandomCrop`.
 
     Raises:
         PatchloomError: another value of ``crop`` or ``color``.
@@ -94,8 +101,10 @@ class TwoViews(RandomCrop):
         """
         if self.crop == "own":
             views = [*super().__call__(image, rng), *super().__call__(image, rng)]
+        elif self.crop == "shared":
+            views = [*super().__call__(image, rng)] * 2
         else:
-            views = [*(self.centre(image) if self.crop == "none" else super().__call__(image, rng))] * 2
+            views = [self._changed(*self.centre(image), rng)] * 2
         if self.color == "none":
             return (views[0], views[1]), None
         if self.color == "shared":

@@ -12,7 +12,7 @@ from patchloom.calls import plain
 from patchloom.data import DataLike, lasting
 from patchloom.errors import PatchloomError
 from patchloom.hints import check, conforms
-from patchloom.nets.build import EncoderSpec
+from patchloom.nets.build import EncoderSpec, PositionKind
 from patchloom.tasks import AUTO, task_name, usual_task, with_defaults
 from patchloom.tasks.code import label
 from patchloom.typos import no_option
@@ -22,6 +22,7 @@ Auto = Literal["auto"]
 TaskLike = str | type[Any] | Mapping[str, Any]
 # of processes, threads and pixels more are a slip of the keyboard, and would bring a machine down
 _MAX = {"workers": 1024, "threads": 1024, "devices": 1024, "nodes": 2**16, "patch_size": 2**16, "channels": 2**16}
+_MAX_MAGNITUDE, _RANDAUGMENT_STD = 10, 0.5  # of RandAugment
 LAUNCH = ("devices", "nodes", "strategy")  # with which settings a run may go on as it likes
 
 
@@ -35,7 +36,8 @@ class Settings:
         model: the encoder: ``name`` and overrides of timm's sizes.
         img_size: height and width in pixels.
         patch_size: side of a patch in pixels.
-        positions: fixed sincos, learned, random or no position embeddings.
+        positions: position embeddings: sincos (fixed sine-cosine), sincos-learned (starts so, and is learned), learned
+            (starts at random), random (and fixed) or none.
         channels: channels of the images; greyscale and colour are converted into each other.
         epochs: passes over the training images.
         batch_size: images a step, of all devices together.
@@ -46,6 +48,8 @@ class Settings:
         clip: largest norm of the gradient; 0 switches it off.
         crop_scale: smallest share of an image's area that a random crop shows; crops go up to the whole.
         flip: mirror half of the images. Switch it off where left and right matter.
+        randaugment: magnitude of RandAugment, up to 10 (DeiT and MP3: 9); 0 switches it off.
+        randaugment_std: standard deviation of that magnitude.
         held_out: share of the images that is never trained on and serves the measures (at most 2,000 images); auto is
             5 %, and of small sets more.
         group: which images are held out together, such as frames of one video: parent (those of a folder), a column of
@@ -78,7 +82,7 @@ class Settings:
     model: dict[str, Any] = field(default_factory=dict)
     img_size: tuple[int, int] | Auto = "auto"
     patch_size: int | Auto = "auto"
-    positions: Literal["sincos", "learned", "random", "none"] | Auto = "auto"
+    positions: PositionKind | Auto = "auto"
     channels: int | Auto = "auto"
     epochs: int | Auto = "auto"
     batch_size: int | Auto = "auto"
@@ -89,6 +93,8 @@ class Settings:
     clip: float = 5.0
     crop_scale: float = 0.2
     flip: bool = True
+    randaugment: float = 0.0
+    randaugment_std: float = _RANDAUGMENT_STD
     held_out: float | Auto = "auto"
     group: str | None = None
     normalization: Literal["data", "imagenet"] = "data"
@@ -134,6 +140,12 @@ class Settings:
             share = getattr(self, name)
             if share != "auto" and not 0 < share < 1 and (name, share) != ("crop_scale", 1):
                 raise PatchloomError(f"--{name} is a share between 0 and 1, not {share}")
+        if not 0 <= self.randaugment <= _MAX_MAGNITUDE:
+            raise PatchloomError(f"--randaugment must be 0 to {_MAX_MAGNITUDE}, not {self.randaugment}")
+        if not 0 <= self.randaugment_std < math.inf:
+            raise PatchloomError(f"--randaugment_std must be 0 or more, not {self.randaugment_std}")
+        if not self.randaugment and self.randaugment_std != _RANDAUGMENT_STD:
+            raise PatchloomError("--randaugment_std changes nothing without --randaugment: give --randaugment 9, too")
         if self.img_size != "auto" and not 1 <= min(self.img_size) <= max(self.img_size) <= _MAX["patch_size"]:
             raise PatchloomError(
                 f"--img_size must be positive and {_MAX['patch_size']} or less, not {'x'.join(map(str, self.img_size))}"

@@ -70,7 +70,20 @@ def prepare_task(
         )
     task.normalized_by(mean, std)
     task.augment.scale, task.augment.flip = (settings.crop_scale, 1.0), settings.flip
+    if settings.randaugment:
+        _randaugment(task, settings, mean)
     return task
+
+
+def _randaugment(task: Task, settings: Settings, mean: Sequence[float]) -> None:
+    from patchloom.data.randaugment import RandAugment  # torchvision takes a while, and most runs have no use for it
+
+    if not hasattr(task.augment, "randaugment"):
+        raise PatchloomError(
+            f"--randaugment changes nothing in {label(settings.task['name'])}, whose augment has no attribute "
+            "randaugment, as RandomCrop has: leave it out"
+        )
+    task.augment.randaugment = RandAugment(settings.randaugment, settings.randaugment_std, mean)
 
 
 class Loaded(NamedTuple):
