@@ -143,6 +143,8 @@ def test_fixed_positions(options):
     assert not vit.pos_embed.requires_grad
     assert vit.pos_embed.shape[1] == 8 + (0 if options else 1)
     assert build_encoder(EncoderSpec("nano", (16, 32), 8, positions="learned")).pos_embed.requires_grad
+    learned = build_encoder(EncoderSpec("nano", (16, 32), 8, positions="sincos-learned", options=options))
+    assert torch.equal(learned.pos_embed, vit.pos_embed) and learned.pos_embed.requires_grad
 
 
 @pytest.mark.parametrize(

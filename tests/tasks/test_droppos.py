@@ -89,6 +89,17 @@ def test_smoothing_ends_one_hot_and_no_dropped_position_is_free():
     assert task(images, progress=0.0, given=given).loss != end
 
 
+def test_sigma_falls_to_its_end_or_stays():
+    task, images = make(temperature=float("inf"), sigma=2.0, sigma_end=1.0), torch.randn(2, 3, 32, 32)
+    given = task.given(images, generator())
+    losses = [task(images, progress=progress, given=given).loss for progress in (0.0, 0.5, 1.0)]
+    for loss, sigma in zip(losses, (2.0, 1.5, 1.0), strict=True):
+        stays = make(temperature=float("inf"), sigma=sigma, sigma_end=sigma)
+        for progress in (0.0, 0.3, 1.0):
+            torch.testing.assert_close(stays(images, progress=progress, given=given).loss, loss)
+    assert len({loss.item() for loss in losses}) == 3
+
+
 def test_another_patch_is_never_ones_own():
     visible = torch.arange(7).expand(1000, 7)
     other = another_patch(visible, 7, generator())
@@ -102,6 +113,9 @@ def test_another_patch_is_never_ones_own():
     [
         ({"position_mask_ratio": 0.0}, "position_mask_ratio must lie in"),
         ({"temperature": 0.0}, "temperature must be above 0"),
+        ({"sigma": -1.0}, "sigma must be 0 or more and finite, not -1.0"),
+        ({"sigma_end": 2.0}, "sigma_end must be 0 to --task.sigma, which is 1, not 2: give both alike"),
+        ({"sigma_end": -0.5}, "sigma_end must be 0 to --task.sigma"),
         ({"mask_ratio": 0.0, "pixels": True}, "no pixels are hidden"),
         ({"mask_ratio": 0.98}, "2 are needed"),
         ({"decoder_width": 30, "decoder_heads": 4}, "decoder cannot be 30 wide and 2 blocks deep with 4 heads"),

@@ -18,7 +18,7 @@ from patchloom.hints import listing, nearest, squeezed
 from patchloom.nets.encode import grid_size
 from patchloom.patches.positions import sincos_2d
 
-PositionKind = Literal["sincos", "learned", "random", "none"]
+PositionKind = Literal["sincos", "sincos-learned", "learned", "random", "none"]
 
 # Ours are small, for images of 8 to 64 pixels. Each is a stock timm model with other sizes, so timm can load it alone.
 _SMALL = "vit_tiny_patch16_224"
@@ -61,7 +61,8 @@ class EncoderSpec:
         img_size: height and width in pixels.
         patch_size: side of a patch in pixels.
         channels: channels of the images.
-        positions: fixed 2-d sine-cosine embeddings, learned ones, fixed random ones, none (MP3).
+        positions: fixed 2-d sine-cosine embeddings, learned ones that start from these (DropPos Table S1) or at random,
+            fixed random ones, none (MP3).
         options: further keyword arguments of timm's VisionTransformer, such as ``depth`` or ``reg_tokens``.
     """
 
@@ -155,16 +156,16 @@ def build_encoder(spec: EncoderSpec) -> VisionTransformer:
             if token is not None:
                 nn.init.normal_(token, std=0.02)
         if vit.pos_embed is not None:
-            if spec.positions == "sincos":
+            if spec.positions.startswith("sincos"):
                 if d % 4:
                     raise PatchloomError(
-                        f"fixed sine-cosine positions need a width that 4 divides, not {d}: use --positions learned"
+                        f"sine-cosine positions need a width that 4 divides, not {d}: use --positions learned"
                     )
                 vit.pos_embed.zero_()
                 vit.pos_embed[0, -grid_size(vit)[0] * grid_size(vit)[1] :] = sincos_2d(d, grid_size(vit))
             else:
                 nn.init.normal_(vit.pos_embed, std=0.02)
-            vit.pos_embed.requires_grad_(spec.positions == "learned")
+            vit.pos_embed.requires_grad_(spec.positions.endswith("learned"))
     return vit
 
 

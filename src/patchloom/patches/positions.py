@@ -49,7 +49,7 @@ def smoothed_positions(
 ) -> Tensor:
     """Softened position labels: row i [n] is the target of a patch whose true position is i.
 
-    DropPos Eq. 5-6: w(i, j) = exp(-dist(i, j) / σ²), each row normalised to sum 1. With ``sigma`` 0 the rows are
+    DropPos Eq. 5: w(i, j) = exp(-dist(i, j) / σ²), each row normalised to sum 1. With ``sigma`` 0 the rows are
     one-hot.
 
     Args:

@@ -65,8 +65,9 @@ class Positions(Question):
         geometry: of the encoder.
         decoder: gives n logits a patch token.
         ratios: by name, the ratios at which a task of it can be measured.
-        sigma: σ of position smoothing at the start; falls linearly to 0 over the training (DropPos Eq. 5-7).
-        squared_distances: smooth as the authors' program does, not as Eq. 5-6.
+        sigma: σ of position smoothing at the start (DropPos Eq. 5).
+        sigma_end: σ at the end of the training; it changes linearly (Eq. 7), and stays where both are equal.
+        squared_distances: smooth as the authors' program does, not as Eq. 5.
         temperature: τ of attentive reconstruction (DropPos Eq. 9); inf weighs all patches alike.
         by_context: tell the patches that serve as keys and values from the others, with top-5 accuracies (MP3).
     """
@@ -77,13 +78,15 @@ class Positions(Question):
         decoder: nn.Module,
         ratios: Mapping[str, tuple[float, ...]],
         sigma: float = 0.0,
+        sigma_end: float = 0.0,
         squared_distances: bool = False,
         temperature: float = float("inf"),
         by_context: bool = False,
     ):
         super().__init__(geometry)
         self.decoder, self.ratios, self.by_context = decoder, ratios, by_context
-        self.sigma, self.squared_distances, self.temperature = sigma, squared_distances, temperature
+        self.sigma, self.sigma_end = sigma, sigma_end
+        self.squared_distances, self.temperature = squared_distances, temperature
         if temperature < float("inf"):
             self.half_no_grad = False  # by which `use_half_without_grad` finds what has passes without gradient
 
@@ -95,7 +98,8 @@ class Positions(Question):
         """Cross-entropy over the patches whose position was withheld (DropPos Eq. 8, MP3 section 3)."""
         predicted = self.predict(encoded)
         weights = loss_weights(predicted.dropped, predicted.visible, self.affinities(encoded))
-        loss = weighted_mean(self.cross_entropy(predicted, self.sigma * (1 - progress)), weights)
+        sigma = self.sigma_end + (self.sigma - self.sigma_end) * (1 - progress)
+        loss = weighted_mean(self.cross_entropy(predicted, sigma), weights)
         with torch.no_grad():
             found = self.accuracies(predicted, encoded.given)
         return Outcome(loss, {f"{name}_accuracy": values.mean() for name, values in found.items()})
@@ -186,6 +190,9 @@ def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
 
 def loss_weights(dropped: Tensor, visible: Tensor, affinities: Tensor | None = None) -> Tensor:
     """What each visible patch counts in the loss: zero where its position was known.
+
+    DropPos Eq. 8 takes the affinities as they are, shares of all n patches; the authors' program, as this, takes shares
+    of the visible ones.
 
     Args:
         dropped: [b k] True where the position was withheld.

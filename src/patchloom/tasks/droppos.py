@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -34,8 +35,9 @@ class DropPos(Task):
         encoder: the ViT to train.
         mask_ratio: share γ of the patches that is removed; auto: the paper's 0.75, lowered until 16 patches stay.
         position_mask_ratio: share γ_pos of the visible patches whose position embedding is dropped.
-        sigma: σ of position smoothing at the start; falls linearly to 0 over the training (Eq. 7). 0 switches it off.
-        squared_distances: smooth as the authors' program does (squared distances, columns normalised), not as Eq. 5-6.
+        sigma: σ of position smoothing (Eq. 5) at the start of the training; 0 switches it off.
+        sigma_end: σ at the end, to which it falls linearly (Eq. 7); as much as ``sigma`` and it stays (Table 3).
+        squared_distances: smooth as the authors' program does (squared distances, columns normalised), not as Eq. 5.
         temperature: τ of attentive reconstruction (Eq. 9); inf weighs all patches alike. auto: the paper's 0.1, but
             inf where nothing is masked, since its look at the whole image would add a third to the step.
         placeholder: what stands for a dropped position: a learned vector, zeros, or another patch's position.
@@ -57,6 +59,7 @@ class DropPos(Task):
         mask_ratio: float | Literal["auto"] = "auto",
         position_mask_ratio: float = 0.75,
         sigma: float = 1.0,
+        sigma_end: float = 0.0,
         squared_distances: bool = False,
         temperature: float | Literal["auto"] = "auto",
         placeholder: Placeholder = "learned",
@@ -85,8 +88,13 @@ class DropPos(Task):
         temperature = self.resolve_auto("temperature", temperature, usual, why)
         if temperature <= 0:
             raise PatchloomError(f"--task.temperature must be above 0 (inf switches it off), not {temperature}")
-        if sigma < 0:
-            raise PatchloomError(f"--task.sigma must be 0 or more, not {sigma}")
+        if not 0 <= sigma < math.inf:
+            raise PatchloomError(f"--task.sigma must be 0 or more and finite, not {sigma}")
+        if not 0 <= sigma_end <= sigma:
+            raise PatchloomError(
+                f"--task.sigma_end must be 0 to --task.sigma, which is {sigma:g}, not {sigma_end:g}: give both alike "
+                "for a σ that stays"
+            )
         visible = visible_of(self.geometry, self.mask_ratio, least=2)
         if pixels and visible == n:
             raise PatchloomError("with --task.mask_ratio 0 no pixels are hidden: leave out --task.pixels")
@@ -95,7 +103,8 @@ class DropPos(Task):
         self.position_token = nn.Parameter(torch.empty(g.width).normal_(std=0.02)) if placeholder == "learned" else None
         sizes = decoder_sizes(self, decoder_width, decoder_depth, decoder_heads, (512, 2, 16))
         decoder = Decoder(g.width, n, *sizes, g.prefix)
-        self.questions["positions"] = Positions(g, decoder, DROPPOS_RATIOS, sigma, squared_distances, temperature)
+        smoothing = sigma, sigma_end, squared_distances
+        self.questions["positions"] = Positions(g, decoder, DROPPOS_RATIOS, *smoothing, temperature)
         if pixels:
             if normalized_pixels:
                 check_normalizable(g)
