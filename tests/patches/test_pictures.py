@@ -2,7 +2,8 @@
 
 import torch
 
-from patchloom.patches.pictures import mark_wrong, put_together, scattered
+from patchloom.patches.pictures import mark_wrong, mix_patches, put_together, scattered
+from patchloom.patches.tokens import patchify
 
 
 def test_pictures_mark_what_is_wrong_and_put_patches_where_they_were_placed():
@@ -25,3 +26,18 @@ def test_what_was_given_keeps_known_places_and_loses_none():
     places = scattered(visible, dropped, torch.Generator().manual_seed(0))
     assert (places[:, [2, 7]] == torch.tensor([2, 7])).all()
     assert torch.equal(places.sort(1).values, visible) and not torch.equal(places[0], visible[0])
+
+
+def test_patches_of_two_images_are_shuffled_into_two_sets_without_a_loss():
+    images, others = torch.arange(2 * 24.0).view(2, 1, 4, 6), -1 - torch.arange(2 * 24.0).view(2, 1, 4, 6)
+    first, second = mix_patches(images, others, 2, torch.Generator().manual_seed(0))
+    assert first.shape == second.shape == images.shape
+    for i in range(2):
+        dealt, pool = (
+            torch.cat([patchify(one[i : i + 1], 2)[0] for one in two]) for two in ((first, second), (images, others))
+        )
+        assert sorted(dealt.tolist()) == sorted(pool.tolist())
+        for one in (first, second):  # each has some of both, not as they stood
+            own = (patchify(one[i : i + 1], 2)[0] >= 0).all(1)
+            assert 0 < own.sum() < 6
+    assert not torch.equal(first[0] >= 0, first[1] >= 0)  # drawn for each pair

@@ -11,11 +11,12 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.encode import encode
 from patchloom.patches.partition import complement, random_partition
+from patchloom.patches.pictures import put_together
 from patchloom.patches.tokens import patchify, scatter_tokens, unpatchify
 from patchloom.questions.positions import PositionPrediction
 from patchloom.tasks import mp3
 from patchloom.tasks.mp3 import MP3
-from patchloom.withhold.encoder_input import all_patches, drop_positions, limit_context
+from patchloom.withhold.encoder_input import all_patches
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 P, N = 4, 16
@@ -171,25 +172,24 @@ def test_small_grids_have_fewer_than_five_to_choose_from():
     assert accuracies(task, torch.randn(2, 4, 4), given)["context_top5"].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_an_image_mixed_with_itself_is_the_image(overlap, monkeypatch):
-    """Keys and values that come twice change no softmax, and those of an equal image are one's own."""
-    task, images = make(), torch.randn(1, 3, 16, 16).expand(2, -1, -1, -1)
-    (order,) = random_partition(2, N, (N,), torch.Generator().manual_seed(3))
-    mine, rest = order[:, :8], order[:, 8:]
-    parts = iter([mine, mine if overlap else rest])
-    monkeypatch.setattr(mp3, "random_partition", lambda *_: (next(parts),))
-    mixed = task.place_mixed(images, torch.Generator())
-    given = drop_positions(all_patches(images, N), torch.arange(N).expand(2, N))
-    alone = answer(task, images, limit_context(given, mine) if overlap else given)
-    assert torch.equal(mixed, alone.argmax(-1))
-
-
-def test_mixing_with_another_image_changes_the_answers():
-    task, images = make(), torch.randn(2, 3, 16, 16)
-    alone = task.place_mixed(images[:1].expand(2, -1, -1, -1), torch.Generator().manual_seed(0))
-    mixed = task.place_mixed(images, torch.Generator().manual_seed(0))
-    assert mixed.shape == (2, N) and not torch.equal(alone[:1], mixed[:1])
+def test_two_images_are_mixed_and_each_set_is_rebuilt_by_itself():
+    """Each patch of a set stands where it is placed with that set's context alone (Figs. 14-15)."""
+    task, images = make(context_mask_ratio=0.5), torch.randn(2, 3, 16, 16)
+    columns = task.draw(images, torch.Generator().manual_seed(0))[1].columns
+    assert list(columns) == ["image", "another", "first set", "first rebuilt", "second set", "second rebuilt"]
+    assert torch.equal(columns["another"], images.flip(0))
+    generator, everywhere = torch.Generator().manual_seed(0), torch.arange(N).expand(2, N)
+    for _ in mp3.RATIOS_DRAWN:
+        task.given(images, generator)
+    random_partition(2, N, (N,), generator)  # of the puzzle that the first sheet shows
+    random_partition(2, 2 * N, (N, N), generator)  # of the two sets
+    for name in ("first", "second"):
+        mixed = columns[f"{name} set"]
+        given = task.given(mixed, generator)
+        assert given.context.shape == (2, N // 2)
+        placed = answer(task, mixed, given).argmax(-1)
+        rebuilt = put_together(mixed, P, everywhere, placed)
+        torch.testing.assert_close(columns[f"{name} rebuilt"], rebuilt, equal_nan=True)
 
 
 def test_pictures_put_patches_where_they_were_placed_and_leave_known_ones(monkeypatch):
@@ -225,9 +225,28 @@ def test_impossible_options_are_refused(options, said):
         make(**options)
 
 
-def test_auto_is_the_papers_for_the_grid():
-    assert make().context_mask_ratio == 0.5
+@pytest.mark.parametrize(
+    ("size", "p", "ratio"),
+    [
+        (16, 4, 0.5),
+        (32, 4, 0.5),  # CIFAR-100
+        (32, 8, 0.5),  # 16 patches, of which a fifth would be no context
+        (64, 8, 0.8),  # Tiny ImageNet, with as many patches as CIFAR-100
+        (56, 8, 0.5),
+        (64, 4, 0.75),
+        (96, 8, 0.75),
+        (160, 16, 0.75),
+    ],
+)
+def test_auto_is_the_papers_for_images_like_these(size, p, ratio):
+    task = make(size=(size, size), p=p)
+    assert task.context_mask_ratio == ratio
+    ((value, why),) = task.chosen.values()
+    assert value == ratio and ("Tiny ImageNet" in why) == (ratio == 0.8) and ("CIFAR-100" in why) == (ratio == 0.5)
+
+
+def test_what_the_encoder_should_be():
     large = make(size=(40, 40))
-    assert large.context_mask_ratio == 0.75 and drawn(large, torch.randn(2, 3, 40, 40)).context.shape == (2, 25)
+    assert drawn(large, torch.randn(2, 3, 40, 40)).context.shape == (2, 25)
     assert MP3.encoder_defaults({"known_positions": 0.0}).keys() == {"positions", "class_token"}
     assert MP3.encoder_defaults({"known_positions": 0.05}).keys() == {"class_token"}

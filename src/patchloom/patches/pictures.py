@@ -55,6 +55,23 @@ def scattered(visible: Tensor, dropped: Tensor, generator: torch.Generator) -> T
     return visible.scatter(1, which, gather_tokens(visible, gather_tokens(which, order)))
 
 
+def mix_patches(images: Tensor, others: Tensor, p: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The patches of two images shuffled together and dealt into two, each as many as one has (MP3 Figs. 14-15).
+
+    Args:
+        images, others: [b c h w], pair by pair.
+        p: side of a patch.
+        generator: source of the order.
+
+    Returns:
+        Two sets of patches, each in the form of images [b c h w].
+    """
+    pool, grid = torch.cat([patchify(images, p), patchify(others, p)], dim=1), grid_of(images, p)
+    b, n = len(pool), grid[0] * grid[1]
+    first, second = random_partition(b, 2 * n, (n, n), generator, images.device)
+    return unpatchify(gather_tokens(pool, first), p, grid), unpatchify(gather_tokens(pool, second), p, grid)
+
+
 def mark_wrong(images: Tensor, p: int, visible: Tensor, placed: Tensor) -> Tensor:
     """Images [b c h w] with masked patches withheld and wrongly placed ones marked, at their true places."""
     patches = patchify(images, p)

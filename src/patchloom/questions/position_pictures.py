@@ -1,4 +1,4 @@
-"""Pictures of predicted positions: DropPos Fig. 3, and MP3's rebuilt and mixed images."""
+"""Pictures of predicted positions: DropPos Fig. 3, and MP3's rebuilt and mixed images (Figs. 14-15)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from patchloom.nets.geometry import Geometry
 from patchloom.patches.partition import random_partition, share_of
-from patchloom.patches.pictures import mark_wrong, put_together, scattered
+from patchloom.patches.pictures import mark_wrong, mix_patches, put_together, scattered
 from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction
 from patchloom.questions.question import Sheet
 
@@ -63,16 +63,22 @@ def rebuilt_sheet(geometry: Geometry, images: Tensor, placed: dict[str, Tensor],
     return Sheet("rebuilt", caption, columns, _NOTHING)
 
 
-def mixed_sheet(geometry: Geometry, images: Tensor, placed: Tensor) -> Sheet:
-    """What becomes of images whose patches shared one context with another image's; ``placed`` [b n] are the places."""
+def mixed_sheet(
+    geometry: Geometry, images: Tensor, place: Callable[[Tensor], Tensor], generator: torch.Generator
+) -> Sheet:
+    """Two images taken apart, shuffled together, and each half of the patches rebuilt (MP3 Figs. 14-15).
+
+    ``place`` tells where each patch [b n] of images [b c h w] is placed. Each image is mixed with the one before it.
+    """
+    others = images.roll(1, 0)
     everywhere = torch.arange(geometry.n, device=images.device).expand(len(images), -1)
-    columns = {
-        "image": images,
-        "shared its context with": images.roll(1, 0),
-        "rebuilt": put_together(images, geometry.p, everywhere, placed),
-    }
+    columns = {"image": images, "another": others}
+    for name, mixed in zip(("first", "second"), mix_patches(images, others, geometry.p, generator), strict=True):
+        columns[f"{name} set"] = mixed
+        columns[f"{name} rebuilt"] = put_together(mixed, geometry.p, everywhere, place(mixed))
     caption = (
-        "Half of the patches of both images are keys and values for the patches of both. Rebuilt: the image's own "
-        "patches where they were placed."
+        "The patches of both images were shuffled together and dealt into two sets. Each set was given as one image "
+        "is, without places, keys and values from its own context alone. Rebuilt: each patch stands where it was "
+        "placed; where several landed, their mean."
     )
     return Sheet("mixed", caption, columns, _NOTHING)
