@@ -150,9 +150,9 @@ def fresh_blocks(vit: VisionTransformer, count: int) -> nn.Sequential:
 
 
 def variant_of(positions: PositionChoice, vit: VisionTransformer) -> Variant:
-    """Resolve ``auto``: keep the encoder's positions; fixed sine-cosine ones where it has none (MP3)."""
+    """Resolve ``auto``: keep the encoder's positions; learned ones where it has none (MP3's default, its Table 1)."""
     if positions == "auto":
-        return "fixed" if patch_positions(vit) is None else "keep"
+        return "learned" if patch_positions(vit) is None else "keep"
     return positions
 
 

@@ -105,7 +105,7 @@ def test_positions_that_are_given() -> None:
     with_, other = encoder()
     sincos = patch_positions(with_)
     assert (variant_of("auto", without), variant_of("auto", with_), variant_of("none", with_)) == (
-        *("fixed", "keep", "none"),
+        *("learned", "keep", "none"),
     )
     fixed = vary(without, card, "fixed", class_token=True)
     assert torch.equal(patch_positions(fixed), sincos) and not fixed.pos_embed.requires_grad

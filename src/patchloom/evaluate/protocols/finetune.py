@@ -52,7 +52,7 @@ def finetune(
         run, data, settings: as in `patchloom.evaluate.evaluate`.
         recipe: small (ours), droppos, mae, mp3, extrema or lut (the papers'); each value below replaces one of its own.
         positions: keep the encoder's, fixed sine-cosine, learned, relative (a bias in each attention), or none; auto
-            is keep, or fixed for an encoder without positions.
+            is keep, or learned for an encoder without positions.
         control: train from scratch, too.
         from_scratch: only train from scratch.
         precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
