@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from patchloom.nets.build import PRESETS
 from patchloom.nets.performance import fuse_attention
 
 # by its name: the package that it comes from, and the form of its attention
@@ -37,7 +38,7 @@ class Peer:
         dtype: of the products: float32, bfloat16 or float16 (which is timed without scaling its loss).
         device: where.
         batch: images of a step.
-        model: timm's name of the encoder with that shape.
+        model: timm's name of the encoder with that shape, or one of ours.
         depth: blocks of an MAE's decoder.
     """
 
@@ -46,7 +47,8 @@ class Peer:
         self.dtype, self.device = dtype, device
         images = torch.randn(batch, 3, SIDE, SIDE, device=device)
         make = {"plain vit": plain_vit, "lightly mae": lightly_mae}.get(kind, hugging_face)
-        self.net, self.loss = make(images, kind, timm.create_model(model, num_classes=0), depth)
+        name, sizes = PRESETS.get(model, (model, {}))
+        self.net, self.loss = make(images, kind, timm.create_model(name, num_classes=0, **sizes), depth)
         if kind == "plain vit":
             fuse_attention(self.net, fused=not (device == "cpu" and dtype == "bfloat16"))
         self.net.to(device).train()

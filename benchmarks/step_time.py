@@ -1,10 +1,11 @@
-"""Time and peak memory of one training step, interleaved in one run: a table of tasks, of MP3's η, of peers, of sizes.
+"""Time and peak memory of one training step, interleaved in one run: of tasks, of MP3's and MAE's ratios, of peers.
 
     pip install 'patchloom[bench]'
     python benchmarks/step_time.py peers           # MAE and DropPos beside Hugging Face's and lightly's MAE
     python benchmarks/step_time.py tasks           # every task, as multiples of MAE
     python benchmarks/step_time.py tasks --model nano --img_size 32 --patch_size 8 --batch 128   # and at another size
-    python benchmarks/step_time.py mp3             # MP3 at η 0 to 0.9, beside MAE and a plain ViT (its cost study)
+    python benchmarks/step_time.py mp3             # MP3 at η 0 to 0.9, MAE at γ 0.3 to 0.9, a plain ViT (MP3's Table 2)
+    python benchmarks/step_time.py mp3 --model vit_base_patch16_224 --batch 8    # and of ViT-B
     python benchmarks/step_time.py growth          # batches, image sizes and models: time over counted operations
     python benchmarks/step_time.py memory          # with and without gradient checkpointing
     python benchmarks/step_time.py kernels         # every task on torch's kernels and on ours
@@ -57,13 +58,16 @@ def rows(args: argparse.Namespace, dtype: str) -> dict[str, Settings | str]:
     """By the row's name, the settings of a task, or the name of a model that is not ours."""
     task = partial(settings_for, device=args.device, dtype=dtype, batch=args.batch)
     if args.table == "peers":
-        return {**{name: name for name in PEERS}, "patchloom mae": task("mae"), "patchloom droppos": task("droppos")}
+        ours = {f"patchloom {name}": task(name, model=args.model) for name in ("mae", "droppos")}
+        return {**{name: name for name in PEERS}, **ours}
     if args.table == "tasks":
         size = {"model": args.model, "img_size": args.img_size, "patch_size": args.patch_size}
         return {name: task(name, **size) for name in ("mae", *(name for name in ready_tasks() if name != "mae"))}
     if args.table == "mp3":
-        shares = {f"mp3, η {ratio}": task({"name": "mp3", "context_mask_ratio": ratio}) for ratio in RATIOS}
-        return {"mae": task("mae"), "plain vit": "plain vit", **shares}
+        mae = {f"mae, γ {ratio}": {"name": "mae", "mask_ratio": ratio} for ratio in RATIOS if ratio}
+        mp3 = {f"mp3, η {ratio}": {"name": "mp3", "context_mask_ratio": ratio} for ratio in RATIOS}
+        steps = {name: task(options, model=args.model) for name, options in {**mae, **mp3}.items()}
+        return {"plain vit": "plain vit", **steps}
     if args.table == "kernels":
         return {f"{name}, {kind}": task(name, kernels=kind) for name in ready_tasks() for kind in ("torch", "native")}
     if args.table == "memory":
@@ -79,16 +83,16 @@ def rows(args: argparse.Namespace, dtype: str) -> dict[str, Settings | str]:
 
 
 def step_of(row: Settings | str, args: argparse.Namespace, dtype: str):
-    return Step(row) if isinstance(row, Settings) else Peer(row, dtype, args.device, args.batch)
+    return Step(row) if isinstance(row, Settings) else Peer(row, dtype, args.device, args.batch, args.model)
 
 
-def one_step(kind: str, dtype: str, device: str, batch: int) -> None:
-    Peer(kind, dtype, device, batch)()
+def one_step(kind: str, dtype: str, device: str, batch: int, model: str) -> None:
+    Peer(kind, dtype, device, batch, model)()
 
 
-def two_steps(kind: str, dtype: str, device: str, batch: int) -> None:
+def two_steps(kind: str, dtype: str, device: str, batch: int, model: str) -> None:
     keep_freed_memory()
-    step = Peer(kind, dtype, device, batch)
+    step = Peer(kind, dtype, device, batch, model)
     step()
     step()
 
@@ -97,15 +101,15 @@ def memory(row: Settings | str, args: argparse.Namespace, dtype: str) -> float |
     if isinstance(row, Settings):
         return memory_of(row)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        pool.apply(one_step, (row, dtype, args.device, 1))  # imports belong to the start
-        return pool.apply(peak_memory, (two_steps, args.device, row, dtype, args.device, args.batch))
+        pool.apply(one_step, (row, dtype, args.device, 1, args.model))  # imports belong to the start
+        return pool.apply(peak_memory, (two_steps, args.device, row, dtype, args.device, args.batch, args.model))
 
 
-def count(row: Settings | str) -> float:
+def count(row: Settings | str, model: str) -> float:
     """Operations an image."""
     if isinstance(row, Settings):
         return operations(replace(row, batch_size=2))
-    return operations_of(row)
+    return operations_of(row, model)
 
 
 def main() -> None:
@@ -113,8 +117,8 @@ def main() -> None:
     parser.add_argument("table", nargs="?", choices=TABLES, default="peers")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--model", default="vit_small_patch16_224", help="of the table tasks, as are the two below")
-    parser.add_argument("--img_size", type=int, default=224)
+    parser.add_argument("--model", default="vit_small_patch16_224", help="of the tables peers, tasks and mp3")
+    parser.add_argument("--img_size", type=int, default=224, help="of the table tasks, as is the patch size")
     parser.add_argument("--patch_size", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
@@ -143,7 +147,7 @@ def main() -> None:
         for name, row in table.items():
             median = statistics.median(seconds[name])
             batch = row.batch_size if isinstance(row, Settings) else args.batch
-            flops = count(row) * batch
+            flops = count(row, args.model) * batch
             needed = None if args.no_memory else memory(row, args, dtype)
             line = {
                 "row": name,
