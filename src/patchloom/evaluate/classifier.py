@@ -150,7 +150,7 @@ def fresh_blocks(vit: VisionTransformer, count: int) -> nn.Sequential:
 
 
 def variant_of(positions: PositionChoice, vit: VisionTransformer) -> Variant:
-    """Resolve ``auto``: keep the encoder's positions; learned ones where it has none (MP3's default, its Table 1)."""
+    """Resolve ``auto``: keep the encoder's positions; learned ones where it has none (MP3, section 4)."""
     if positions == "auto":
         return "learned" if patch_positions(vit) is None else "keep"
     return positions

@@ -77,8 +77,8 @@ def mixed_sheet(
         columns[f"{name} set"] = mixed
         columns[f"{name} rebuilt"] = put_together(mixed, geometry.p, everywhere, place(mixed))
     caption = (
-        "The patches of both images were shuffled together and dealt into two sets. Each set was given as one image "
-        "is, without places, keys and values from its own context alone. Rebuilt: each patch stands where it was "
-        "placed; where several landed, their mean."
+        "The patches of both images were shuffled together and dealt into two sets. Each set was given as if it were "
+        "one image, without places; its keys and values come from its own context alone. Rebuilt: each patch stands "
+        "where it was placed; where several landed, their mean."
     )
     return Sheet("mixed", caption, columns, _NOTHING)

@@ -108,7 +108,7 @@ class MP3(Task):
 
 
 def _usual_ratio(n: int, p: int) -> tuple[float, str]:
-    """The paper's η for so many patches of a side (Table 1), and why.
+    """The paper's η for so many patches of a side (section 4), and why.
 
     CIFAR-100 and Tiny ImageNet have 64 patches both. Those of 8 pixels tell more than those of 4, so fewer suffice.
     """
