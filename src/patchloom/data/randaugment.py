@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.transforms import v2
 
-MAX_MAGNITUDE = 10.0
+MAX_MAGNITUDE = 10
 # timm's RandAugment of the papers (rand-m9-mstd0.5-inc1): two operations, each with probability 0.5, in 0 ... 10; and
 # torchvision's bins, which span the same strengths
 _OPERATIONS, _PROBABILITY, _BINS = 2, 0.5, 31
@@ -32,6 +31,8 @@ class RandAugment:
 
     def __call__(self, view: Tensor, rng: np.random.Generator) -> Tensor:
         """A view [c h w], uint8 or float in [0, 1], changed by what ``rng`` draws; shape and dtype stay."""
+        from torchvision.transforms import v2  # it takes a while, and most runs have no use for it
+
         colored = len(view) in (1, 3)  # to torchvision, any other number of channels is a batch of grey images
         unit = 255 if view.dtype == torch.uint8 else 1
         fill = [unit * value for value in (self.fill if colored else (float(np.mean(self.fill)),))]

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_type_hints
 
 from patchloom.calls import plain
 from patchloom.data import DataLike, lasting
+from patchloom.data.randaugment import MAX_MAGNITUDE
 from patchloom.errors import PatchloomError
 from patchloom.hints import check, conforms
 from patchloom.nets.build import EncoderSpec, PositionKind
@@ -22,7 +23,7 @@ Auto = Literal["auto"]
 TaskLike = str | type[Any] | Mapping[str, Any]
 # of processes, threads and pixels more are a slip of the keyboard, and would bring a machine down
 _MAX = {"workers": 1024, "threads": 1024, "devices": 1024, "nodes": 2**16, "patch_size": 2**16, "channels": 2**16}
-_MAX_MAGNITUDE, _RANDAUGMENT_STD = 10, 0.5  # of RandAugment
+_RANDAUGMENT_STD = 0.5
 LAUNCH = ("devices", "nodes", "strategy")  # with which settings a run may go on as it likes
 
 
@@ -140,8 +141,8 @@ class Settings:
             share = getattr(self, name)
             if share != "auto" and not 0 < share < 1 and (name, share) != ("crop_scale", 1):
                 raise PatchloomError(f"--{name} is a share between 0 and 1, not {share}")
-        if not 0 <= self.randaugment <= _MAX_MAGNITUDE:
-            raise PatchloomError(f"--randaugment must be 0 to {_MAX_MAGNITUDE}, not {self.randaugment}")
+        if not 0 <= self.randaugment <= MAX_MAGNITUDE:
+            raise PatchloomError(f"--randaugment must be 0 to {MAX_MAGNITUDE}, not {self.randaugment}")
         if not 0 <= self.randaugment_std < math.inf:
             raise PatchloomError(f"--randaugment_std must be 0 or more, not {self.randaugment_std}")
         if not self.randaugment and self.randaugment_std != _RANDAUGMENT_STD:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from timm.models.vision_transformer import VisionTransformer
 
+from patchloom.data.randaugment import RandAugment
 from patchloom.errors import PatchloomError
 from patchloom.memory import Affordable
 from patchloom.nets.build import build_encoder
@@ -76,8 +77,6 @@ def prepare_task(
 
 
 def _randaugment(task: Task, settings: Settings, mean: Sequence[float]) -> None:
-    from patchloom.data.randaugment import RandAugment  # torchvision takes a while, and most runs have no use for it
-
     if not hasattr(task.augment, "randaugment"):
         raise PatchloomError(
             f"--randaugment changes nothing in {label(settings.task['name'])}, whose augment has no attribute "
