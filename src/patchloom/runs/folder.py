@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import csv
 import errno
-import hashlib
 import io
 import os
 import re
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
-
-import yaml
 
 from patchloom.data import DataLike, Stats, is_object, lasting, named
 from patchloom.data.sources.pattern import is_image, is_pattern
@@ -21,9 +18,9 @@ from patchloom.files import append, make_folder, remove_leftovers, write_whole
 from patchloom.runs.checkpoint import Checkpoints
 from patchloom.runs.places import meant
 from patchloom.runs.record import Record, write_record
-from patchloom.runs.settings import LAUNCH, Settings
-from patchloom.tasks import with_defaults
-from patchloom.tasks.code import met, refuse_changed
+from patchloom.runs.requested import differences
+from patchloom.runs.sealed import read_sealed, write_sealed
+from patchloom.runs.settings import Settings
 
 try:
     import fcntl
@@ -33,8 +30,6 @@ except ImportError:  # not on Windows
 
 _NAMED_SOURCES = 3  # in the name of a folder
 _NAMED = 6  # settings that differ, in the sentence about them
-_BEFORE_AUTO = {"held_out": 0.05, "weight_decay": 0.05}  # defaults of versions that did not know auto there
-_SEAL = "# if this file is edited, the run is not continued: "
 
 
 class RunFolder:
@@ -66,25 +61,13 @@ class RunFolder:
             PatchloomError: it holds a run with other settings, or something that is no run.
         """
         if self.requested.exists():
-            # a setting or an option that the version which began the run did not have yet is at its default
-            before = Settings("").plain() | _read_yaml(self.requested)
-            now = settings.plain()
-            refuse_changed(before["task"].get("name", ""), now["task"]["name"], self.path)
-            for one in (before, now):
-                # options that are gone are named as differences; nobody has asked to run the code of another's run
-                with suppress(PatchloomError):
-                    one["task"] = with_defaults(one["task"]) if met(one["task"].get("name", "")) else one["task"]
-            for name, was in _BEFORE_AUTO.items():
-                if before[name] == was and now[name] == "auto":  # what it became, the run has stored
-                    before[name] = "auto"
-            for name in LAUNCH:  # a run may go on with other devices
-                before[name] = now[name]
             became = self.read_config().plain() if self.config.exists() else {}
-            if differences := _differences(before, now, became):
-                more = f"; and {len(differences) - _NAMED} more" if len(differences) > _NAMED else ""
+            different = differences(read_sealed(self.requested), settings, became, self.path)
+            if different:
+                more = f"; and {len(different) - _NAMED} more" if len(different) > _NAMED else ""
                 finished = "holds a run" if self.read_summary() is None else "holds a finished run"
                 raise PatchloomError(
-                    f"{self.path} {finished} with other settings ({'; '.join(differences[:_NAMED])}{more}): for a new "
+                    f"{self.path} {finished} with other settings ({'; '.join(different[:_NAMED])}{more}): for a new "
                     f"run, give another folder with --out or delete this one (--from {self.path} begins with its "
                     "weights); to go on with this one, repeat its settings"
                 )
@@ -169,10 +152,10 @@ class RunFolder:
                 f"another process has begun a run in {self.path} meanwhile: run the same command again, or choose "
                 "another folder with --out"
             )
-        write_whole(self.requested, _sealed(_yaml(asked.plain())))  # first: it marks the folder as ours
-        write_whole(self.path / "data.yaml", _sealed(_yaml(found)))
+        write_sealed(self.requested, asked.plain())  # first: it marks the folder as ours
+        write_sealed(self.path / "data.yaml", found)
         write_record(record, self.trained_on)
-        write_whole(self.config, _sealed(f"# What auto became, and why:\n{notes}\n{_yaml(settings.plain())}"))
+        write_sealed(self.config, settings.plain(), f"# What auto became, and why:\n{notes}\n")
 
     def read_config(self) -> Settings:
         """The resolved settings.
@@ -183,7 +166,7 @@ class RunFolder:
         if not self.config.exists():
             why = meant(self.path) or f"{self.config.name} is missing"
             raise PatchloomError(f"{self.path} is not the folder of a run: {why}")
-        values = _read_yaml(self.config)
+        values = read_sealed(self.config)
         try:
             settings = Settings(**values | {"img_size": tuple(values["img_size"])})
             if not {"name"} <= settings.task.keys() & settings.model.keys():
@@ -199,7 +182,7 @@ class RunFolder:
             PatchloomError: it cannot be read.
         """
         path = self.path / "data.yaml"
-        found = _read_yaml(path)
+        found = read_sealed(path)
         if missing := {"mean", "std", "height", "width", "sampled", "fingerprint"} - found.keys():
             raise PatchloomError(f"{path} lacks {min(missing)}: is it whole?")
         return found
@@ -264,48 +247,3 @@ def plain_name(data: DataLike) -> str:
         path = Path(re.split(r"[*?[{]", str(path))[0])
     words = (re.sub(r"[^A-Za-z0-9._-]+", "-", word).strip("-") for word in (path.name, path.parent.name))
     return next(filter(None, words), "images")
-
-
-def _yaml(values: dict[str, Any]) -> str:
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-
-
-def _sealed(text: str) -> str:
-    """A text with its checksum in front: half of a configuration would be a configuration, too."""
-    return f"{_SEAL}{_digest(text)}\n{text}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text("utf-8")
-        first, _, rest = text.partition("\n")
-        if first.startswith(_SEAL) and first != _SEAL + _digest(rest):
-            raise PatchloomError(f"{path} is not what patchloom wrote: restore it from a copy, or choose another --out")
-        values = yaml.safe_load(text)
-    except (OSError, yaml.YAMLError, ValueError, RecursionError) as problem:
-        raise PatchloomError(f"{path} cannot be read ({type(problem).__name__}): is it whole?") from problem
-    if not isinstance(values, dict):
-        raise PatchloomError(f"{path} is not a list of settings: is it whole?")
-    return values
-
-
-def _differences(before: dict[str, Any], now: dict[str, Any], became: dict[str, Any], prefix: str = "") -> list[str]:
-    """'name: was A, now B' for every setting that differs, of what was asked for.
-
-    One that is now what its ``auto`` had become is the same. The options of another task, or of another model, are not
-    named one by one.
-    """
-    if prefix and before.get("name") != now.get("name") and became.get("name") != now.get("name"):
-        return [f"{prefix.rstrip('.')}: was {before.get('name')}, now {now.get('name')}"]
-    found = []
-    for name in sorted({*before, *now}, key=lambda name: (name != "data", name)):
-        a, b, resolved = before.get(name), now.get(name), became.get(name)
-        if isinstance(a, dict) and isinstance(b, dict):
-            found += _differences(a, b, resolved if isinstance(resolved, dict) else {}, f"{prefix}{name}.")
-        elif a != b and not (a == "auto" and b == resolved):
-            found.append(f"{prefix}{name}: was {a}, now {b}")
-    return found
