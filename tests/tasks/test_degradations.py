@@ -8,8 +8,8 @@ from restoring import DEGRADATIONS, MANY, degraded, make, pictures, plain
 from small import seeded
 
 from patchloom.errors import PatchloomError
+from patchloom.withhold.canvas import centre_crop
 from patchloom.withhold.degradation import Kind
-from patchloom.withhold.degrade import centre_crop
 
 
 @pytest.mark.parametrize(("degradation", "options"), [("zoom_in", {"canvas": 48}), ("zoom_in", {"scale": 0.5})])

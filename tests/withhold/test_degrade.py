@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torchvision.transforms.v2 import functional as V
 
-from patchloom.withhold.degrade import blur, centre_crop, decolorize, fisheye, mirror_canvas, zoom_in, zoom_out
+from patchloom.withhold.canvas import centre_crop, mirror_canvas, zoom_out
+from patchloom.withhold.degrade import blur, decolorize, fisheye, zoom_in
 from patchloom.withhold.draws import draw_uniform, random_places
 
 quick = settings(max_examples=40, deadline=None)

@@ -5,7 +5,8 @@ import torch
 from degrading import SIDES, SIZES, assert_close, seeded
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from patchloom.withhold.degrade import blur, decolorize, fisheye, zoom_in, zoom_out
+from patchloom.withhold.canvas import zoom_out
+from patchloom.withhold.degrade import blur, decolorize, fisheye, zoom_in
 from patchloom.withhold.draws import draw_from, draw_index, draw_uniform, random_kernels, random_places
 
 
