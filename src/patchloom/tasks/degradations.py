@@ -50,7 +50,8 @@ def build_degradation(
         forms: by option (zoom_place, fill, kernel_init, canvas_fit), a word or auto.
 
     Raises:
-        PatchloomError: a degradation that does not exist or is not for such images, or strengths out of range.
+        PatchloomError: a degradation that does not exist or is not for such images, strengths out of range, or options
+            that are for another degradation.
     """
     check("task.degradation", kind, Kind)
     if kind == "decolorize" and task.geometry.channels != 3:

@@ -38,8 +38,8 @@ class Restore(Task):
             surroundings of a block in the centre.
         canvas: shorter side in pixels of the picture of which zoom_in shows a part, or which fisheye or wave bends;
             auto: 10/7 of the image for zoom_in (320 for 224), the image itself for the others.
-        canvas_fit: how fisheye or wave makes the image of a larger canvas: resize it once bent (auto), or crop its
-            centre. What is asked is the centre before.
+        canvas_fit: how a larger canvas becomes the image once fisheye or wave has bent it: resize (auto), or crop to
+            the centre. What is asked is the centre before it was bent.
         zoom_place: which part zoom_in shows: the centre (auto), or one at a random place.
         band_weight: with zoom_in and masks, share of the loss on what lies around the input; the rest is on the masks.
             auto: 0.2.
@@ -89,8 +89,7 @@ class Restore(Task):
     ):
         super().__init__(encoder)
         check("task.sampling", sampling, Sampling)
-        strengths = {"scale": scale, "twist": twist, "amplitude": amplitude, "kernel": kernel}
-        strengths |= {"saturation": saturation}
+        strengths = dict(scale=scale, twist=twist, amplitude=amplitude, kernel=kernel, saturation=saturation)
         forms = {"zoom_place": zoom_place, "fill": fill, "kernel_init": kernel_init, "canvas_fit": canvas_fit}
         self.degradation = build_degradation(self, degradation, canvas, strengths, forms)
         usual = 0.75 if degradation in ("masked", "zoom_in") else 0.0
