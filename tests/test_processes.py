@@ -14,6 +14,7 @@ CASES = {name: (name, {}) for name in TASKS} | {
     "lut on simmim": ("lut", {"base": "simmim"}),
     "mixture, agreement": ("mixture", {"withhold": {"mask": 0.5}, "ask": {"agreement": 1.0, "pixels": 1.0}}),
     "restore, blurred": ("restore", {"degradation": "blur", "kernel": [3.0, 5.0]}),
+    "restore, amid other images": ("restore", {"degradation": "zoom_out", "fill": "images"}),
     "restore, zoomed out": ("restore", {"degradation": "zoom_out", "scale": [0.5, 0.75]}),
 }
 

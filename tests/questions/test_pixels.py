@@ -1,6 +1,7 @@
 """Asking for pixels: answers that need no learning, pictures of the right ones, and Beyond Masking's two losses."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -71,10 +72,10 @@ def restoring(images, normalized, whole=None, band_weight=None):
     return Restoration(geometry_of(images, 4), Answers(), zooming, normalized, band_weight=band_weight)
 
 
-def canvas_errors(predicted, canvas, masked, normalized):
-    """The two errors [b] of a predicted picture [b c h w]."""
+def canvas_errors(predicted, canvas, masked, normalized, corner=None):
+    """The two errors [b] of a predicted picture [b c h w]; what was seen began at ``corner`` [b 2] of the canvas."""
     question = restoring(predicted, normalized, tuple(canvas.shape[2:]), band_weight=0.2)
-    given = masking(predicted, 4, complement(masked, question.geometry.n), masked)
+    given = replace(masking(predicted, 4, complement(masked, question.geometry.n), masked), corner=corner)
     return question.canvas_errors(encoded_of(canvas, given), patchify(predicted, 4))
 
 
@@ -114,10 +115,10 @@ def normalized_by_patch(image, p):
     return new
 
 
-def plain_errors(predicted, canvas, p, masked, normalized):
+def plain_errors(predicted, canvas, p, masked, normalized, corner=None):
     """Both losses of one image [c h w], [c H W], written out."""
     (h, w), (whole_h, whole_w) = predicted.shape[1:], canvas.shape[1:]
-    top, left = (whole_h - h) // 2, (whole_w - w) // 2
+    top, left = corner or ((whole_h - h) // 2, (whole_w - w) // 2)
     grown = torch.stack([area(channel, (whole_h, whole_w)) for channel in predicted])
     hole, strips = [], [[], [], [], []]
     for c in range(len(canvas)):
@@ -134,7 +135,7 @@ def plain_errors(predicted, canvas, p, masked, normalized):
                     continue
                 strip = 0 if y < 0 else 1 if y >= h else 2 if x < 0 else 3
                 strips[strip].append((grown[c, i, j] - target[i, j]) ** 2)
-    return torch.stack(hole).mean().item(), sum(torch.stack(strip).mean() for strip in strips).item()
+    return torch.stack(hole).mean().item(), sum(torch.stack(strip).mean() for strip in strips if strip).item()
 
 
 @pytest.mark.parametrize("normalized", [True, False])
@@ -146,6 +147,17 @@ def test_both_errors_against_a_loop(size, whole, normalized):
     inside, band = canvas_errors(predicted, canvas, masked, normalized)
     for i in range(2):
         expected = plain_errors(predicted[i], canvas[i], p, set(masked[i].tolist()), normalized)
+        assert (inside[i].item(), band[i].item()) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_both_errors_at_any_place_of_the_canvas_against_a_loop(normalized):
+    predicted, canvas = torch.randn(3, 2, 8, 12), torch.rand(3, 2, 12, 18)
+    _, masked = random_partition(3, 6, (1, 5))
+    corner = [(0, 0), (4, 3), (1, 6)]  # at an edge there is no strip
+    inside, band = canvas_errors(predicted, canvas, masked, normalized, torch.tensor(corner))
+    for i in range(3):
+        expected = plain_errors(predicted[i], canvas[i], 4, set(masked[i].tolist()), normalized, corner[i])
         assert (inside[i].item(), band[i].item()) == pytest.approx(expected, rel=1e-5)
 
 

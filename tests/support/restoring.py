@@ -8,13 +8,14 @@ from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.tasks.restore import Restore
 from patchloom.withhold.encoder_input import all_patches
 
-DEGRADATIONS = ["masked", "zoom_in", "zoom_out", "fisheye", "blur", "decolorize", "none"]
+DEGRADATIONS = ["masked", "zoom_in", "zoom_out", "fisheye", "wave", "blur", "decolorize", "none"]
 WITH_RATIOS = [(kind, ratio) for kind in DEGRADATIONS for ratio in (0.0, 0.5) if (kind, ratio) != ("masked", 0.0)]
 # strengths of which each image draws its own
 MANY = {
     "zoom_in": {"scale": [0.4, 0.9]},
     "zoom_out": {"scale": [0.4, 0.9]},
     "fisheye": {"twist": [0.0, 1.0]},
+    "wave": {"amplitude": [0.0, 0.2]},
     "blur": {"kernel": [3, 9]},
     "decolorize": {"saturation": [0.0, 1.0]},
 }

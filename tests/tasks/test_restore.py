@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
 from patchloom.patches.tokens import gather_tokens, in_grid_order, patchify
+from patchloom.questions.pixels import Pixels
 from patchloom.tasks.restore import block_of
 from patchloom.withhold.encoder_input import mask_patches
 
@@ -39,8 +40,8 @@ def test_every_degradation_has_a_loss_that_reaches_every_parameter(degradation, 
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize(("degradation", "ratio"), [case for case in WITH_RATIOS if case != ("zoom_in", 0.5)])
 def test_a_perfect_answer_has_no_error(degradation, ratio, normalized):
-    """The picture asked is the clean one: the whole canvas for zoom_in, its middle for fisheye, else the image."""
-    canvas = {"canvas": 40} if degradation in ("zoom_in", "fisheye") else {}
+    """The picture asked is the clean one: the whole canvas for zoom_in, its middle where it is bent, else the image."""
+    canvas = {"canvas": 40} if degradation in ("zoom_in", "fisheye", "wave") else {}
     task = make(degradation=degradation, mask_ratio=ratio, normalized_pixels=normalized, **canvas)
     images, question = pictures(task), task.questions["pixels"]
     made = encoded(task, images)
@@ -153,6 +154,54 @@ def test_block_sampling_shows_one_rectangle(size, ratio):
     assert task(pictures(task), generator=seeded()).loss.isfinite()
 
 
+@pytest.mark.parametrize(("sampling", "ratio"), [("centre", 0.75), ("surroundings", 0.25)])
+def test_a_central_block_enters_and_the_rest_is_asked_or_the_other_way_round(sampling, ratio):
+    task = make(degradation="masked", sampling=sampling, mask_ratio=ratio)
+    images = pictures(task)
+    given = task.given(images)
+    square = [row * 8 + column for row in range(2, 6) for column in range(2, 6)]
+    rest = [patch for patch in range(64) if patch not in square]
+    visible, masked = (square, rest) if sampling == "centre" else (rest, square)
+    assert given.visible.tolist() == [visible] * 3 and given.masked.tolist() == [masked] * 3
+    asked, answers = task.questions["pixels"].answer(encoded(task, images, given))
+    assert asked.tolist() == [masked] * 3 and answers.shape[1] == len(masked)
+
+
+def test_a_central_block_takes_no_draws():
+    task, generator = make(degradation="masked", sampling="centre"), seeded()
+    task.given(pictures(task), generator)
+    assert torch.rand((), generator=generator) == torch.rand((), generator=seeded())
+
+
+def test_targets_of_whole_patches_are_maes():
+    """Those of normalised images, by the mean and variance of all numbers of a patch; the answer has no error."""
+    task = make(degradation="zoom_out", target_norm="patch")
+    images, question = pictures(task), task.questions["pixels"]
+    made = encoded(task, images)
+    asked, _ = question.answer(made)
+    patches = patchify(images, 4, asked)
+    perfect = (patches - patches.mean(-1, keepdim=True)) / (patches.var(-1, keepdim=True) + 1e-6).sqrt()
+    torch.testing.assert_close(question.targets(made, asked), perfect)
+    assert question.errors(made, asked, perfect)["loss"].max() < 1e-9
+    assert (make(degradation="zoom_out").questions["pixels"].targets(made, asked) - perfect).abs().mean() > 0.1
+    pixels = Pixels(task.geometry, question.decoder)
+    torch.testing.assert_close(question.targets(made, asked), pixels.targets(made, asked))
+
+
+def test_right_answers_of_whole_patches_are_drawn_right():
+    task = make(target_norm="patch", mask_ratio=0.0, scale=0.5)
+    images, question = pictures(task), task.questions["pixels"]
+    made = encoded(task, images)
+    asked, _ = question.answer(made)
+    patches = patchify(images, 4, asked)
+    torch.testing.assert_close(question.picture(made, asked, patches), images)
+    flat = question.measure(made).baselines["flat patches"]
+    patches = patches - patches.mean(-1, keepdim=True)
+    expected = (patches.square() / (patches.var(-1, keepdim=True) + 1e-6)).mean((1, 2))  # it answers zero
+    torch.testing.assert_close(flat, expected, rtol=1e-4, atol=1e-5)
+    assert "mean squared error" in question.sheets(made)[0].caption
+
+
 def test_blocks_are_like_the_grid():
     assert block_of((14, 14), 0.25) == (7, 7)
     assert block_of((14, 14), 0.2) == (6, 6)
@@ -167,13 +216,14 @@ def test_the_default_is_the_papers_best():
     strengths = {
         kind: make(size=(224, 224), p=16, degradation=kind).degradation.strengths for kind in MANY if kind != "zoom_in"
     }
-    assert strengths == {"zoom_out": (160 / 224,), "fisheye": (0.2, 0.25), "blur": (9.0,), "decolorize": (0.3,)}
+    usual = {"zoom_out": (160 / 224,), "fisheye": (0.2, 0.25), "blur": (9.0,), "decolorize": (0.3,)}
+    assert strengths == usual | {"wave": (0.05, 0.1)}
     assert make(degradation="blur").sizes == (64, 0) and make(degradation="blur").degradation.strengths == (3.0,)
 
 
 @pytest.mark.parametrize("degradation", ["masked", "zoom_in", "zoom_out", "fisheye", "decolorize", "none"])
 def test_the_statistics_by_which_images_are_normalised_change_no_loss(degradation):
-    """If the patch projection makes up for them. (A blur has their mean colour around the image, and is left out.)"""
+    """If the patch projection makes up for them. (Blur and wave have their mean colour around, and are left out.)"""
 
     def loss(mean, std):
         task = make(degradation=degradation)
@@ -201,6 +251,13 @@ def test_the_statistics_by_which_images_are_normalised_change_no_loss(degradatio
         ({"degradation": "masked", "mask_ratio": 0.0}, "masks nothing: raise --task.mask_ratio"),
         ({"size": (8, 8), "degradation": "masked", "sampling": "block", "mask_ratio": 0.25}, "masks nothing"),
         ({"sampling": "grid"}, "--task.sampling cannot be grid"),
+        (
+            {"degradation": "blur", "sampling": "centre"},
+            "--task.sampling centre changes nothing here, since a mask ratio",
+        ),
+        ({"size": (8, 8), "degradation": "masked", "sampling": "surroundings"}, "leaves no surroundings: lower"),
+        ({"target_norm": "whole"}, "--task.target_norm cannot be whole: it takes channel"),
+        ({"target_norm": "patch", "normalized_pixels": False}, "--task.target_norm changes nothing here, since pixels"),
         ({"band_weight": 1.5}, "band_weight is a share from 0 to 1, not 1.5"),
         ({"size": (8, 8), "p": 1}, "within patches of one pixel there is nothing to normalise"),
     ],

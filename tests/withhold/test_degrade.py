@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from degrading import SIZES, assert_close, seeded
+from degrading import assert_close, seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torchvision.transforms.v2 import functional as V
 
-from patchloom.withhold.degrade import blur, centre_crop, decolorize, fisheye, mirror_canvas, zoom_in, zoom_out
-from patchloom.withhold.draws import draw_uniform, random_places
+from patchloom.withhold.degrade import blur, decolorize, fisheye, seen_pixels, wave, zoom_in
+from patchloom.withhold.draws import draw_uniform
 
 quick = settings(max_examples=40, deadline=None)
 ORACLE = load_file(Path(__file__).parents[1] / "oracles" / "degradations.safetensors")
@@ -27,12 +27,6 @@ def test_fisheye_is_the_authors():
     assert_close(fisheye(ORACLE["images"], centre, twist), ORACLE["fisheye"])
 
 
-def test_mirrored_canvas_is_the_authors():
-    left, top = ORACLE["zoom_out_left_top"][:, None]
-    canvas = mirror_canvas(ORACLE["zoom_out_small"], (224, 224), top, left)
-    assert torch.equal(canvas, ORACLE["zoom_out_canvas"])
-
-
 # what does nothing
 
 
@@ -41,13 +35,12 @@ def test_mirrored_canvas_is_the_authors():
 def test_degradations_that_do_nothing(shape):
     b, c, h, w = shape
     images = torch.rand(b, c, h, w)
-    zero, delta = torch.zeros(b, dtype=torch.int64), torch.zeros(b, 5, 5)
+    delta = torch.zeros(b, 5, 5)
     delta[:, 2, 2] = 1
     assert_close(zoom_in(images, 1), images)
-    assert torch.equal(zoom_out(images, [(h, w)], zero, zero, zero), images)
-    assert torch.equal(mirror_canvas(images, (h, w), zero, zero), images)
     assert torch.equal(blur(images, delta), images)
     assert_close(fisheye(images, draw_uniform(-1, 1, (b, 2)), torch.zeros(b)), images)
+    assert_close(wave(images, torch.zeros(b), torch.rand(b)), images)
     if c == 3:
         assert torch.equal(decolorize(images, torch.ones(b)), images)
 
@@ -85,57 +78,23 @@ def test_at_least_one_pixel_is_seen_and_at_most_all():
     assert_close(seen[1], images[1])
 
 
-def test_the_middle_is_cut_out():
-    images = torch.arange(6 * 10.0).view(1, 1, 6, 10)
-    assert torch.equal(centre_crop(images, (2, 4)), images[:, :, 2:4, 3:7])
-    assert torch.equal(centre_crop(images, (6, 10)), images)
-
-
-# zooming out
-
-
 @quick
-@given(st.data(), st.integers(1, 3), st.integers(1, 5), st.integers(1, 12), st.integers(1, 12))
-def test_mirrored_canvas_is_continuous_and_holds_the_image(data, b, c, s, t):
-    h, w = data.draw(st.integers(s, 40)), data.draw(st.integers(t, 40))
-    top = torch.tensor([data.draw(st.integers(0, h - s)) for _ in range(b)])
-    left = torch.tensor([data.draw(st.integers(0, w - t)) for _ in range(b)])
-    small = torch.rand(b, c, s, t)
-    canvas = mirror_canvas(small, (h, w), top, left)
-    assert canvas.shape == (b, c, h, w)
-    for image, whole, y, x in zip(small, canvas, top.tolist(), left.tolist(), strict=True):
-        assert torch.equal(whole[:, y : y + s, x : x + t], image)
-        # every seam, those of repeated mirrors too: the pixels on both of its sides are the same
-        for seam in range(y % s or s, h, s):
-            assert torch.equal(whole[:, seam], whole[:, seam - 1])
-        for seam in range(x % t or t, w, t):
-            assert torch.equal(whole[:, :, seam], whole[:, :, seam - 1])
-        # and away from a seam steps go on, as in the image: the first mirrored row is the second's neighbour there too
-        if y >= 2 and s >= 2:
-            assert torch.equal(whole[:, y - 2, x : x + t], image[:, 1])
-        if x + t + 1 < w and t >= 2:
-            assert torch.equal(whole[:, y : y + s, x + t + 1], image[:, :, t - 2])
-
-
-def test_zoom_out_shrinks_with_antialiasing_to_the_drawn_size_at_the_drawn_place():
-    images = torch.rand(6, 4, 31, 27)
-    which = torch.tensor([0, 1, 2, 2, 1, 0])
-    top, left = random_places(SIZES, which, (31, 27), seeded())
-    canvas = zoom_out(images, SIZES, which, top, left)
-    for i in range(6):
-        small = V.resize(images[i : i + 1], list(SIZES[which[i]]), antialias=True)
-        assert_close(canvas[i : i + 1], mirror_canvas(small, (31, 27), top[i : i + 1], left[i : i + 1]))
-
-
-@quick
-@given(anything, st.floats(0.01, 1), st.data())
-def test_rows_and_columns_are_treated_alike(shape, scale, data):
-    images, which = torch.rand(shape), torch.zeros(shape[:1], dtype=torch.int64)
+@given(anything, st.floats(0.01, 1))
+def test_zoom_in_treats_rows_and_columns_alike(shape, scale):
+    images = torch.rand(shape)
     assert_close(zoom_in(images.mT, scale), zoom_in(images, scale).mT)
-    s, t = (data.draw(st.integers(1, side)) for side in shape[2:])
-    top, left = random_places([(s, t)], which, shape[2:])
-    canvas = zoom_out(images, [(s, t)], which, top, left)
-    assert_close(zoom_out(images.mT, [(t, s)], which, left, top), canvas.mT)
+
+
+def test_zoom_in_shows_the_part_at_the_corner_with_as_many_pixels_as_it_says():
+    images, scales = torch.rand(3, 2, 21, 30), torch.tensor([0.3, 0.5, 1.0])
+    seen = seen_pixels(scales, (21, 30))
+    assert seen.tolist() == [[6, 9], [10, 15], [21, 30]]  # 6.3 and 9, 10.5 (to the even one) and 15
+    corners = torch.tensor([[15, 21], [0, 7], [0, 0]])
+    parts = [
+        V.resize(one[None, :, y : y + h, x : x + w], [21, 30], antialias=True)
+        for one, (y, x), (h, w) in zip(images, corners.tolist(), seen.int().tolist(), strict=True)
+    ]
+    assert_close(zoom_in(images, scales, corners), torch.cat(parts))
 
 
 # bending
@@ -157,6 +116,29 @@ def test_fisheye_fills_with_zero_what_lies_outside():
     bent = fisheye(images, torch.zeros(1, 2), torch.tensor([-0.5]))
     assert (bent[:, :, 0, 0] == 0).all() and torch.allclose(bent[:, :, 16, 16], torch.ones(1, 2))
     assert torch.allclose(fisheye(images, torch.zeros(1, 2), torch.tensor([0.25])), images)
+
+
+def test_a_wave_moves_columns_up_and_down_by_a_sine():
+    """8 pixels of 16, 4 columns a wave: the columns at 0, 2, 4 stay, 1 shows what is 4 below, 3 what is 4 above."""
+    image = torch.arange(1.0, 17.0)[:, None].expand(16, 5)[None, None]  # each pixel tells its row, from 1 on
+    moved = wave(image, torch.tensor([0.25]), torch.tensor([0.0]), waves=1)[0, 0]
+    rows, none = torch.arange(1.0, 17.0), torch.zeros(4)
+    torch.testing.assert_close(moved[:, [0, 2, 4]], rows[:, None].expand(16, 3), atol=1e-4, rtol=0)
+    torch.testing.assert_close(moved[:, 1], torch.cat([rows[4:], none]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(moved[:, 3], torch.cat([none, rows[:12]]), atol=1e-4, rtol=0)
+    later = wave(image, torch.tensor([0.25]), torch.tensor([0.25]), waves=1)[0, 0]
+    torch.testing.assert_close(later[:, 0], moved[:, 1], atol=1e-4, rtol=0)
+
+
+def test_a_wave_is_one_and_a_half_of_them_and_nothing_moves_sideways():
+    columns = torch.arange(31.0).expand(1, 1, 40, 31)
+    moved = wave(columns, torch.tensor([0.2]), torch.tensor([0.3]))
+    inside = moved[0, 0, 10:30]  # at most 8 of 40 rows come from outside
+    torch.testing.assert_close(inside, columns[0, 0, 10:30], atol=1e-3, rtol=0)
+    rows = torch.arange(40.0)[:, None].expand(40, 31)[None, None]
+    shift = wave(rows, torch.tensor([0.2]), torch.tensor([0.3]))[0, 0, 20] - 20
+    expected = 8 * torch.sin(2 * torch.pi * (1.5 * torch.linspace(0, 1, 31) + 0.3))
+    torch.testing.assert_close(shift, expected, atol=1e-3, rtol=0)
 
 
 # blurring
@@ -199,7 +181,7 @@ def test_without_saturation_the_largest_channel_is_left():
     assert torch.equal(decolorize(images, torch.zeros(2)), images.amax(1, keepdim=True).expand_as(images))
 
 
-IMAGES, ONE, NONE = torch.rand(2, 3, 8, 10), torch.ones(2), torch.zeros(2, dtype=torch.int64)
+IMAGES, ONE = torch.rand(2, 3, 8, 10), torch.ones(2)
 
 
 @pytest.mark.parametrize(
@@ -210,15 +192,11 @@ IMAGES, ONE, NONE = torch.rand(2, 3, 8, 10), torch.ones(2), torch.zeros(2, dtype
         (lambda: zoom_in(IMAGES, torch.ones(3)), r"scale must be \[2\], one for each image, but is \[3\]"),
         (lambda: zoom_in(IMAGES[0], 1), r"\[b c h w\], not \[3, 8, 10\] of float32"),
         (lambda: zoom_in(IMAGES.byte(), 1), "of uint8"),
-        (lambda: zoom_out(IMAGES, [(8, 11)], NONE, NONE, NONE), "8x11 pixels cannot be placed on a canvas of 8x10"),
-        (lambda: zoom_out(IMAGES, [(0, 5)], NONE, NONE, NONE), "0x5 pixels cannot be placed"),
-        (lambda: zoom_out(IMAGES, [], NONE, NONE, NONE), "at least one size"),
-        (lambda: zoom_out(IMAGES, [(4, 4)], NONE[:1], NONE, NONE), r"which must be \[2\]"),
-        (lambda: zoom_out(IMAGES, [(4, 4)], NONE, NONE[:1], NONE), r"top must be \[2\]"),
-        (lambda: mirror_canvas(IMAGES, (8, 9), NONE, NONE), "8x10 pixels cannot be placed on a canvas of 8x9"),
-        (lambda: mirror_canvas(IMAGES, (8, 10), NONE, NONE[:1]), r"left must be \[2\]"),
         (lambda: fisheye(IMAGES, torch.zeros(2), ONE), r"centre must be \[2, 2\]"),
         (lambda: fisheye(IMAGES, torch.zeros(2, 2), ONE[:1]), r"twist must be \[2\]"),
+        (lambda: zoom_in(IMAGES, ONE, ONE), r"corner must be \[2, 2\], one for each image, but is \[2\]"),
+        (lambda: wave(IMAGES, ONE[:1], ONE), r"amplitude must be \[2\]"),
+        (lambda: wave(IMAGES, ONE, ONE[:1]), r"phase must be \[2\]"),
         (lambda: blur(IMAGES, torch.ones(2, 4, 4)), "odd side, so that it has a centre, not 4"),
         (lambda: blur(IMAGES, torch.ones(3, 3)), r"kernels must be \[2, 3, 3\]"),
         (lambda: blur(IMAGES, torch.ones(1, 3, 3)), r"kernels must be \[2, 3, 3\]"),

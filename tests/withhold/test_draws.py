@@ -4,7 +4,14 @@ import pytest
 import torch
 from degrading import seeded
 
-from patchloom.withhold.draws import draw_from, draw_index, draw_uniform, random_kernels, random_places
+from patchloom.withhold.draws import (
+    draw_from,
+    draw_index,
+    draw_uniform,
+    random_corners,
+    random_kernels,
+    random_places,
+)
 
 
 def test_every_place_is_drawn_alike_and_fits():
@@ -32,6 +39,31 @@ def test_kernels_are_normal_around_the_mean_inside_and_zero_outside():
         assert inside.std().item() == pytest.approx(0.02, rel=0.02)
         assert (inside.mean(0) - 1 / k**2).abs().max() < 2.5e-3  # every place of the kernel alike
         assert (inside.std(0) - 0.02).abs().max() < 2e-3
+
+
+@pytest.mark.parametrize(("init", "deviation"), [("kaiming", 2**0.5), ("xavier", 1.0)])
+def test_kernels_as_convolutions_are_initialised_lie_around_zero(init, deviation):
+    """With fan-in and fan-out of side² the deviation is sqrt(2 / side²) and sqrt(2 / (2 side²))."""
+    sizes, b = [5, 11], 4000
+    which = draw_index(2, b, seeded(0))
+    kernels = random_kernels(sizes, which, seeded(1), init=init)
+    for i, k in enumerate(sizes):
+        own, edge = kernels[which == i], (11 - k) // 2
+        inside = own[:, edge : 11 - edge, edge : 11 - edge]
+        assert own.abs().sum() == pytest.approx(inside.abs().sum().item(), rel=1e-5)
+        assert inside.mean().abs() < 5e-3 and inside.std().item() == pytest.approx(deviation / k, rel=0.02)
+    usual = random_kernels(sizes, which, seeded(1))  # of the same draws
+    centre = (slice(None), 5, 5)
+    side = torch.tensor(sizes)[which]
+    torch.testing.assert_close((usual[centre] - 1 / side**2) / 0.02, kernels[centre] * side / deviation)
+
+
+def test_every_corner_is_drawn_alike():
+    corners = random_corners(torch.tensor([[2.0, 3.0]]).expand(60_000, 2), seeded())
+    assert corners.dtype == torch.int64
+    places = (corners[:, 0] * 4 + corners[:, 1]).bincount() / 60_000
+    assert len(places) == 12 and (places - 1 / 12).abs().max() < 0.01  # rows 0-2, columns 0-3
+    assert (random_corners(torch.zeros(5, 2), seeded()) == 0).all()
 
 
 def test_draws_are_uniform():

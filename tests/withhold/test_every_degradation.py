@@ -5,13 +5,42 @@ import torch
 from degrading import SIDES, SIZES, assert_close, seeded
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from patchloom.withhold.degrade import blur, decolorize, fisheye, zoom_in, zoom_out
-from patchloom.withhold.draws import draw_from, draw_index, draw_uniform, random_kernels, random_places
+from patchloom.withhold.canvas import patches_of_others, zoom_out
+from patchloom.withhold.degrade import blur, decolorize, fisheye, seen_pixels, wave, zoom_in
+from patchloom.withhold.draws import (
+    draw_from,
+    draw_index,
+    draw_uniform,
+    random_corners,
+    random_kernels,
+    random_others,
+    random_places,
+    table,
+)
 
 
-def zoomed_out(images: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+def zoomed_in_anywhere(images: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+    scale = draw_from([0.4, 0.7], len(images), generator, images.device)
+    size = images.shape[2:]
+    room = table(size, images.device) - seen_pixels(scale, size)
+    return zoom_in(images, scale, random_corners(room, generator))
+
+
+def zoomed_out(
+    images: torch.Tensor, generator: torch.Generator | None = None, around: torch.Tensor | None = None
+) -> torch.Tensor:
     which = draw_index(len(SIZES), len(images), generator, images.device)
-    return zoom_out(images, SIZES, which, *random_places(SIZES, which, images.shape[2:], generator))
+    return zoom_out(images, SIZES, which, *random_places(SIZES, which, images.shape[2:], generator), around)
+
+
+def amid_others(images: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+    drawn = random_others(len(images), images[0, 0].numel(), generator, images.device)
+    return zoomed_out(images, generator, patches_of_others(images, 1, *drawn))
+
+
+def waved(images: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+    amplitude, phase = (draw_uniform(0, high, (len(images),), generator, images.device) for high in (0.1, 1))
+    return wave(images, amplitude, phase)
 
 
 def bent(images: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
@@ -29,8 +58,11 @@ ALL = {
         images, draw_from([0.4, 0.7, 1], len(images), generator, images.device)
     ),
     "zoom_in fixed": lambda images, generator=None: zoom_in(images, 0.7),
+    "zoom_in anywhere": zoomed_in_anywhere,
     "zoom_out": zoomed_out,
+    "zoom_out amid others": amid_others,
     "fisheye": bent,
+    "wave": waved,
     "blur": blurred,
     "decolorize": lambda images, generator=None: decolorize(
         images, draw_from([0, 0.3, 0.6], len(images), generator, images.device)
@@ -66,6 +98,8 @@ ALONE = {
         lambda images, *draws: zoom_out(images, SIZES, *draws),
         lambda b: (torch.arange(b) % 3, torch.arange(b), torch.arange(b).flip(0)),
     ),
+    "zoom_in anywhere": (zoom_in, lambda b: (torch.full((b,), 0.4), torch.arange(2 * b).view(b, 2))),
+    "wave": (wave, lambda b: (torch.linspace(0.01, 0.2, b), torch.linspace(0, 1, b))),
     "fisheye": (fisheye, lambda b: (draw_uniform(-1, 1, (b, 2), seeded()), draw_uniform(0.2, 0.4, (b,), seeded(1)))),
     "blur": (blur, lambda b: (random_kernels(SIDES, torch.arange(b) % 3, seeded()),)),
     "decolorize": (decolorize, lambda b: (torch.linspace(0, 1, b),)),

@@ -100,7 +100,29 @@ def random_block(
     draws = draw(torch.rand, (b, 2), generator, device).to(device, non_blocking=True).unbind(1)
     room = (side - part + 1 for side, part in zip(grid, block, strict=True))
     top, left = ((one * places).long().clamp(max=places - 1) for one, places in zip(draws, room, strict=True))
-    row, column = (torch.arange(side, device=device) for side in grid)
+    return _block_at(grid, block, top, left)
+
+
+def central_block(
+    b: int, grid: tuple[int, int], block: tuple[int, int], device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor]:
+    """The rectangle of patches in the centre of ``b`` images, or half a patch above or left of it, and the rest.
+
+    Args:
+        b: images.
+        grid: rows and columns of patches.
+        block: rows and columns of the rectangle.
+        device: where the indices shall be.
+
+    Returns:
+        As of `random_block`.
+    """
+    corner = ((side - part) // 2 for side, part in zip(grid, block, strict=True))
+    return _block_at(grid, block, *(torch.full((b,), start, device=device) for start in corner))
+
+
+def _block_at(grid: tuple[int, int], block: tuple[int, int], top: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
+    row, column = (torch.arange(side, device=top.device) for side in grid)
     in_rows = (row >= top[:, None]) & (row < top[:, None] + block[0])
     in_columns = (column >= left[:, None]) & (column < left[:, None] + block[1])
     outside = ~(in_rows[:, :, None] & in_columns[:, None]).flatten(1)

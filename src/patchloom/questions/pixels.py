@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -20,10 +22,11 @@ from patchloom.patches.tokens import (
 from patchloom.questions.measure import Measure
 from patchloom.questions.patches import PatchQuestion
 from patchloom.questions.question import Encoded, Outcome, Sheet
+from patchloom.withhold.canvas import central_corner, crop_at
 from patchloom.withhold.degradation import Degradation
-from patchloom.withhold.degrade import centre_crop
 
 Statistics = tuple[Tensor, Tensor]
+TargetNorm = Literal["channel", "patch"]
 
 
 class Pixels(PatchQuestion):
@@ -163,6 +166,8 @@ class Restoration(Pixels):
         decoder: gives c·p·p numbers a patch.
         degradation: of the picture.
         normalized: ask for normalised pixels instead of plain ones.
+        target_norm: with normalised pixels: by the statistics of each channel of a patch, of pixels in [0, 1], as the
+            authors' program does; or by those of the whole patch, of normalised images, as in MAE (the paper's text).
         blank: visible patches that are blank, in every image.
         band_weight: with masks and zooming in on a canvas: share of the loss on the band around what was seen, the
             rest is on the masked patches (m + a). None: one loss on all patches that are asked.
@@ -178,17 +183,25 @@ class Restoration(Pixels):
         normalized: bool = True,
         blank: int = 0,
         band_weight: float | None = None,
+        target_norm: TargetNorm = "channel",
     ):
         super().__init__(geometry, decoder, normalized, blank=blank)
         self.degradation, self.band_weight = degradation, band_weight
+        self.whole_patch = normalized and target_norm == "patch"
 
     def truth(self, encoded: Encoded) -> Tensor:
-        """The clean picture [b c h w] in [0, 1]."""
-        return self.degradation.frame(encoded.plain(encoded.images))
+        """The clean picture [b c h w] in the units in which it is asked."""
+        return self.degradation.frame(self.in_units(encoded, encoded.images))
+
+    def in_units(self, encoded: Encoded, images: Tensor) -> Tensor:
+        """Normalised images [b c h w] in [0, 1], or as they are where they are asked normalised by whole patches."""
+        return images if self.whole_patch else encoded.plain(images)
 
     def statistics(self, patches: Tensor) -> Statistics:
-        """Those of each channel of each patch."""
-        return patch_channel_statistics(patches, self.geometry.channels)
+        """Those of each channel of each patch, or of each whole patch."""
+        return (
+            patch_statistics(patches) if self.whole_patch else patch_channel_statistics(patches, self.geometry.channels)
+        )
 
     def errors(self, encoded: Encoded, asked: Tensor, answers: Tensor) -> dict[str, Tensor]:
         """The squared error [b], or the two of masking and zooming in and their weighted sum."""
@@ -207,19 +220,21 @@ class Restoration(Pixels):
     def canvas_errors(self, encoded: Encoded, answers: Tensor) -> tuple[Tensor, Tensor]:
         """The two errors [b] of masking and zooming in (m + a), of answers [b n f] for the whole picture.
 
-        They show the whole canvas at the size of the input. Grown to the canvas's size, its centre answers for the
-        masked patches of the input, and its outer band for what the input did not show. The band is four strips, whose
-        mean squared errors are added up, as the authors' program does.
+        They show the whole canvas at the size of the input. Grown to the canvas's size, the part that was seen, its
+        centre by default, answers for the masked patches of the input, and the band around it for what the input did
+        not show. The band is four strips, whose mean squared errors are added up, as the authors' program does.
         """
-        g, masked, canvas = self.geometry, encoded.given.masked, encoded.plain(encoded.images)
-        size, whole = g.size, tuple(canvas.shape[2:])
+        g, masked, canvas = self.geometry, encoded.given.masked, self.in_units(encoded, encoded.images)
+        corner, whole = encoded.given.corner, tuple(canvas.shape[2:])
+        if corner is None:
+            corner = central_corner(canvas, g.size)
         grown = F.interpolate(unpatchify(answers, g.p, g.grid), whole, mode="area")
-        inside = patchify(centre_crop(grown, size), g.p, masked)
-        hole = self.normalize(patchify(centre_crop(canvas, size), g.p, masked))
+        inside = patchify(crop_at(grown, g.size, corner), g.p, masked)
+        hole = self.normalize(patchify(crop_at(canvas, g.size, corner), g.p, masked))
         target = unpatchify(self.normalize(patchify(self.degradation.frame(canvas), g.p)), g.p, g.grid)
         apart = (grown - F.interpolate(target, whole, mode="area")).square()
         # weighted rather than cut out: on the way back each cut would be a canvas of zeros
-        band = (apart * _strips(whole, size, apart.device)).sum((1, 2, 3)) / apart.shape[1]
+        band = (apart * _strips(whole, g.size, corner)).sum((1, 2, 3)) / apart.shape[1]
         return (inside - hole).square().mean((1, 2)), band
 
     def measure(self, encoded: Encoded) -> Measure:
@@ -229,22 +244,25 @@ class Restoration(Pixels):
         return Measure("pixel error", value, found, to_beat=tuple(found), higher_is_better=False, form=".3f")
 
     def baselines(self, encoded: Encoded) -> dict[str, Tensor]:
-        """Pictures [b c h w] in [0, 1] that need no learning, by name."""
+        """Pictures [b c h w] that need no learning, by name, in the units in which they are asked."""
         g = self.geometry
-        flat = patch_channel_statistics(patchify(self.truth(encoded), g.p), g.channels)[0]
+        patches = patchify(self.truth(encoded), g.p)
+        flat = self.statistics(patches)[0].expand_as(patches)
         return {"flat patches": unpatchify(flat, g.p, g.grid), "what was given": self.filled_in_frame(encoded)}
 
     def filled_in_frame(self, encoded: Encoded) -> Tensor:
-        """What was given [b c h w] in [0, 1], holes blurred over, at its place in the picture that is asked."""
+        """What was given [b c h w], holes blurred over, at its place in the picture that is asked, in its units."""
         seen, images = self.with_content(encoded.given), encoded.given.images
         filled = images if seen.shape[1] == self.geometry.n else spread(images, self.geometry.p, seen)
-        return self.degradation.in_frame(encoded.plain(filled), encoded.given.side_share)
+        given = encoded.given
+        return self.degradation.in_frame(self.in_units(encoded, filled), given.side_share, given.corner)
 
     def picture(self, encoded: Encoded, asked: Tensor, pixels: Tensor) -> Tensor:
-        """The picture [b c h w], normalised, with ``pixels`` [b j f] in [0, 1] at the patches ``asked``."""
+        """The picture [b c h w], normalised, with ``pixels`` [b j f], as they are asked, at the patches ``asked``."""
         g = self.geometry
         patches = scatter_tokens(pixels, asked, patchify(self.truth(encoded), g.p))
-        return encoded.normalized(unpatchify(patches, g.p, g.grid))
+        whole = unpatchify(patches, g.p, g.grid)
+        return whole if self.whole_patch else encoded.normalized(whole)
 
     def guessed_statistics(self, encoded: Encoded, asked: Tensor) -> Statistics:
         """Those of what was given."""
@@ -252,22 +270,25 @@ class Restoration(Pixels):
 
     def caption(self, encoded: Encoded, recovered: Tensor, error: Tensor) -> str:
         """What the sheet shows, with the mean errors over all images given."""
-        off = (encoded.plain(recovered) - self.truth(encoded)).square().mean()
+        off = (encoded.plain(recovered) - self.degradation.frame(encoded.plain(encoded.images))).square().mean()
         masked = 1 - self.with_content(encoded.given).shape[1] / self.geometry.n
+        lacking = "masked" if self.degradation.padded else "not given"
         return (
-            f"Degradation: {self.degradation.kind}, {masked:.0%} of the patches masked. Mean over "
+            f"Degradation: {self.degradation.title}, {masked:.0%} of the patches {lacking}. Mean over "
             f"{len(encoded.images)} images: loss {error:.3f}, mean squared error {off:.4f} in pixels from 0 to 1, with "
             "each patch's own statistics where pixels are normalised."
         )
 
 
-def _strips(whole: tuple[int, ...], size: tuple[int, int], device: torch.device) -> Tensor:
-    """[H W]: one over its area in each of the four strips around the middle ``size``, 0 in the middle.
+def _strips(whole: tuple[int, ...], size: tuple[int, int], corner: Tensor) -> Tensor:
+    """[b 1 H W]: one over its area in each of the four strips around the part of ``size`` at ``corner`` [b 2], 0 in it.
 
-    Above and below they are as wide as the canvas, at the sides as high as the middle.
+    Above and below they are as wide as the canvas, at the sides as high as the part.
     """
-    (h, w), (top, left) = size, ((whole[0] - size[0]) // 2, (whole[1] - size[1]) // 2)
-    weights = torch.zeros(whole, device=device)  # made there: copying it would wait for a GPU
-    for strip in (weights[:top], weights[top + h :], weights[top : top + h, :left], weights[top : top + h, left + w :]):
-        strip.fill_(1 / max(1, strip.numel()))
-    return weights
+    top, left = corner[:, :, None, None].unbind(1)
+    rows, columns = (torch.arange(side, device=corner.device) for side in whole)
+    rows, columns = rows[:, None].expand(whole), columns.expand(whole)
+    upper, lower = rows < top, rows >= top + size[0]
+    beside = ~(upper | lower)
+    strips = upper, lower, beside & (columns < left), beside & (columns >= left + size[1])
+    return sum(strip / strip.sum((1, 2), keepdim=True).clamp(min=1) for strip in strips)[:, None]

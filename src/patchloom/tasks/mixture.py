@@ -20,7 +20,7 @@ from patchloom.questions.features import FeatureLoss, Features
 from patchloom.questions.pixels import Restoration
 from patchloom.questions.positions import DROPPOS_RATIOS, MP3_RATIOS, Positions
 from patchloom.questions.question import Question
-from patchloom.tasks.degradations import STRENGTHS, build_degradation
+from patchloom.tasks.degradations import STRENGTHS, build_degradation, others_needed
 from patchloom.tasks.sizes import (
     agreement_heads,
     check_momentum,
@@ -32,7 +32,8 @@ from patchloom.tasks.sizes import (
     visible_of,
 )
 from patchloom.tasks.task import Size, Task
-from patchloom.withhold.degradation import Kind
+from patchloom.withhold.degradation import Kind, Place
+from patchloom.withhold.draws import KernelInit
 from patchloom.withhold.encoder_input import (
     EncoderInput,
     all_patches,
@@ -43,6 +44,7 @@ from patchloom.withhold.encoder_input import (
 )
 
 Second = Literal["same", "second", "none"]
+Padding = Literal["mirror", "black", "images"]
 
 _SHARES = ("mask", "blank", "drop_positions", "limit_context")
 _QUESTIONS = ("pixels", "positions", "agreement", "features")
@@ -55,9 +57,9 @@ class Mixture(Task):
         encoder: the ViT to train.
         withhold: what and how much. mask takes the share of the patches that is removed; blank, drop_positions and
             limit_context the shares of the others that lose content, position, or their use as keys and values, no
-            patch both of the first two. One of zoom_in, zoom_out (share of the side), fisheye (twist), blur (side of
-            the kernel) and decolorize (share of the colour that stays) degrades the picture before. auto: mask 0.5 and
-            drop_positions 0.75.
+            patch both of the first two. One of zoom_in, zoom_out (share of the side), fisheye (twist), wave
+            (amplitude), blur (side of the kernel) and decolorize (share of the colour that stays) degrades the picture
+            before. auto: mask 0.5 and drop_positions 0.75.
         ask: the questions and their weights: pixels, positions, agreement, features; the first is the one that is
             reported. auto:
             pixels and positions, 1 each.
@@ -72,6 +74,9 @@ class Mixture(Task):
         decoder_heads: attention heads of the decoders; auto: 16, or one for every 32 channels below ViT-S.
         features_of: with features, the frozen teacher: timm:NAME, a run's folder, or a .safetensors file.
         feature_loss: of the features: cosine or smooth_l1; auto: cosine.
+        zoom_place: which part zoom_in shows: the centre (auto), or one at a random place.
+        fill: what is around zoom_out's small copy: its mirror images (auto), black, or patches of other images.
+        kernel_init: of blur's kernels: normal around the mean (auto), or around 0 as kaiming or xavier have it.
         position_depth: blocks of the position decoder, 0 for a linear one as MP3 has it; auto: 2.
 
     Raises:
@@ -94,6 +99,9 @@ class Mixture(Task):
         position_depth: Size = "auto",
         features_of: str | None = None,
         feature_loss: FeatureLoss | Literal["auto"] = "auto",
+        zoom_place: Place | Literal["auto"] = "auto",
+        fill: Padding | Literal["auto"] = "auto",
+        kernel_init: KernelInit | Literal["auto"] = "auto",
     ):
         super().__init__(encoder)
         self.withhold = self.resolve_auto(
@@ -112,7 +120,9 @@ class Mixture(Task):
         degradations = [name for name in self.withhold if name in STRENGTHS]
         kind: Kind = degradations[0] if degradations else "none"
         strengths = {STRENGTHS[kind]: float(self.withhold[kind])} if degradations else {}
-        self.degradation = build_degradation(self, kind, min(self.geometry.size), strengths)
+        check("task.fill", fill, Padding | Literal["auto"])
+        forms = {"zoom_place": zoom_place, "fill": fill, "kernel_init": kernel_init}
+        self.degradation = build_degradation(self, kind, min(self.geometry.size), strengths, forms)
         if second == "second":
             self.augment = TwoViews(self.augment.size, crop="own", color="none")
         check_momentum(momentum)
@@ -175,6 +185,11 @@ class Mixture(Task):
         if isinstance(withhold, Mapping) and withhold.get("drop_positions") == 1:
             return {"positions": ("none", "the mixture withholds them all")}
         return {}
+
+    @classmethod
+    def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
+        """Two where patches of other images are shown."""
+        return others_needed(options) or super().images_needed(options)
 
     def _check(self, second: Second) -> None:
         """Refuse what cannot be answered."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -11,15 +13,16 @@ from torch import Tensor
 from patchloom.data import RandomCrop
 from patchloom.errors import PatchloomError
 from patchloom.hints import check
-from patchloom.patches.partition import random_block, random_partition
-from patchloom.questions.pixels import Restoration
-from patchloom.tasks.degradations import Strength, build_degradation
+from patchloom.patches.partition import central_block, random_block, random_partition
+from patchloom.questions.pixels import Restoration, TargetNorm
+from patchloom.tasks.degradations import Strength, build_degradation, others_needed
 from patchloom.tasks.sizes import check_normalizable, patch_decoder, refuse_unused, visible_of
 from patchloom.tasks.task import Size, Task
-from patchloom.withhold.degradation import Kind
+from patchloom.withhold.degradation import CanvasFit, Fill, Kind, Place
+from patchloom.withhold.draws import KernelInit
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, mask_patches
 
-Sampling = Literal["random", "block"]
+Sampling = Literal["random", "block", "centre", "surroundings"]
 
 
 class Restore(Task):
@@ -28,20 +31,31 @@ class Restore(Task):
     Args:
         encoder: the ViT to train.
         degradation: zoom_in shows the centre of a larger picture; zoom_out a small copy amid its mirror images; fisheye
-            bends it; blur convolves it with a random kernel; decolorize takes colour; masked and none leave it.
+            bends it; wave moves its columns up and down; blur convolves it with a random kernel; decolorize takes
+            colour; masked and none leave it.
         mask_ratio: share γ of the patches that is removed besides; auto: 0.75 for zoom_in and masked, else 0.
-        sampling: which patches stay visible: random ones, or one block.
-        canvas: shorter side in pixels of the picture of which zoom_in or fisheye shows the centre; auto: 10/7 of the
-            image for zoom_in (320 for 224), the image itself for fisheye.
+        sampling: which patches stay visible: random ones; one block, at a random place or in the centre; or the
+            surroundings of a block in the centre.
+        canvas: shorter side in pixels of the picture of which zoom_in shows a part, or which fisheye or wave bends;
+            auto: 10/7 of the image for zoom_in (320 for 224), the image itself for the others.
+        canvas_fit: how a larger canvas becomes the image once fisheye or wave has bent it: resize (auto), or crop to
+            the centre. What is asked is the centre before it was bent.
+        zoom_place: which part zoom_in shows: the centre (auto), or one at a random place.
         band_weight: with zoom_in and masks, share of the loss on what lies around the input; the rest is on the masks.
             auto: 0.2.
         scale: share of the side that zoom_in shows (on images of the usual size) or to which zoom_out shrinks; a number
             or a list to draw from; auto: 0.714.
+        fill: what is around zoom_out's small copy: its mirror images (auto), black, patches of other images, or none:
+            then only the patches that it covers enter.
         twist: of fisheye; a number, or the two bounds from between which it is drawn; auto: 0.2 to 0.25.
+        amplitude: of wave, a share of the height; a number, or two bounds as for twist; auto: 0.05 to 0.1.
         kernel: side of blur's kernel in pixels, odd; a number or a list to draw from; auto: 9 for 224 pixels, and in
             proportion.
+        kernel_init: of blur's kernels: normal around the mean (auto), or around 0 as kaiming or xavier have it.
         saturation: share of the colour that decolorize leaves; a number or a list to draw from; auto: 0.3.
-        normalized_pixels: ask for pixels normalised in each channel of each patch instead of plain ones.
+        normalized_pixels: ask for pixels normalised within each patch instead of plain ones.
+        target_norm: by which statistics they are normalised: those of each channel of a patch (auto), or of the whole
+            patch, as in mae.
         decoder_width: width of the decoder; auto: 384, or the encoder's own below ViT-S.
         decoder_depth: transformer blocks of the decoder; auto: 4, or 2 below ViT-S.
         decoder_heads: attention heads of the decoder; auto: 6, or one for every 32 channels below ViT-S.
@@ -57,32 +71,47 @@ class Restore(Task):
         mask_ratio: float | Literal["auto"] = "auto",
         sampling: Sampling = "random",
         canvas: Size = "auto",
+        canvas_fit: CanvasFit | Literal["auto"] = "auto",
+        zoom_place: Place | Literal["auto"] = "auto",
         band_weight: float | Literal["auto"] = "auto",
         scale: Strength = "auto",
+        fill: Fill | Literal["auto"] = "auto",
         twist: Strength = "auto",
+        amplitude: Strength = "auto",
         kernel: Strength = "auto",
+        kernel_init: KernelInit | Literal["auto"] = "auto",
         saturation: Strength = "auto",
         normalized_pixels: bool = True,
+        target_norm: TargetNorm | Literal["auto"] = "auto",
         decoder_width: Size = "auto",
         decoder_depth: Size = "auto",
         decoder_heads: Size = "auto",
     ):
         super().__init__(encoder)
         check("task.sampling", sampling, Sampling)
-        strengths = {"scale": scale, "twist": twist, "kernel": kernel, "saturation": saturation}
-        self.degradation = build_degradation(self, degradation, canvas, strengths)
+        strengths = dict(scale=scale, twist=twist, amplitude=amplitude, kernel=kernel, saturation=saturation)
+        forms = {"zoom_place": zoom_place, "fill": fill, "kernel_init": kernel_init, "canvas_fit": canvas_fit}
+        self.degradation = build_degradation(self, degradation, canvas, strengths, forms)
         usual = 0.75 if degradation in ("masked", "zoom_in") else 0.0
         why = "the paper's" if usual else "the degradation is enough"
         mask_ratio = self.resolve_auto("mask_ratio", mask_ratio, usual, why)
-        g = self.geometry
-        visible = visible_of(g, mask_ratio)
-        self.block = block_of(g.grid, 1 - mask_ratio) if sampling == "block" else None
-        if self.block is not None:
-            visible = self.block[0] * self.block[1]
+        g, self.sampling = self.geometry, sampling
+        self.entering = replace(g, grid=self.degradation.grid)
+        visible = self._visible(mask_ratio)
         if degradation == "masked" and visible == g.n:
             raise PatchloomError(f"a mask ratio of {mask_ratio} masks nothing: raise --task.mask_ratio")
+        if sampling != "random" and visible == self.entering.n:
+            raise PatchloomError(
+                f"--task.sampling {sampling} changes nothing here, since a mask ratio of {mask_ratio} masks nothing: "
+                "raise --task.mask_ratio"
+            )
         if normalized_pixels:
-            check_normalizable(g, each_channel=True)
+            norm = self.resolve_auto("target_norm", target_norm, "channel", "the authors' program's")
+            check("task.target_norm", norm, TargetNorm)
+            check_normalizable(g, each_channel=norm == "channel")
+        else:
+            norm = "channel"
+            refuse_unused("pixels are not normalised", target_norm=target_norm)
         self.sizes = (visible, g.n - visible)
         self.augment = RandomCrop(self.degradation.canvas)
         masks = visible < g.n
@@ -98,17 +127,41 @@ class Restore(Task):
         asked = visible if self.degradation.changes_pixels or not masks else 0
         sizes = decoder_width, decoder_depth, decoder_heads
         decoder = patch_decoder(self, *sizes, usual=(384, 4, 6), has_masked=masks, visible_asked=asked)
-        self.questions["pixels"] = Restoration(g, decoder, self.degradation, normalized_pixels, band_weight=weight)
+        self.questions["pixels"] = Restoration(g, decoder, self.degradation, normalized_pixels, 0, weight, norm)
+
+    @classmethod
+    def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
+        """Two where patches of other images are shown."""
+        return others_needed(options) or super().images_needed(options)
+
+    def _visible(self, mask_ratio: float) -> int:
+        """How many patches stay visible; for all but random ones ``block`` says how large the rectangle is."""
+        g, self.block = self.entering, None
+        visible = visible_of(g, mask_ratio)
+        if self.sampling == "random" or visible == g.n:
+            return visible
+        hides = self.sampling == "surroundings"
+        self.block = block_of(g.grid, mask_ratio if hides else 1 - mask_ratio)
+        inside = self.block[0] * self.block[1]
+        if hides and inside == g.n:
+            raise PatchloomError(
+                f"with a mask ratio of {mask_ratio} the central block covers all of {g.n} patches and leaves no "
+                "surroundings: lower --task.mask_ratio"
+            )
+        return g.n - inside if hides else inside
 
     def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
         """The visible patches of the degraded picture."""
-        b, g = len(images), self.geometry
-        given = self.degradation(all_patches(images, g.n), self.mean, self.std, generator)
-        if self.block is not None:
-            visible, masked = random_block(b, g.grid, self.block, generator, images.device)
-        else:
-            visible, masked = random_partition(b, g.n, self.sizes, generator, images.device)
+        b, g, device = len(images), self.entering, images.device
+        given = self.degradation(all_patches(images, self.geometry.n), self.mean, self.std, generator)
+        if self.block is None:
+            visible, masked = random_partition(b, g.n, (self.sizes[0], g.n - self.sizes[0]), generator, device)
             visible = visible.sort(dim=1).values
+        elif self.sampling == "block":
+            visible, masked = random_block(b, g.grid, self.block, generator, device)
+        else:
+            inside, outside = central_block(b, g.grid, self.block, device)
+            visible, masked = (outside, inside) if self.sampling == "surroundings" else (inside, outside)
         return mask_patches(given, visible, masked)
 
 

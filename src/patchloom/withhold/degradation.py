@@ -9,12 +9,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.withhold import degrade
-from patchloom.withhold.degrade import centre_crop
-from patchloom.withhold.draws import draw_from, draw_index, draw_uniform, random_kernels, random_places
-from patchloom.withhold.encoder_input import EncoderInput
+from patchloom.patches.partition import random_block
+from patchloom.withhold import canvas, degrade
+from patchloom.withhold.draws import (
+    KernelInit,
+    draw_from,
+    draw_index,
+    draw_uniform,
+    random_corners,
+    random_kernels,
+    random_others,
+    random_places,
+)
+from patchloom.withhold.encoder_input import EncoderInput, mask_patches
 
-Kind = Literal["masked", "zoom_in", "zoom_out", "fisheye", "blur", "decolorize", "none"]
+Kind = Literal["masked", "zoom_in", "zoom_out", "fisheye", "wave", "blur", "decolorize", "none"]
+Place = Literal["centre", "random"]
+Fill = Literal["mirror", "black", "images", "none"]
+CanvasFit = Literal["resize", "crop"]
+
+_AROUND = {"black": " on black", "images": " amid patches of other images", "none": " without padding"}
 
 
 @dataclass(frozen=True)
@@ -25,49 +39,80 @@ class Degradation:
         kind: which one; masked and none leave the picture as it is.
         size: height and width that the encoder sees.
         canvas: height and width of the images that come, of which the encoder may see a part.
-        strengths: what is drawn from: shares of the side, bounds of the twist, sides of kernels, or saturations.
+        strengths: what is drawn from: shares of the side, bounds of the twist or the amplitude, sides of kernels, or
+            saturations.
+        patch: side of the encoder's patches.
+        zoom_place: which part of the picture zoom_in shows.
+        fill: what is around the small picture of zoom_out. With none nothing is: only the patches that it covers enter.
+        kernel_init: how the kernels of blur are drawn.
+        canvas_fit: how a bent canvas becomes as large as ``size``.
     """
 
     kind: Kind
     size: tuple[int, int]
     canvas: tuple[int, int]
     strengths: tuple[float, ...]
+    patch: int = 1
+    zoom_place: Place = "centre"
+    fill: Fill = "mirror"
+    kernel_init: KernelInit = "normal"
+    canvas_fit: CanvasFit = "resize"
 
     @property
     def changes_pixels(self) -> bool:
         """Whether visible patches lose something, too, so that they have something to answer."""
         return self.kind not in ("masked", "none")
 
+    @property
+    def padded(self) -> bool:
+        """Whether every patch of the encoder's image is given; not so where zoom_out fills nothing."""
+        return self.kind != "zoom_out" or self.fill != "none"
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of the patches that are given, before any is masked."""
+        share = 1.0 if self.padded else self.strengths[0]
+        return tuple(max(1, round(side // self.patch * share)) for side in self.size)
+
+    @property
+    def title(self) -> str:
+        """The degradation in words, for captions."""
+        if self.kind == "zoom_in":
+            return self.kind + " at a random place" * (self.zoom_place == "random")
+        if self.kind == "blur":
+            return self.kind + f" by {self.kernel_init} kernels" * (self.kernel_init != "normal")
+        if self.kind in ("fisheye", "wave") and self.canvas != self.size:
+            return f"{self.kind} of a larger picture, {'resized' if self.canvas_fit == 'resize' else 'cropped'}"
+        return self.kind + _AROUND.get(self.fill, "") * (self.kind == "zoom_out")
+
     def __call__(
         self, given: EncoderInput, mean: Tensor, std: Tensor, generator: torch.Generator | None = None
     ) -> EncoderInput:
-        """The same patches of degraded images.
+        """The same patches of degraded images; fewer of them where zoom_out fills nothing.
 
         Args:
-            given: with images [b c H W] of the canvas's size.
+            given: with all patches of images [b c H W] of the canvas's size.
             mean, std: [c 1 1] by which they are normalised.
             generator: source of the strengths.
         """
         images = given.images
         b, device = len(images), images.device
         if self.kind == "zoom_in":
-            if self.canvas != self.size:
-                side_share = torch.full((b,), self.size[0] / self.canvas[0], device=device)
-                return replace(given, images=centre_crop(images, self.size), side_share=side_share)
-            side_share = draw_from(self.strengths, b, generator, device)
-            return replace(given, images=degrade.zoom_in(images, side_share), side_share=side_share)
+            return self._zoomed_in(given, generator)
         if self.kind == "zoom_out":
-            sizes = [tuple(max(1, round(side * one)) for side in self.size) for one in self.strengths]
-            which = draw_index(len(sizes), b, generator, device)
-            places = random_places(sizes, which, self.size, generator, device)
-            images = degrade.zoom_out(images, sizes, which, *places)
-        elif self.kind == "fisheye":
+            return self._zoomed_out(given, -mean / std, generator)
+        if self.kind == "fisheye":
             centre = draw_uniform(-1, 1, (b, 2), generator, device)
             twist = draw_uniform(min(self.strengths), max(self.strengths), (b,), generator, device)
-            images = centre_crop(degrade.fisheye(images, centre, twist), self.size)
-        elif self.kind == "blur":
+            return self._fitted(given, degrade.fisheye(images, centre, twist))
+        if self.kind == "wave":
+            amplitude = draw_uniform(min(self.strengths), max(self.strengths), (b,), generator, device)
+            phase = draw_uniform(0, 1, (b,), generator, device)
+            return self._fitted(given, degrade.wave(images, amplitude, phase))
+        if self.kind == "blur":
             sides = [round(side) for side in self.strengths]
-            kernels = random_kernels(sides, draw_index(len(sides), b, generator, device), generator, device)
+            which = draw_index(len(sides), b, generator, device)
+            kernels = random_kernels(sides, which, generator, device, self.kernel_init)
             images = degrade.blur(images, kernels)
         elif self.kind == "decolorize":
             saturation = draw_from(self.strengths, b, generator, device)
@@ -75,24 +120,83 @@ class Degradation:
             images = (degrade.decolorize(plain, saturation) - mean) / std
         return replace(given, images=images)
 
+    def _zoomed_in(self, given: EncoderInput, generator: torch.Generator | None) -> EncoderInput:
+        images, corner, on_canvas = given.images, None, self.canvas != self.size
+        if on_canvas:
+            share = torch.full((len(images),), self.size[0] / self.canvas[0], device=images.device)
+        else:
+            share = draw_from(self.strengths, len(images), generator, images.device)
+        if self.zoom_place == "random":
+            room = [whole - seen for whole, seen in zip(self.canvas, self._seen(share).unbind(1), strict=True)]
+            corner = random_corners(torch.stack(room, 1), generator)
+        if not on_canvas:
+            images = degrade.zoom_in(images, share, corner)
+        elif corner is None:
+            images = canvas.centre_crop(images, self.size)
+        else:
+            images = canvas.crop_at(images, self.size, corner)
+        return replace(given, images=images, side_share=share, corner=corner)
+
+    def _zoomed_out(self, given: EncoderInput, black: Tensor, generator: torch.Generator | None) -> EncoderInput:
+        images, p, around = given.images, self.patch, None
+        b, device = len(images), images.device
+        if not self.padded:
+            whole, (rows, columns) = tuple(side // p for side in self.size), self.grid
+            covered, empty = random_block(b, whole, (rows, columns), generator, device)
+            which, corner = torch.zeros(b, dtype=torch.int64, device=device), covered[:, 0]
+            places = corner // whole[1] * p, corner % whole[1] * p
+            # what lies around is in none of the patches that enter
+            images = canvas.zoom_out(images, [(rows * p, columns * p)], which, *places)
+            return mask_patches(replace(given, images=images), covered, empty)
+        sizes = [tuple(max(1, round(side * one)) for side in self.size) for one in self.strengths]
+        which = draw_index(len(sizes), b, generator, device)
+        places = random_places(sizes, which, self.size, generator, device)
+        if self.fill == "black":
+            around = black
+        elif self.fill == "images":
+            around = canvas.patches_of_others(images, p, *random_others(b, given.visible.shape[1], generator, device))
+        return replace(given, images=canvas.zoom_out(images, sizes, which, *places, around))
+
+    def _fitted(self, given: EncoderInput, bent: Tensor) -> EncoderInput:
+        """Bent images [b c H W] as large as the encoder sees them."""
+        if self.canvas == self.size:
+            return replace(given, images=bent)
+        if self.canvas_fit == "crop":
+            return replace(given, images=canvas.centre_crop(bent, self.size))
+        share = torch.full((len(bent),), self.canvas[0] / self.size[0], device=bent.device)
+        return replace(given, images=canvas.shrink(bent, self.size), side_share=share)
+
+    def _seen(self, side_share: Tensor) -> Tensor:
+        """Height and width [b 2] in pixels of the part of the canvas that zoom_in shows."""
+        if self.canvas == self.size:
+            return degrade.seen_pixels(side_share, self.size)
+        sides = [torch.full_like(side_share, side) for side in self.size]
+        return torch.stack(sides, 1)
+
     def frame(self, images: Tensor) -> Tensor:
         """The clean picture [b c h w] that is to be recovered from canvas images [b c H W]."""
         if self.canvas == self.size:
             return images
-        if self.kind == "fisheye":
-            return centre_crop(images, self.size)
+        if self.kind in ("fisheye", "wave"):
+            return canvas.centre_crop(images, self.size)
         return F.interpolate(images, self.size, mode="area")
 
-    def in_frame(self, images: Tensor, side_share: Tensor | None) -> Tensor:
+    def in_frame(self, images: Tensor, side_share: Tensor | None, corner: Tensor | None = None) -> Tensor:
         """What was seen [b c h w] at its place in the frame, its edges drawn out: a guess that needs no learning.
 
         Args:
             images: [b c h w].
-            side_share: [b] share of the frame's side that they show; None: all of it.
+            side_share: [b] share of the frame's side that they show, above 1 where they show more; None: all of it.
+            corner: [b 2] row and column on the canvas where they begin; None: they show its middle.
         """
         if side_share is None:
             return images
         scale = torch.zeros(len(images), 2, 3, device=images.device)
         scale[:, 0, 0] = scale[:, 1, 1] = 1 / side_share
+        if corner is not None:
+            seen = self._seen(side_share).unbind(1)
+            for axis, whole in enumerate(self.canvas):  # its middle, in [-1, 1]; x comes first, which is the column
+                middle = (2 * corner[:, axis] + seen[axis]) / whole - 1
+                scale[:, 1 - axis, 2] = -middle / side_share
         grid = F.affine_grid(scale, list(images.shape), align_corners=False)
         return F.grid_sample(images.float(), grid, padding_mode="border", align_corners=False)

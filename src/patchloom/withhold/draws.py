@@ -7,14 +7,16 @@ checked, never what is inside a tensor.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from patchloom.processes import draw
+from patchloom.processes import draw, world
+from patchloom.withhold.checks import check_odd, check_sizes
 
 Device = torch.device | str
+KernelInit = Literal["normal", "kaiming", "xavier"]
 
 
 def draw_uniform(
@@ -57,15 +59,41 @@ def random_places(
     """
     check_sizes(sizes, size)
     device = which.device if device is None else device
-    room = table(size, device) - table(sizes, device)[which.to(device, non_blocking=True)] + 1  # [b 2] places
-    top, left = (draw_uniform(0, 1, room.shape, generator, device) * room).long().unbind(1)
+    room = table(size, device) - table(sizes, device)[which.to(device, non_blocking=True)]
+    top, left = random_corners(room, generator).unbind(1)
     return top, left
 
 
+def random_corners(room: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Row and column [b 2] int64 from 0 to the ``room`` [b 2] that there is; each as likely, where the room is."""
+    return (draw_uniform(0, 1, room.shape, generator, room.device) * (room + 1)).long()
+
+
+def random_others(
+    b: int, n: int, generator: torch.Generator | None = None, device: Device = "cpu"
+) -> tuple[Tensor, Tensor]:
+    """For each of ``n`` patches of ``b`` images, one of the other images of all processes, and one of its patches.
+
+    Returns:
+        ``step`` and ``place`` [b n] int64, as `patchloom.withhold.canvas.patches_of_others` takes them.
+    """
+    others = max(1, world() * b - 1)
+    step, place = (draw(torch.randint, (b, n), generator, device, bound) for bound in (others, n))
+    return step.to(device, non_blocking=True), place.to(device, non_blocking=True)
+
+
 def random_kernels(
-    sizes: Sequence[int], which: Tensor, generator: torch.Generator | None = None, device: Device | None = None
+    sizes: Sequence[int],
+    which: Tensor,
+    generator: torch.Generator | None = None,
+    device: Device | None = None,
+    init: KernelInit = "normal",
 ) -> Tensor:
-    """Kernels [b k k] of side ``sizes[which]`` that blur: weights normal around 1/side² with deviation 0.02.
+    """Kernels [b k k] of side ``sizes[which]``, to convolve a channel of an image with.
+
+    Their weights are normal. ``normal``: around 1/side² with deviation 0.02, which blurs (Beyond Masking, degradation
+    d). ``kaiming`` and ``xavier``: around 0, as convolutions are initialised (appendix A.1, where both fail): with
+    deviation sqrt(2 / side²) by He et al. (2015), and sqrt(2 / (side² + side²)) by Glorot and Bengio (2010).
 
     k is the largest side; a smaller kernel lies in the centre of zeros, so that one convolution serves all. The
     kernels are float32 and on ``device``, or else where ``which`` [b] is.
@@ -83,7 +111,10 @@ def random_kernels(
     side = table(sizes, device)[which.to(device, non_blocking=True)][:, None, None]
     away = (torch.arange(k, device=device) - k // 2).abs()
     inside = torch.maximum(away[:, None], away) <= side // 2  # [b k k]
-    return torch.where(inside, 1 / side**2 + 0.02 * noise, 0)
+    weights = (
+        1 / side**2 + 0.02 * noise if init == "normal" else noise * {"kaiming": 2**0.5, "xavier": 1.0}[init] / side
+    )
+    return torch.where(inside, weights, 0)
 
 
 def table(values: Sequence[Any], device: Device) -> Tensor:
@@ -91,19 +122,3 @@ def table(values: Sequence[Any], device: Device) -> Tensor:
     if isinstance(values[0], Sequence):
         return torch.stack([table(row, device) for row in values])
     return torch.stack([torch.full((), value, device=device) for value in values])
-
-
-def check_sizes(sizes: Sequence[tuple[int, int]], size: tuple[int, int]) -> None:
-    """Refuse sizes (s, t) that do not fit on a canvas of ``size`` (h, w)."""
-    if not sizes:
-        raise ValueError("zooming out needs at least one size to shrink to")
-    h, w = size
-    for s, t in sizes:
-        if not (1 <= s <= h and 1 <= t <= w):
-            raise ValueError(f"an image of {s}x{t} pixels cannot be placed on a canvas of {h}x{w}")
-
-
-def check_odd(side: int) -> None:
-    """Refuse a kernel's side without a middle."""
-    if side < 1 or side % 2 == 0:
-        raise ValueError(f"a kernel has an odd side, so that it has a centre, not {side}")

@@ -28,7 +28,9 @@ class EncoderInput:
         blank: [b k] True where the content is replaced by a mask token (SimMIM), or None.
         dropped: [b k] True where the position embedding is withheld (DropPos, MP3), or None.
         context: [b m] places within ``visible`` of the patches that serve as keys and values (MP3), or None: all do.
-        side_share: [b] share of the picture's side that the images show, where they were zoomed into; None: all of it.
+        side_share: [b] share of the side of the picture asked that the images show; None: all of it.
+        corner: [b 2] row and column of the picture's pixel where the images begin, where they were zoomed into at a
+            random place; None: they show the middle.
     """
 
     images: Tensor
@@ -38,6 +40,7 @@ class EncoderInput:
     dropped: Tensor | None = None
     context: Tensor | None = None
     side_share: Tensor | None = None
+    corner: Tensor | None = None
 
     def has_content(self) -> Tensor:
         """[b k] True where a visible patch kept its content."""

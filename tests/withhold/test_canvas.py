@@ -1,0 +1,173 @@
+"""Small pictures on a canvas: what lies around them, where they are, and what is cut out of one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from degrading import SIZES, assert_close, seeded
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torchvision.transforms.v2 import functional as V
+
+from patchloom.patches.tokens import patchify
+from patchloom.withhold.canvas import (
+    central_corner,
+    centre_crop,
+    crop_at,
+    mirror_canvas,
+    patches_of_others,
+    zoom_out,
+)
+from patchloom.withhold.draws import random_others, random_places
+
+quick = settings(max_examples=40, deadline=None)
+ORACLE = load_file(Path(__file__).parents[1] / "oracles" / "degradations.safetensors")
+anything = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 24), st.integers(1, 24))
+
+
+def test_mirrored_canvas_is_the_authors():
+    left, top = ORACLE["zoom_out_left_top"][:, None]
+    canvas = mirror_canvas(ORACLE["zoom_out_small"], (224, 224), top, left)
+    assert torch.equal(canvas, ORACLE["zoom_out_canvas"])
+
+
+@quick
+@given(anything)
+def test_a_picture_as_large_as_the_canvas_stays(shape):
+    b, _, h, w = shape
+    images, zero = torch.rand(shape), torch.zeros(b, dtype=torch.int64)
+    assert torch.equal(zoom_out(images, [(h, w)], zero, zero, zero), images)
+    assert torch.equal(zoom_out(images, [(h, w)], zero, zero, zero, torch.ones(())), images)
+    assert torch.equal(mirror_canvas(images, (h, w), zero, zero), images)
+
+
+# cutting out
+
+
+def test_the_middle_is_cut_out():
+    images = torch.arange(6 * 10.0).view(1, 1, 6, 10)
+    assert torch.equal(centre_crop(images, (2, 4)), images[:, :, 2:4, 3:7])
+    assert torch.equal(centre_crop(images, (6, 10)), images)
+    assert central_corner(images, (2, 4)).tolist() == [[2, 3]]
+
+
+def test_each_image_is_cropped_at_its_own_corner():
+    images = torch.rand(3, 2, 6, 10)
+    corners = torch.tensor([[0, 6], [4, 0], [2, 3]])
+    cropped = crop_at(images, (2, 4), corners)
+    for one, image, (y, x) in zip(cropped, images, corners.tolist(), strict=True):
+        assert torch.equal(one, image[:, y : y + 2, x : x + 4])
+    assert torch.equal(crop_at(images, (2, 4), central_corner(images, (2, 4))), centre_crop(images, (2, 4)))
+
+
+# zooming out
+
+
+@quick
+@given(st.data(), st.integers(1, 3), st.integers(1, 5), st.integers(1, 12), st.integers(1, 12))
+def test_mirrored_canvas_is_continuous_and_holds_the_image(data, b, c, s, t):
+    h, w = data.draw(st.integers(s, 40)), data.draw(st.integers(t, 40))
+    top = torch.tensor([data.draw(st.integers(0, h - s)) for _ in range(b)])
+    left = torch.tensor([data.draw(st.integers(0, w - t)) for _ in range(b)])
+    small = torch.rand(b, c, s, t)
+    canvas = mirror_canvas(small, (h, w), top, left)
+    assert canvas.shape == (b, c, h, w)
+    for image, whole, y, x in zip(small, canvas, top.tolist(), left.tolist(), strict=True):
+        assert torch.equal(whole[:, y : y + s, x : x + t], image)
+        # every seam, those of repeated mirrors too: the pixels on both of its sides are the same
+        for seam in range(y % s or s, h, s):
+            assert torch.equal(whole[:, seam], whole[:, seam - 1])
+        for seam in range(x % t or t, w, t):
+            assert torch.equal(whole[:, :, seam], whole[:, :, seam - 1])
+        # and away from a seam steps go on, as in the image: the first mirrored row is the second's neighbour there too
+        if y >= 2 and s >= 2:
+            assert torch.equal(whole[:, y - 2, x : x + t], image[:, 1])
+        if x + t + 1 < w and t >= 2:
+            assert torch.equal(whole[:, y : y + s, x + t + 1], image[:, :, t - 2])
+
+
+def test_zoom_out_shrinks_with_antialiasing_to_the_drawn_size_at_the_drawn_place():
+    images = torch.rand(6, 4, 31, 27)
+    which = torch.tensor([0, 1, 2, 2, 1, 0])
+    top, left = random_places(SIZES, which, (31, 27), seeded())
+    canvas = zoom_out(images, SIZES, which, top, left)
+    for i in range(6):
+        small = V.resize(images[i : i + 1], list(SIZES[which[i]]), antialias=True)
+        assert_close(canvas[i : i + 1], mirror_canvas(small, (31, 27), top[i : i + 1], left[i : i + 1]))
+
+
+@quick
+@given(anything, st.data())
+def test_zoom_out_treats_rows_and_columns_alike(shape, data):
+    images, which = torch.rand(shape), torch.zeros(shape[:1], dtype=torch.int64)
+    s, t = (data.draw(st.integers(1, side)) for side in shape[2:])
+    top, left = random_places([(s, t)], which, shape[2:])
+    canvas = zoom_out(images, [(s, t)], which, top, left)
+    assert_close(zoom_out(images.mT, [(t, s)], which, left, top), canvas.mT)
+
+
+def test_what_lies_around_is_what_is_given_and_the_picture_stays():
+    images = torch.rand(6, 3, 31, 27)
+    which = torch.tensor([0, 1, 2, 2, 1, 0])
+    top, left = random_places(SIZES, which, (31, 27), seeded())
+    mirrored = zoom_out(images, SIZES, which, top, left)
+    others, black = torch.rand(6, 3, 31, 27), torch.tensor([-1.0, -2.0, -3.0]).view(3, 1, 1)
+    amid, on_black = (zoom_out(images, SIZES, which, top, left, around) for around in (others, black))
+    for i in range(6):
+        inside = torch.zeros(31, 27, dtype=torch.bool)
+        s, t = SIZES[which[i]]
+        inside[top[i] : top[i] + s, left[i] : left[i] + t] = True
+        assert torch.equal(amid[i], torch.where(inside, mirrored[i], others[i]))
+        assert torch.equal(on_black[i], torch.where(inside, mirrored[i], black.expand(3, 31, 27)))
+
+
+def test_patches_of_others_are_patches_and_never_the_images_own():
+    """Image i is i everywhere but for the number of the patch, so that each pixel tells where it comes from."""
+    b, n = 4, 6
+    number = torch.arange(n).view(2, 3).repeat_interleave(4, 0).repeat_interleave(4, 1)
+    images = torch.arange(b).view(b, 1, 1, 1) + number / 10
+    step, place = random_others(b, n, seeded())
+    assert step.shape == place.shape == (b, n) and step.max() == b - 2 and place.max() == n - 1
+    made = patchify(patches_of_others(images, 4, step, place), 4)
+    assert (made == made[..., :1]).all()  # each patch is one whole patch
+    for i in range(b):
+        source = (i + 1 + step[i]) % b
+        assert (source != i).all()
+        torch.testing.assert_close(made[i, :, 0], source + place[i] / 10)
+
+
+def test_every_other_image_and_every_patch_is_as_likely():
+    step, place = random_others(5000, 8, seeded())
+    assert (place.flatten().bincount() / 40_000 - 1 / 8).abs().max() < 0.01
+    assert step.min() == 0 and step.max() == 4998
+    few, _ = random_others(3, 20_000, seeded())
+    assert (few.flatten().bincount() / 60_000 - 1 / 2).abs().max() < 0.01
+
+
+def test_a_lone_image_lies_amid_its_own_patches():
+    step, place = random_others(1, 6, seeded())
+    image = torch.rand(1, 3, 8, 12)
+    own, made = patchify(image, 4)[0], patchify(patches_of_others(image, 4, step, place), 4)[0]
+    assert torch.equal(made, own[place[0]])
+
+
+IMAGES, NONE = torch.rand(2, 3, 8, 10), torch.zeros(2, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: zoom_out(IMAGES, [(8, 11)], NONE, NONE, NONE), "8x11 pixels cannot be placed on a canvas of 8x10"),
+        (lambda: zoom_out(IMAGES, [(0, 5)], NONE, NONE, NONE), "0x5 pixels cannot be placed"),
+        (lambda: zoom_out(IMAGES, [], NONE, NONE, NONE), "at least one size"),
+        (lambda: zoom_out(IMAGES, [(4, 4)], NONE[:1], NONE, NONE), r"which must be \[2\]"),
+        (lambda: zoom_out(IMAGES, [(4, 4)], NONE, NONE[:1], NONE), r"top must be \[2\]"),
+        (lambda: mirror_canvas(IMAGES, (8, 9), NONE, NONE), "8x10 pixels cannot be placed on a canvas of 8x9"),
+        (lambda: mirror_canvas(IMAGES, (8, 10), NONE, NONE[:1]), r"left must be \[2\]"),
+        (lambda: crop_at(IMAGES, (4, 4), NONE), r"corner must be \[2, 2\]"),
+    ],
+)
+def test_refusals(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
