@@ -18,8 +18,9 @@ from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
 from patchloom.nets.encode import encode, final_norm, patch_count
 from patchloom.nets.heads import represent
+from patchloom.nets.states import plain_file
 from patchloom.nets.weights import EncoderCard
-from patchloom.runs.encoder import check_place, load_encoder, named_extra_module, plain_file
+from patchloom.runs.encoder import check_place, load_encoder, named_extra_module
 from patchloom.runs.folder import RunFolder
 from patchloom.shown import Shown, Verbatim
 from patchloom.withhold.encoder_input import all_patches

@@ -47,9 +47,9 @@ def test_of_student_and_teacher_the_teacher_is_taken_and_the_rest_is_told(tmp_pa
     vit = ours()
     done = load_public(vit, written(tmp_path / "weights.pth", states))
     same(vit, theirs(seed=2), torch.randn(1, 3, 16, 16))
-    assert done.source.endswith("weights.pth (teacher.backbone)") and not done.missing
+    assert done.source.endswith("weights.pth (teacher, of DINO)") and not done.missing
     if nested:
-        expected = ("head.mlp.0.weight", f"{len(student)} tensors of student", "2 tensors of optimizer")
+        expected = ("head.mlp.0.weight (DINO's head)", f"{len(student)} tensors of student", "2 tensors of optimizer")
         assert done.unexpected == expected
     else:
         assert len(done.unexpected) == len(student) + 1

@@ -12,14 +12,14 @@ from patchloom.errors import PatchloomError
 from patchloom.nets import extra_modules, weights
 from patchloom.nets.build import build_encoder
 from patchloom.nets.heads import Use
-from patchloom.nets.public import load_plain
+from patchloom.nets.plain import load_plain
+from patchloom.nets.states import plain_file
 from patchloom.nets.weights import EncoderCard
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.places import meant, run_around
 from patchloom.runs.task import load_task, newest_card
 
 _ENCODER = "encoder."
-_PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".tar")  # what torch saves is called
 
 
 def unfinished(source: str | Path) -> RunFolder | None:
@@ -101,16 +101,6 @@ def check_model(source: str | Path, model: str | None) -> None:
     """
     if model is not None and not plain_file(source):
         raise PatchloomError(f"--model is for a file of weights alone, and {source} is none: leave it out")
-
-
-def plain_file(source: str | Path) -> bool:
-    """Whether a file holds weights alone: others' files, since all that patchloom writes says what it is."""
-    path = Path(source)
-    if str(source).startswith("timm:") or not path.is_file():
-        return False
-    if path.suffix != ".safetensors":
-        return path.suffix.lower() in _PICKLES
-    return not any(key.startswith("patchloom-") for key in weights.read_metadata(path, "encoder weights"))
 
 
 @checked
