@@ -38,11 +38,11 @@ def inherit(foreign: Foreign, task: nn.Module, own_task: bool, source: str) -> l
     """
     program, rest = foreign.program, foreign.rest()
     there = [words for beginning, words in _PARTS if any(name.startswith(beginning) for name in rest)]
-    teacher = foreign.encoder("teacher") if program.task and _has_teacher(foreign) else {}
+    teacher = foreign.beginning(f"{TEACHER}.{ENCODER}")
     there += ["teacher's encoder"] * bool(teacher)
     if not there or not own_task:
         ends = f": --task {program.task} goes on with them" if program.task else ""
-        return [f"Beside the encoder it has {_listed(there)}, which are left out{ends}."] if there else []
+        return [f"Beside the encoder it has {', '.join(there)}, which are left out{ends}."] if there else []
     taken: State = {}
     done, left = [], []
     # fixed positions of a decoder are in no state dict, unless they are others than ours
@@ -68,12 +68,8 @@ def inherit(foreign: Foreign, task: nn.Module, own_task: bool, source: str) -> l
     if teacher and isinstance(copy, VisionTransformer):
         load_public(copy, source, weights=teacher)
         done.append("teacher's encoder")
-    lines = [f"Taken besides, of {program.name}: {_listed(done)}."] if done else []
+    lines = [f"Taken besides, of {program.name}: {', '.join(done)}."] if done else []
     return lines + ([f"Left: {'; '.join(left)}."] if left else [])
-
-
-def _has_teacher(foreign: Foreign) -> bool:
-    return any(name.startswith(f"{TEACHER}.{ENCODER}") for name in foreign.weights)
 
 
 def _module(task: nn.Module, name: str) -> nn.Module | None:
@@ -121,7 +117,3 @@ def _other_decoder(beginning: str, theirs: State, mine: State, decoder: Decoder,
 
 def _depth(weights: dict[str, Tensor], beginning: str) -> int:
     return len({found[1] for name in weights if (found := re.match(rf"{re.escape(beginning)}blocks\.(\d+)\.", name))})
-
-
-def _listed(words: list[str]) -> str:
-    return ", ".join(words)

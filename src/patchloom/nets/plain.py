@@ -9,13 +9,15 @@ from typing import Any
 import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
+from torch import nn
 
 from patchloom.errors import PatchloomError
 from patchloom.hints import listing
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.encode import patch_side
-from patchloom.nets.fitting import POSITIONS, PROJECTION, State
-from patchloom.nets.foreign import ANY, IMAGENET
+from patchloom.nets.fitting import POSITIONS
+from patchloom.nets.foreign import ANY, EXTREMA, IMAGENET, TEACHER
+from patchloom.nets.heads import InstanceHead, Stem, Use
 from patchloom.nets.public import Matched, load_public
 from patchloom.nets.recognise import Foreign, recognise
 from patchloom.nets.shape import Shape, shape_of
@@ -43,7 +45,7 @@ def load_plain(path: Path, model: str | None = None) -> tuple[VisionTransformer,
         if model is not None:
             spec, vit = None, timm.create_model(model, pretrained=False, num_classes=0)
         elif foreign is None or program is None or shape is None:
-            raise PatchloomError(_no_model(path, foreign, shape))
+            raise PatchloomError(_no_model(path, shape))
         else:
             sizes = (shape.side, shape.side), shape.patch_size, shape.channels
             spec = EncoderSpec(shape.model, *sizes, positions=shape.positions, options=shape.options)
@@ -73,6 +75,31 @@ def read_foreign(path: Path) -> tuple[Foreign | None, Shape | None]:
     return None, None if other is None else shape_of(other.encoder("student"))
 
 
+def plain_module(path: Path, use: Use) -> nn.Module | None:
+    """What ExtreMA's files have beside the encoder that is good for ``use``, in eval mode; None of any other file.
+
+    That is the class attention, or the first layer of the projection, of the same net as the encoder.
+
+    Raises:
+        PatchloomError: the file cannot be read, or is damaged.
+    """
+    foreign, shape = read_foreign(path)
+    if foreign is None or shape is None or foreign.program is not EXTREMA:
+        return None
+    head, first = (foreign.beginning(f"{TEACHER}.{part}.") for part in ("instance_head", "projection"))
+    try:
+        if use == "pooling":
+            depth = len({name.split(".")[1] for name in head if name.startswith("layers.")})
+            module: nn.Module = InstanceHead(shape.width, shape.heads, depth)
+            module.load_state_dict(head, strict=True)
+        else:
+            module = Stem.fresh(shape.width, len(first["0.weight"]), "instance")
+            module.load_state_dict({name: first[name] for name in module.state_dict()}, strict=True)
+    except (KeyError, RuntimeError, TypeError) as problem:
+        raise PatchloomError(f"{path} lacks a part of ExtreMA's heads: take a whole checkpoint") from problem
+    return module.eval()
+
+
 def assumed(shape: Shape) -> str:
     """What was read off the weights, and what was assumed, in a sentence."""
     return (
@@ -81,25 +108,18 @@ def assumed(shape: Shape) -> str:
     )
 
 
-def _no_model(path: Path, foreign: Foreign | None, shape: Shape | None) -> str:
+def _no_model(path: Path, shape: Shape | None) -> str:
     if shape is None:
-        weights = {} if foreign is None else foreign.encoder("student")
-        told = f" ({_sizes(weights)})" if PROJECTION in weights else ""
         return (
-            f"{path} holds weights alone{told}, which do not tell the number of attention heads: give the model's name "
-            "in timm, such as --model vit_small_patch16_224"
+            f"{path} holds weights alone, of sizes that do not tell the number of attention heads: give its name in "
+            "timm, such as --model vit_small_patch16_224"
         )
-    tags = [name for name in timm.list_pretrained(shape.model) if "." in name]
+    tags = timm.list_pretrained(shape.model)
     listed = f", such as {listing(tags[-2:])}" if tags else ""
     return (
         f"{path} holds weights alone, of the size of {shape.model} ({shape}), and does not tell how images are "
         f"normalised: give its name in timm, --model {shape.model}, with the tag of these weights{listed}"
     )
-
-
-def _sizes(weights: State) -> str:
-    shape = weights[PROJECTION].shape
-    return f"width {shape[0]}, patches of {shape[-1]} pixels" if len(shape) == 4 else ""
 
 
 def _refuse_parts(path: Path, called: str, done: Matched, shape: Shape | None) -> None:

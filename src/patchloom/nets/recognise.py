@@ -33,12 +33,12 @@ class Foreign(NamedTuple):
 
     def encoder(self, whose: Literal["student", "teacher"]) -> State:
         """The weights of one of its encoders by timm's names; of the student's if there is no teacher's."""
-        for beginning in (f"{TEACHER}.{ENCODER}", ENCODER) if whose == "teacher" else (ENCODER,):
-            if found := {
-                name.removeprefix(beginning): one for name, one in self.weights.items() if name.startswith(beginning)
-            }:
-                return found
-        return {}
+        teacher = self.beginning(f"{TEACHER}.{ENCODER}") if whose == "teacher" else {}
+        return teacher or self.beginning(ENCODER)
+
+    def beginning(self, words: str) -> State:
+        """The weights whose names begin with ``words``, by what follows."""
+        return {name.removeprefix(words): one for name, one in self.weights.items() if name.startswith(words)}
 
     def rest(self) -> State:
         """All that is not an encoder, by our names."""
