@@ -92,15 +92,13 @@ def test_a_decoder_of_other_sizes_is_left_as_a_whole_with_advice(tmp_path):
     before = {name: value.clone() for name, value in task.questions.state_dict().items()}
     taken, left = inherit(done.foreign, task, True, "theirs.pth")
     assert taken == "Taken besides, of DropPos: [MASK] position token."
-    assert "position decoder (it is 24 wide with 1 blocks and 4 heads: give --task.decoder_depth 1 to take it)" in left
+    assert "position decoder (it is 24 wide and 1 deep with 4 heads: give --task.decoder_depth 1 to take it)" in left
     assert "--task.pixel_decoder_depth 1 to take it" in left
     assert all(torch.equal(value, before[name]) for name, value in task.questions.state_dict().items())
     # another grid: the answers are others
-    other = build_encoder(EncoderSpec("vit_tiny_patch16_224", (32, 32), 8, options={"embed_dim": 32, "depth": 2}))
-    task = build_task({"name": "droppos"} | options | {"decoder_depth": 1}, other)
-    assert (
-        "position decoder (answer.bias is 36 there and 16 here)" in inherit(done.foreign, task, True, "theirs.pth")[1]
-    )
+    task = build_task({"name": "droppos"} | options | {"decoder_depth": 1}, ours(32, 8))
+    left = inherit(done.foreign, task, True, "theirs.pth")[1]
+    assert "position decoder (answer.bias is 36 there and 16 here)" in left
 
 
 def test_a_teacher_without_its_students_heads_is_left(tmp_path):
@@ -297,7 +295,7 @@ def test_an_encoder_without_a_models_name(tmp_path):
     source.load_state_dict(state)
     same(vit, source, torch.randn(1, 3, 224, 224), 1e-5)
     assert card.mean == (0.485, 0.456, 0.406) and card.spec.positions == "sincos" and not vit.training
-    assert "(192 wide, 1 blocks, patches of 16 pixels); 3 attention heads are assumed" in card.note
+    assert "(192 wide, 1 deep, patches of 16 pixels); 3 attention heads are assumed" in card.note
     assert "Images are normalised as MAE, or a program built upon it does: mean 0.485" in card.note
     shape = public_shape(path)
     assert shape["positions"] == "sincos" and shape["options"] == {"depth": 1} and "model" not in shape

@@ -112,7 +112,7 @@ def _other_decoder(beginning: str, theirs: State, mine: State, decoder: Decoder,
     options = [f"--task.{name} {value}" for name, (value, here) in give.items() if value != here]
     if not options:
         return ""
-    return f"it is {width} wide with {depth} blocks and {heads} heads: give {' '.join(options)} to take it"
+    return f"it is {width} wide and {depth} deep with {heads} heads: give {' '.join(options)} to take it"
 
 
 def _depth(weights: dict[str, Tensor], beginning: str) -> int:

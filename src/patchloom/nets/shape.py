@@ -45,7 +45,7 @@ class Shape(NamedTuple):
     heads: int
 
     def __str__(self) -> str:
-        return f"{self.width} wide, {self.depth} blocks, patches of {self.patch_size} pixels"
+        return f"{self.width} wide, {self.depth} deep, patches of {self.patch_size} pixels"
 
 
 def shape_of(weights: State, program: Program | None = None) -> Shape | None:
