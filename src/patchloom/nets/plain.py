@@ -20,7 +20,7 @@ from patchloom.nets.foreign import ANY, EXTREMA, IMAGENET, TEACHER
 from patchloom.nets.heads import InstanceHead, Stem, Use
 from patchloom.nets.public import Matched, load_public
 from patchloom.nets.recognise import Foreign, recognise
-from patchloom.nets.shape import Shape, shape_of
+from patchloom.nets.shape import Shape, positions_of, shape_of
 from patchloom.nets.states import read_states
 from patchloom.nets.weights import EncoderCard, is_ours, read_card, stock_encoder, weights_file
 
@@ -183,7 +183,7 @@ def public_shape(
         return None
     foreign, shape = read or read_foreign(path)
     if named:
-        fixed = shape is not None and foreign is not None and shape.positions == "sincos"
+        fixed = foreign is not None and positions_of(foreign.encoder("student"), foreign.program) == "sincos"
         return _stock_shape(model) | ({"positions": "sincos", "read_off": ("positions",)} if fixed else {})
     if shape is None:
         return None

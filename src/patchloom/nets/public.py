@@ -258,7 +258,7 @@ def _misfit(found: _Found, name: str, value: Tensor, own: Tensor, width: int) ->
         advice = f"give --channels {value.shape[1]}"
     elif name == "reg_token" and value.ndim == 3:
         advice = f"give --model.reg_tokens {value.shape[1]}"
-    elif ".mlp.fc1." in name:
+    elif ".mlp.fc1." in name and value.ndim:
         advice = f"give --model.mlp_ratio {len(value) / width:g}"
     shapes = f"{by(value.shape)} there and {by(own.shape)} here"
     return f"{found.source} does not fit this encoder, as {name} is {shapes}: {advice}"

@@ -84,13 +84,18 @@ def shape_of(weights: State, program: Program | None = None) -> Shape | None:
         options["reg_tokens"] = weights["reg_token"].shape[1]
     if "blocks.0.ls1.gamma" in weights:
         options["init_values"] = 1e-5 if program is None else program.layer_scale
-    table = weights.get(POSITIONS)
-    fixed = program is BEYOND_MASKING or (table is not None and halves(table))
-    positions = "none" if table is None else "sincos" if fixed else "learned"
+    positions = positions_of(weights, program)
     named = re.sub(r"patch\d+", f"patch{p}", model)
     return Shape(
         named if timm.is_model(named) else model, options, p, p * side, channels, positions, width, depth, heads
     )
+
+
+def positions_of(weights: State, program: Program | None) -> str:
+    """Whether weights have positions, and whether these are fixed: as `Shape` says it."""
+    if POSITIONS not in weights:
+        return "none"
+    return "sincos" if program is BEYOND_MASKING or halves(weights[POSITIONS]) else "learned"
 
 
 def _grid_side(weights: State, p: int) -> int:
