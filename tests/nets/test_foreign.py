@@ -114,6 +114,16 @@ def test_a_teacher_without_its_students_heads_is_left(tmp_path):
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
+def test_class_attention_of_another_depth_is_left_with_advice(tmp_path):
+    oracle = Oracle("extrema")
+    path, vit = written(tmp_path / "theirs.pth", oracle.saved()), oracle.encoder(class_token=False)
+    done = load_public(vit, path, task="extrema")
+    options = {"head_width": oracle.config["mlp"], "head_out": oracle.config["proj"], "attention_blocks": 1}
+    taken, left = inherit(done.foreign, build_task({"name": "extrema"} | options, vit), True, "theirs.pth")
+    assert "projection, prediction" in taken and "class attention" not in taken
+    assert "class attention (it is 2 deep: give --task.attention_blocks 2 to take it)" in left
+
+
 def test_positions_of_beyond_maskings_decoder_are_kept_by_checkpoints(tmp_path):
     oracle = Oracle("mask_zoom_in")
 
@@ -295,7 +305,7 @@ def test_an_encoder_without_a_models_name(tmp_path):
     same(vit, source, torch.randn(1, 3, 224, 224), 1e-5)
     assert card.mean == (0.485, 0.456, 0.406) and card.spec.positions == "sincos" and not vit.training
     assert "(192 wide, 1 deep, patches of 16 pixels); 3 attention heads are assumed" in card.note
-    assert "Images are normalised as MAE, or a program built upon it does: mean 0.485" in card.note
+    assert "Images are normalised as MAE or a program built upon it does: mean 0.485" in card.note
     shape = public_shape(path)
     assert shape["positions"] == "sincos" and shape["options"] == {"depth": 1} and "model" not in shape
     assert public_shape(path, "vit_tiny_patch16_224")["positions"] == "sincos"

@@ -80,7 +80,6 @@ def test_what_papers_keep_beside_their_weights_is_passed_over(tmp_path, monkeypa
     monkeypatch.delitem(sys.modules, "yacs.config")
     load_public(vit, path)
     same(vit, theirs(), torch.randn(1, 3, 16, 16))
-    assert len(torch.serialization.get_safe_globals()) == 0
 
 
 class Bomb:

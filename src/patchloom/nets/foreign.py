@@ -166,7 +166,7 @@ DINO = Program(
     evaluated="teacher",
 )
 ONLY_ENCODER = Program(
-    "MAE, or a program built upon it",
+    "MAE or a program built upon it",
     marks=(POSITIONS, "cls_token", "blocks.0.norm1.weight"),
     names=(*_LABELS, ("", ENCODER)),
     positions="column first",

@@ -83,6 +83,8 @@ def _misfit(beginning: str, theirs: State, mine: State, task: nn.Module, foreign
         return advice
     if not theirs or not mine:
         return ""
+    if beginning.endswith("instance_head.") and (depth := _depth(theirs, beginning)) != _depth(mine, beginning):
+        return f"it is {depth} deep: give --task.attention_blocks {depth} to take it"
     for name in sorted({*theirs, *mine} - {f"{PIXELS}.positions"}):
         if name not in theirs or name not in mine:
             where = "here" if name in theirs else "there"
@@ -116,4 +118,10 @@ def _other_decoder(beginning: str, theirs: State, mine: State, decoder: Decoder,
 
 
 def _depth(weights: dict[str, Tensor], beginning: str) -> int:
-    return len({found[1] for name in weights if (found := re.match(rf"{re.escape(beginning)}blocks\.(\d+)\.", name))})
+    return len(
+        {
+            found[1]
+            for name in weights
+            if (found := re.match(rf"{re.escape(beginning)}(?:blocks|layers)\.(\d+)\.", name))
+        }
+    )
