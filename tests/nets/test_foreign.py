@@ -65,7 +65,7 @@ def test_student_and_teacher_are_told_apart(tmp_path, name):
     student, teacher = (oracle.encoder(class_token=name == "lut") for _ in range(2))
     load_public(student, path, task=name)
     done = load_public(teacher, path, task="mae")
-    assert done.source.endswith("and of its teacher)")
+    assert done.source.endswith(", its teacher)")
     own = "t.blocks.0.attn.qkv.weight" if name == "lut" else "w.momentum_encoder.blocks.0.attn.qkv.weight"
     assert torch.equal(teacher.state_dict()["blocks.0.attn.qkv.weight"], oracle[own])
     assert torch.equal(student.state_dict()["norm.bias"], oracle.under("w.")["encoder.norm.bias"])
@@ -112,6 +112,21 @@ def test_a_teacher_without_its_students_heads_is_left(tmp_path):
     agreement = task.questions["agreement"]
     pairs = zip(agreement.projection.parameters(), agreement.teacher.projection.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_a_teacher_that_is_not_there_begins_as_its_student_and_what_is_not_finite_is_left(tmp_path):
+    oracle = Oracle("lut")
+    saved = oracle.saved()
+    del saved["model_ema"]
+    saved["model"]["predictor.0.weight"] = torch.full_like(oracle["w.predictor.0.weight"], torch.nan)
+    task = fitting_task(oracle)
+    done = load_public(task.encoder, written(tmp_path / "theirs.pth", saved), task="lut")
+    taken, left = inherit(done.foreign, task, True, "theirs.pth")
+    assert left == "Left: prediction (0.weight has values that are not finite floating-point numbers)."
+    agreement = task.questions["agreement"]
+    for name, value in agreement.projection.state_dict().items():
+        assert torch.equal(value, oracle[f"w.head.{name}"])
+        assert torch.equal(value, agreement.teacher.projection.state_dict()[name])
 
 
 def test_class_attention_of_another_depth_is_left_with_advice(tmp_path):

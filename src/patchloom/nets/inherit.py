@@ -51,6 +51,10 @@ def inherit(foreign: Foreign, task: nn.Module, own_task: bool, source: str) -> l
         theirs = {name: value for name, value in rest.items() if name.startswith(beginning)}
         mine = {name: value for name, value in own.items() if name.startswith(beginning)}
         student = f"{AGREEMENT}{beginning.removeprefix(TEACHER)}"
+        if beginning.startswith(TEACHER) and not theirs:  # a teacher begins as its student does
+            theirs = {
+                beginning + name.removeprefix(student): one for name, one in taken.items() if name.startswith(student)
+            }
         why = _misfit(beginning, theirs, mine, task, foreign)
         if beginning.startswith(TEACHER) and not any(name.startswith(student) for name in taken):
             why = why or "the student's is left out, too"
@@ -92,6 +96,8 @@ def _misfit(beginning: str, theirs: State, mine: State, task: nn.Module, foreign
         if theirs[name].shape != mine[name].shape:
             sizes = f"{by(theirs[name].shape)} there and {by(mine[name].shape)} here"
             return f"{name.removeprefix(beginning) or 'it'} is {sizes}"
+        if mine[name].is_floating_point() and not (theirs[name].is_floating_point() and theirs[name].isfinite().all()):
+            return f"{name.removeprefix(beginning) or 'it'} has values that are not finite floating-point numbers"
     positions = f"{PIXELS}.positions"
     if positions in theirs and theirs[positions].shape != mine[positions].shape:
         return f"its positions are of {len(theirs[positions])} patches, and here are {len(mine[positions])}"
@@ -118,10 +124,5 @@ def _other_decoder(beginning: str, theirs: State, mine: State, decoder: Decoder,
 
 
 def _depth(weights: dict[str, Tensor], beginning: str) -> int:
-    return len(
-        {
-            found[1]
-            for name in weights
-            if (found := re.match(rf"{re.escape(beginning)}(?:blocks|layers)\.(\d+)\.", name))
-        }
-    )
+    counted = re.compile(re.escape(beginning) + r"(?:blocks|layers)\.(\d+)\.")
+    return len({found[1] for name in weights if (found := counted.match(name))})

@@ -161,7 +161,7 @@ def _of_program(source: str, foreign: Foreign, vit: VisionTransformer, target: S
             f"has {attention_heads(vit)}: give --model.num_heads {heads}, or no --model at all"
         )
     own = _choose(source, [("", foreign.encoder(whose))], target)
-    teacher = " and of its teacher" if whose == "teacher" and program.task else ""
+    teacher = ", its teacher" if whose == "teacher" and program.task else ""
     place = f"{foreign.place}, " if foreign.place else ""
     return own._replace(source=f"{source} ({place}of {program.name}{teacher})", others=list(foreign.left))
 
