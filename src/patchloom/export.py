@@ -18,8 +18,10 @@ from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
 from patchloom.nets.encode import encode, final_norm, patch_count
 from patchloom.nets.heads import represent
+from patchloom.nets.plain import read_foreign
+from patchloom.nets.states import plain_file
 from patchloom.nets.weights import EncoderCard
-from patchloom.runs.encoder import check_place, load_encoder, named_extra_module, plain_file
+from patchloom.runs.encoder import check_place, load_encoder, named_extra_module
 from patchloom.runs.folder import RunFolder
 from patchloom.shown import Shown, Verbatim
 from patchloom.withhold.encoder_input import all_patches
@@ -69,7 +71,8 @@ def export(run: PathLike, *, to: str = "timm", data: DataLike | None = None, out
     An instance head beside the encoder goes with it, into a file whose name begins with the encoder's.
 
     Args:
-        run: a run's folder, also of one that was stopped, or an encoder's ``.safetensors`` file.
+        run: a run's folder, also of one that was stopped, an encoder's ``.safetensors`` file, or what a paper's own
+            program saved of a model of the usual sizes.
         to: the library: timm.
         data: images to compare on; if absent, those of the run, or noise where they are not to be had.
         out: the file to write; ``RUN/timm.safetensors`` if absent.
@@ -81,6 +84,7 @@ def export(run: PathLike, *, to: str = "timm", data: DataLike | None = None, out
         raise PatchloomError(f"patchloom exports to timm, not to {to}: use --to timm")
     if plain_file(run):
         check_place(run)  # it may be a checkpoint, beside what was meant
+    if plain_file(run) and None in read_foreign(Path(run)):
         raise PatchloomError(f"{run} holds weights alone, which patchloom did not write: nothing has to be exported")
     vit, card = load_encoder(run)
     if card.spec is None:

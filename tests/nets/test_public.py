@@ -9,7 +9,8 @@ from published import NAME, TINY, ours, same, theirs, written
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.public import Matched, load_public, public_shape
+from patchloom.nets.plain import public_shape
+from patchloom.nets.public import Matched, load_public
 from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
 
 
@@ -23,7 +24,7 @@ def test_the_same_architecture_gives_the_very_same_features(tmp_path, suffix, op
     done = load_public(vit, written(tmp_path / f"weights.{suffix}", source.state_dict()))
     assert torch.equal(torch.random.get_rng_state(), drawn)
     same(vit, source, torch.randn(2, 3, 16, 16))
-    assert set(done.matched) == set(source.state_dict()) and done[2:] == ((), (), ())
+    assert set(done.matched) == set(source.state_dict()) and done[2:5] == ((), (), ())
     assert done.sentences() == [
         f"Weights from {tmp_path}/weights.{suffix}: {len(done.matched)} matched, 0 missing, "
         "0 unexpected, 0 resampled or adapted."

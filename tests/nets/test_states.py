@@ -2,9 +2,12 @@
 
 import argparse
 import pickle
+import sys
 from collections import OrderedDict
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from published import ours, same, theirs, written
@@ -47,9 +50,9 @@ def test_of_student_and_teacher_the_teacher_is_taken_and_the_rest_is_told(tmp_pa
     vit = ours()
     done = load_public(vit, written(tmp_path / "weights.pth", states))
     same(vit, theirs(seed=2), torch.randn(1, 3, 16, 16))
-    assert done.source.endswith("weights.pth (teacher.backbone)") and not done.missing
+    assert done.source.endswith("weights.pth (teacher, of DINO)") and not done.missing
     if nested:
-        expected = ("head.mlp.0.weight", f"{len(student)} tensors of student", "2 tensors of optimizer")
+        expected = ("head.mlp.0.weight (DINO's head)", f"{len(student)} tensors of student", "2 tensors of optimizer")
         assert done.unexpected == expected
     else:
         assert len(done.unexpected) == len(student) + 1
@@ -62,6 +65,21 @@ def test_a_decoder_with_as_many_blocks_is_not_the_encoder(tmp_path):
     vit = ours()
     assert load_public(vit, written(tmp_path / "weights.pth", state)).source.endswith("(encoder)")
     same(vit, source, torch.randn(1, 3, 16, 16))
+
+
+def test_what_papers_keep_beside_their_weights_is_passed_over(tmp_path, monkeypatch):
+    yacs = ModuleType("yacs.config")
+    yacs.CfgNode = type("CfgNode", (dict,), {"__module__": "yacs.config", "__qualname__": "CfgNode"})
+    monkeypatch.setitem(sys.modules, "yacs", ModuleType("yacs"))
+    monkeypatch.setitem(sys.modules, "yacs.config", yacs)
+    config = yacs.CfgNode({"MODEL": yacs.CfgNode({"DEPTH": 2})})
+    config.__dict__["__immutable__"] = True
+    groups = [{"lr": np.float64(1e-3), "weight_decay": np.float32(0.05)}]
+    beside = {"config": config, "optimizer": {"param_groups": groups}, "args": argparse.Namespace(out=Path("/out"))}
+    path, vit = written(tmp_path / "weights.pth", {"model": theirs().state_dict()} | beside), ours()
+    monkeypatch.delitem(sys.modules, "yacs.config")
+    load_public(vit, path)
+    same(vit, theirs(), torch.randn(1, 3, 16, 16))
 
 
 class Bomb:

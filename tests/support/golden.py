@@ -1,21 +1,37 @@
-"""Golden vectors of the authors' programs, with the authors' weight names turned into ours."""
+"""Golden vectors of the authors' programs, as files that these programs save and patchloom reads."""
 
+import argparse
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.foreign import BEYOND_MASKING, DROPPOS, EXTREMA, LUT, MAE, TEACHER, Names
+from patchloom.nets.inherit import inherit
+from patchloom.nets.public import load_public
+from patchloom.nets.recognise import translated
+from patchloom.nets.timm_names import timm_names
 
 FOLDER = Path(__file__).parents[1] / "oracles"
+PROGRAMS = {
+    "mae": MAE,
+    "droppos": DROPPOS,
+    "droppos_plain": DROPPOS,
+    "lut": LUT,
+    "extrema": EXTREMA,
+    "mask_zoom_in": BEYOND_MASKING,
+}
 
 
 class Oracle:
-    """One file of golden vectors, with the authors' weight names turned into ours."""
+    """One file of golden vectors; weights and gradients come by our names through the tables of the package."""
 
     def __init__(self, name: str):
+        self.program = PROGRAMS[name]
         with safe_open(FOLDER / f"{name}.safetensors", "pt") as file:
             self.config = json.loads(file.metadata()["config"])
             self.tensors = {key: file.get_tensor(key) for key in file.keys()}
@@ -23,40 +39,29 @@ class Oracle:
     def __getitem__(self, key: str) -> Tensor:
         return self.tensors[key]
 
-    def under(self, prefix: str) -> dict[str, Tensor]:
+    def theirs(self, prefix: str) -> dict[str, Tensor]:
+        """What begins with ``prefix``, by the authors' names."""
+        return {key.removeprefix(prefix): value for key, value in self.tensors.items() if key.startswith(prefix)}
+
+    def under(self, prefix: str, names: Names | None = None) -> dict[str, Tensor]:
         """Weights ('w.') or gradients ('g.') by our names."""
-        return {
-            self._ours(key[2:]): self._reordered(key[2:], value)
-            for key, value in self.tensors.items()
-            if key.startswith(prefix)
-        }
+        return translated(self.program, names or self.program.names, timm_names(self.theirs(prefix)))[0]
 
-    def _ours(self, key: str) -> str:
-        pixels = "aux_decoder" if self.config.get("multi_task") else "decoder"
-        fixed = {"mask_pos_token": "position_token", "mask_token": f"{self._home(pixels)}.mask_token"}
-        if key in fixed:
-            return fixed[key]
-        for theirs in ("aux_decoder", "decoder"):
-            if key.startswith(f"{theirs}_"):
-                rest = key.removeprefix(f"{theirs}_")
-                rest = "answer" + rest.removeprefix("pred") if rest.startswith("pred") else rest
-                return f"{self._home(theirs)}.{rest}"
-        return f"encoder.{key}"
+    def teacher(self, prefix: str) -> dict[str, Tensor]:
+        """ExtreMA's teacher by our names."""
+        theirs = {f"momentum_encoder.{name}": value for name, value in self.theirs(prefix).items()}
+        ours = translated(self.program, self.program.names, theirs)[0]
+        return {name.removeprefix(f"{TEACHER}."): value for name, value in ours.items()}
 
-    def _home(self, theirs: str) -> str:
-        positions = theirs == "decoder" and self.config.get("pos_mask_ratio") is not None
-        return f"questions.{'positions' if positions else 'pixels'}.decoder"
-
-    def _reordered(self, key: str, value: Tensor) -> Tensor:
-        """The authors' pixels run (row, column, channel) inside a patch; ours (channel, row, column)."""
-        if key.startswith(("aux_decoder_pred", "decoder_pred")) and len(value) == self.pixels:
-            p = self.config["patch"]
-            return value.unflatten(0, (p, p, 3)).movedim(2, 0).flatten(0, 2)
-        return value.reshape(-1) if key in ("mask_token", "mask_pos_token") else value
-
-    @property
-    def pixels(self) -> int:
-        return 3 * self.config["patch"] ** 2
+    def saved(self) -> dict[str, object]:
+        """The weights as the authors' program saves them."""
+        weights = self.theirs("w.")
+        if self.program is EXTREMA:  # a MoCo v3 at heart
+            return {"epoch": 300, "arch": "vit_base", "state_dict": {f"module.{key}": w for key, w in weights.items()}}
+        more = {"epoch": 299, "args": argparse.Namespace(model="vit_base_patch16")}
+        if self.program is LUT:
+            more["model_ema"] = {f"ema.{key}": weight for key, weight in self.theirs("t.").items()}
+        return {"model": weights} | more
 
     def encoder(self, **options):
         c = self.config
@@ -68,14 +73,22 @@ class Oracle:
         return {"decoder_width": c["ddim"], "decoder_depth": c["ddepth"], "decoder_heads": c["dheads"]}
 
     def load(self, task: torch.nn.Module) -> None:
-        weights = self.under("w.")
+        """Begin with a file of the authors' program, as ``--init`` does; the task must be filled wholly by it."""
         # fixed tables: ours are computed, so they are compared rather than loaded
-        for name, question in task.questions.items():
-            table = weights.pop(f"questions.{name}.decoder.pos_embed", None)
-            if table is not None:
-                close(question.decoder.positions, table[0, 1:])
-        close(task.encoder.pos_embed, weights["encoder.pos_embed"])
-        task.load_state_dict(weights, strict=True)
+        for key in ("w.decoder_pos_embed", "w.aux_decoder_pos_embed"):
+            if key in self.tensors:
+                close(task.questions["pixels"].decoder.positions, self.tensors[key][0, 1:])
+        if (table := self.under("w.").get("encoder.pos_embed")) is not None:
+            close(task.encoder.pos_embed, table)
+        for weight in task.parameters():
+            weight.data.fill_(torch.nan)
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "pretrained.pth"
+            torch.save(self.saved(), path)
+            done = load_public(task.encoder, path, task=self.program.task)
+            told = inherit(done.foreign, task, True, str(path))
+        assert done.foreign.program is self.program and not done.missing and not any("Left" in line for line in told)
+        assert all(value.isfinite().all() for value in task.state_dict().values())
 
 
 def close(ours: Tensor, theirs: Tensor) -> None:

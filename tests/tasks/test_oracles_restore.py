@@ -1,4 +1,7 @@
-"""The golden vectors of Beyond Masking's masking and zooming in: both losses and every gradient."""
+"""The golden vectors of Beyond Masking's masking and zooming in: both losses and every gradient.
+
+The authors' attention has no key bias, and their bridge to the decoder no bias; their class token is never used.
+"""
 
 import torch
 from golden import Oracle, close
@@ -9,44 +12,8 @@ from patchloom.withhold.encoder_input import all_patches, mask_patches
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-class ZoomOracle(Oracle):
-    """The authors' names; their attention has no key bias and their bridge to the decoder no bias."""
-
-    def __init__(self):
-        super().__init__("mask_zoom_in")
-        shuffle = self["ids_restore"].argsort(1)
-        self.parts = self["ids_keep"], shuffle[:, self["ids_keep"].shape[1] :]
-
-    def under(self, prefix):
-        theirs = {key.removeprefix(prefix): value for key, value in self.tensors.items() if key.startswith(prefix)}
-        ours = {}
-        for key, value in theirs.items():
-            if key.endswith("q_bias"):
-                name = key.replace("q_bias", "qkv.bias")
-                ours[placed(name)] = torch.cat(
-                    [value, torch.zeros_like(value), theirs[key.replace("q_bias", "v_bias")]]
-                )
-            elif key == "encoder_to_decoder.weight":
-                ours["questions.pixels.decoder.embed.weight"] = value
-            elif key.startswith("decoder.head."):  # pixels of a patch run (row, column, channel) there
-                p = self.config["patch"]
-                ours["questions.pixels." + key.replace("head", "answer")] = (
-                    value.unflatten(0, (p, p, 3)).movedim(2, 0).flatten(0, 2)
-                )
-            elif key == "mask_token":
-                ours["questions.pixels.decoder.mask_token"] = value.flatten()
-            elif not key.endswith(("v_bias", "cls_token")):  # their class token is never used
-                ours[placed(key)] = value
-        return ours
-
-
-def placed(name):
-    """Where a weight of encoder or decoder is in our task."""
-    return name if name.startswith("encoder.") else f"questions.pixels.{name}"
-
-
 def restore():
-    oracle = ZoomOracle()
+    oracle = Oracle("mask_zoom_in")
     c = oracle.config
     task = Restore(
         oracle.encoder(class_token=False),
@@ -56,19 +23,19 @@ def restore():
         **oracle.decoder_options(),
     )
     task.normalized_by(*IMAGENET)
-    weights = oracle.under("w.")
-    weights["questions.pixels.decoder.embed.bias"] = torch.zeros(c["ddim"])
-    weights["encoder.pos_embed"] = oracle["encoder_pos"]
-    task.load_state_dict(weights, strict=True)
-    task.questions["pixels"].decoder.positions.copy_(oracle["decoder_pos"][0])
+    oracle.load(task)
+    close(task.encoder.pos_embed, oracle["encoder_pos"])
+    close(task.questions["pixels"].decoder.positions, oracle["decoder_pos"][0])
     return task, oracle
 
 
 def test_mask_and_zoom_in():
     task, oracle = restore()
     images = oracle["image"].float()
+    kept, order = oracle["ids_keep"], oracle["ids_restore"].argsort(1)
+    parts = kept, order[:, kept.shape[1] :]
     degraded = task.degradation(all_patches(images, task.geometry.n), task.mean, task.std)
-    outcome = task(images, given=mask_patches(degraded, *oracle.parts))
+    outcome = task(images, given=mask_patches(degraded, *parts))
     outcome.loss.backward()
     close(outcome.metrics["mask_loss"], oracle["loss_mask"][0])
     close(outcome.metrics["band_loss"], oracle["loss_band"][0])

@@ -11,10 +11,14 @@ from patchloom.withhold.encoder_input import EncoderInput
 
 
 def test_lut():
-    oracle = LutOracle("lut")
+    oracle = Oracle("lut")
     c = oracle.config
     task = LUT(
-        oracle.encoder(), mask_ratio=c["mask_ratio"], context_weight=c["weight"], head_width=c["mlp"], **oracle.sizes()
+        oracle.encoder(),
+        mask_ratio=c["mask_ratio"],
+        context_weight=c["weight"],
+        head_width=c["mlp"],
+        **oracle.decoder_options(),
     )
     oracle.load(task)
     one, two = oracle["view1"], oracle["view2"]
@@ -35,7 +39,7 @@ def test_lut():
 
 
 def extrema(**options):
-    oracle = ExtremaOracle("extrema")
+    oracle = Oracle("extrema")
     c = oracle.config
     sizes = {"head_width": c["mlp"], "head_out": c["proj"]}
     encoder = oracle.encoder(class_token=False)
@@ -79,56 +83,7 @@ def test_byol_is_the_squared_distance_of_normalised_outputs():
     assert byol_loss(student, teacher).item() == pytest.approx(apart.square().sum(-1).mean().item(), rel=1e-5)
 
 
-HOME = "questions.agreement"
-
-
-class LutOracle(Oracle):
-    """The teacher's weights under ``t.``; its decoder, which the authors copied too, is of no use."""
-
-    def sizes(self):
-        return self.decoder_options()
-
-    def _ours(self, key):
-        home, _, rest = key.partition(".")
-        heads = {"head": "projection", "predictor": "prediction"}
-        return f"{HOME}.{heads[home]}.{rest}" if home in heads else super()._ours(key)
-
-    def under(self, prefix):
-        ours = super().under(prefix)
-        if prefix == "w.":
-            own = super().under("t.").items()
-            ours |= {f"{HOME}.teacher.{key}": value for key, value in own if key.startswith("encoder.")}
-            projection = f"{HOME}.projection."
-            ours |= {key.replace(HOME, f"{HOME}.teacher"): value for key, value in own if key.startswith(projection)}
-        return ours
-
-
-class ExtremaOracle(Oracle):
-    """Student and teacher under ``base_encoder`` and ``momentum_encoder``."""
-
-    def _ours(self, key):
-        home, _, rest = key.partition(".")
-        if home == "predictor":
-            return f"{HOME}.prediction.{rest}"
-        ours = inside(rest)
-        if home == "momentum_encoder":
-            return f"{HOME}.teacher.{ours}"
-        return ours if ours.startswith("encoder.") else f"{HOME}.{ours}"
-
-    def teacher(self, prefix):
-        return {inside(key.removeprefix(prefix)): self[key] for key in self.tensors if key.startswith(prefix)}
-
-
 def follow(task, momentum):
     """Move the teacher as the authors' program had done when the vectors were taken."""
     parts = {name: getattr(task.agreement, name) for name in ("instance_head", "projection")}
     task.agreement.teacher.follow(momentum, encoder=task.encoder, **parts)
-
-
-def inside(key):
-    """Our place of one of the authors' encoder weights."""
-    if key == "cls_token":
-        return "instance_head.token"
-    if key.startswith("blocks_token."):
-        return key.replace("blocks_token.", "instance_head.layers.")
-    return key.replace("head.", "projection.") if key.startswith("head.") else f"encoder.{key}"

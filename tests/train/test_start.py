@@ -4,6 +4,7 @@ import csv
 
 import pytest
 import torch
+from golden import Oracle
 from killing import SMALL, draw_images
 from safetensors.torch import load_file, save_file
 
@@ -94,6 +95,24 @@ def test_public_weights_on_another_grid(images, earlier, begun, tmp_path, capsys
     assert "Resampled or adapted: pos_embed: from a grid of 4x4 to 8x8" in told
     assert torch.equal(begun[0]["encoder.blocks.0.attn.qkv.weight"], state["blocks.0.attn.qkv.weight"])
     assert begun[0]["encoder.pos_embed"].shape[1] == 65
+
+
+def test_a_papers_own_file_is_gone_on_with(images, begun, tmp_path, capsys):
+    oracle = Oracle("mae")
+    torch.save(oracle.saved(), tmp_path / "mae.pth")
+    c = oracle.config
+    model = {"name": "vit_tiny_patch16_224", "embed_dim": c["dim"], "depth": c["depth"], "num_heads": c["heads"]}
+    settings = SMALL | {"model": model, "img_size": (c["img"], c["img"]), "patch_size": c["patch"], "epochs": 1}
+    task = {"name": "mae"} | oracle.decoder_options()
+    pretrain(images, task, init=str(tmp_path / "mae.pth"), out=tmp_path / "run", **settings)
+    expected = oracle.under("w.")
+    assert begun[0].keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in begun[0].items())
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"positions sincos (as in {tmp_path / 'mae.pth'})" in told
+    assert "(model, of MAE): 30 matched, 0 missing, 1 unexpected" in told
+    assert "Taken besides, of MAE: pixel decoder." in told
+    assert "MAE normalises images by mean 0.485, 0.456, 0.406; standard deviation 0.229, 0.224, 0.225; here" in told
 
 
 def test_the_command_line_says_from(images, earlier, begun, tmp_path, capsys):

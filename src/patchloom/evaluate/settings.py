@@ -39,7 +39,8 @@ class EvalSettings:
         max_train: train on a stratified subset of at most so many images, for a quick look.
         cache: cache features on disc, and use those of an earlier pass over the same images.
         group: which images no split may part, as in pretrain: parent (their folder), a column, or a pattern.
-        model: timm's name of the model, where the encoder is a file of weights alone.
+        model: timm's name of the model, where the encoder is a file of weights alone; not needed for what the papers'
+            own programs saved.
     """
 
     seed: int = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
@@ -32,6 +34,11 @@ class Decoder(nn.Module):
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.answer = nn.Linear(width, answers)
         initialize(self)
+
+    @property
+    def heads(self) -> int:
+        """Attention heads of its blocks; 0 without any."""
+        return self.blocks[0].attn.num_heads if len(self.blocks) else 0
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Answers [b k answers] for the k patch tokens of ``tokens`` [b prefix+k d]."""
@@ -81,6 +88,11 @@ class MAEDecoder(Decoder):
         self.visible_asked = visible_asked
         self.register_buffer("positions", positions, persistent=False)
         self.mask_token = nn.Parameter(torch.empty(positions.shape[1]).normal_(std=0.02)) if has_masked else None
+        self.register_load_state_dict_pre_hook(_positions_in)
+
+    def keep_positions(self) -> None:
+        """Have the ``state_dict`` keep the positions, which are to be others than those it was built with."""
+        self.register_buffer("positions", self.positions, persistent=True)
 
     def forward(self, tokens: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
         """Answers for the patches that the encoder did not see, and for the last ``visible_asked`` that it saw.
@@ -100,6 +112,12 @@ class MAEDecoder(Decoder):
             parts.append(self.mask_token + self.positions[masked])
         tokens = torch.cat(parts, dim=1)
         return self.answer(self.norm(self.run(tokens, tokens.shape[1] - masked.shape[1] - self.visible_asked)))
+
+
+def _positions_in(decoder: MAEDecoder, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Take the positions of a state dict that keeps them."""
+    if f"{prefix}positions" in state:
+        decoder.keep_positions()
 
 
 class PatchHead(nn.Linear):

@@ -66,6 +66,8 @@ def fit_positions(
     elif old not in (None, new):
         changes.append(f"{POSITIONS}: from a grid of {by(old)} to {by(new)}")
         patches = resample_abs_pos_embed(patches, list(new), list(old), num_prefix_tokens=0)
+    if prefix == tokens.get("cls_token") != sum(tokens.values()):  # DINOv2's register tokens have none
+        tokens = {"cls_token": prefix}
     had = dict(zip(tokens, table[:, :prefix].split(list(tokens.values()), dim=1), strict=True)) if prefix else {}
     for name, entry in had.items():
         if name not in wanted:
@@ -84,7 +86,8 @@ def fit_positions(
 
 def _layout(length: int, tokens: dict[str, int], n: int, grid: Grid, alike: bool) -> tuple[int | None, Grid]:
     """How many entries of a table are not of patches (None: unknown), and its grid (None: the encoder's)."""
-    choices = (sum(tokens.values()), 0)  # timm gives entries to all tokens before the patches, or to none
+    # timm gives entries to all tokens before the patches, or to none; DINOv2 to the class token alone
+    choices = (sum(tokens.values()), tokens.get("cls_token", 0), 0)
     if grid is not None and length - math.prod(grid) in choices:
         return length - math.prod(grid), grid
     if alike:

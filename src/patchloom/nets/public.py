@@ -12,16 +12,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import grid_size, patch_side
-from patchloom.nets.fitting import POSITIONS, PROJECTION, Grid, State, by, fit_positions, fit_projection
+from patchloom.nets.encode import attention_heads, grid_size
+from patchloom.nets.fitting import PROJECTION, Grid, State, by, fit_positions, fit_projection
+from patchloom.nets.recognise import Foreign, recognise
 from patchloom.nets.states import read_states
-from patchloom.nets.weights import EncoderCard, is_ours, load_encoder, read_card, stock_encoder, weights_file
+from patchloom.nets.timm_names import timm_names
+from patchloom.nets.weights import is_ours, load_encoder, read_card, weights_file
 
 
 class Matched(NamedTuple):
@@ -34,6 +35,8 @@ class Matched(NamedTuple):
         unexpected: names of the source, as they stand there, that were left out. What lies in other parts of a file,
             such as an optimiser's state, is counted for each part.
         resampled: what was changed to fit, such as "pos_embed: from a grid of 14x14 to 4x4".
+        lost: those of ``unexpected`` without which the encoder's blocks compute something else than in the source.
+        foreign: the file, if it is of an authors' program.
     """
 
     source: str
@@ -41,13 +44,17 @@ class Matched(NamedTuple):
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
     resampled: tuple[str, ...]
+    lost: tuple[str, ...] = ()
+    foreign: Foreign | None = None
 
     def sentences(self) -> list[str]:
-        """One to four lines for the log: the counts, then what is missing, unexpected and resampled."""
+        """One to five lines for the log: the counts, then what is lost, missing, unexpected and resampled."""
         lines = [
             f"Weights from {self.source}: {len(self.matched)} matched, {len(self.missing)} missing, "
             f"{len(self.unexpected)} unexpected, {len(self.resampled)} resampled or adapted."
         ]
+        if self.lost:
+            lines.append(f"This is NOT the encoder that was trained, only a start: {self.why_not()}.")
         for what, names, mark in (
             ("Missing there, so as initialised", self.missing, ", "),
             ("Unexpected, so left out", self.unexpected, ", "),
@@ -57,6 +64,16 @@ class Matched(NamedTuple):
                 more = f"{mark}and {len(names) - 8} more" if len(names) > 8 else ""
                 lines.append(f"{what}: {mark.join(names[:8])}{more}.")
         return lines
+
+    def why_not(self) -> str:
+        """What is lost, in words."""
+        more = f" and {len(self.lost) - 1} more" if len(self.lost) > 1 else ""
+        made = "; --model.init_values 1 makes one" if all(name.endswith(".gamma") for name in self.lost) else ""
+        return f"it has {self.lost[0]}{more}, for which this encoder has no place{made}"
+
+
+# what changes what the blocks compute, and no plain ViT, or not this one, has
+_INSIDE = re.compile(r"^reg_token$|relative_position_bias_table|\.ls\d\.gamma$|[qk]_norm\.|\.mlp\.w\d|\.mlp\.fc1_g")
 
 
 class _Found(NamedTuple):
@@ -73,6 +90,8 @@ def load_public(
     source: str | Path,
     weights: State | None = None,
     grid: tuple[int, int] | None = None,
+    foreign: Foreign | None = None,
+    task: str = "",
 ) -> Matched:
     """Put published weights into an encoder in place; it changes as a whole or, if an error is raised, not at all.
 
@@ -86,14 +105,22 @@ def load_public(
             with timm's names; any other file that torch saved, read by ``torch.load(weights_only=True)``.
         weights, grid: what was read already, by timm's names, and its rows and columns of patches; ``source`` is then
             only what it is called.
+        foreign: the same of a file of the authors' own programs. Unless these are given, a file is looked at for that.
+        task: that goes on with them. With a program's own task it is the student's encoder that is taken, else the one
+            that the authors evaluate.
 
     Raises:
         PatchloomError: nothing of that kind is there, it cannot be read without running code, fewer than half of the
             encoder's block weights are in it, a shape differs, or a weight is not a finite floating-point number.
     """
     target = dict(vit.state_dict())
-    states, grid = _read(source) if weights is None else ([("", weights)], grid)
-    found = _choose(str(source), states, target)
+    states = [("", weights or {})]
+    if weights is None and foreign is None:
+        states, grid, foreign = _read(source)
+    if foreign is not None:
+        found = _of_program(str(source), foreign, vit, target, task)
+    else:
+        found = _choose(str(source), [(path, timm_names(state)) for path, state in states], target)
     fitting = {name: _numbers(found, name) for name in target if name in found.weights}
     changes = fit_projection(fitting, target)
     changes += fit_positions(vit, found.source, found.weights, fitting, target, grid)
@@ -101,95 +128,60 @@ def load_public(
         if value.shape != target[name].shape:
             raise PatchloomError(_misfit(found, name, value, target[name], vit.embed_dim))
     vit.load_state_dict(fitting, strict=False)
+    unexpected = [name for name in found.weights if name not in fitting]
     return Matched(
         found.source,
         tuple(fitting),
         tuple(name for name in target if name not in fitting),
-        tuple([found.prefix + name for name in found.weights if name not in fitting] + found.others),
+        tuple([found.prefix + name for name in unexpected] + found.others),
         tuple(changes),
+        tuple(found.prefix + name for name in unexpected if _changes(name, target)),
+        foreign,
     )
 
 
-def load_plain(path: Path, model: str) -> tuple[VisionTransformer, EncoderCard]:
-    """An encoder in eval mode, of a file that holds weights alone, and its card, whose note says what was done.
+def _changes(name: str, target: State) -> bool:
+    """Whether the encoder's blocks compute something else without this weight."""
+    block = re.match(r"blocks\.\d+\.", name)
+    return _INSIDE.search(name) is not None and (block is None or f"{block[0]}norm1.weight" in target)
 
-    Args:
-        path: what torch or safetensors saved, as for `load_public`.
-        model: timm's name of the model, which has sizes and the statistics of its images.
+
+def _of_program(source: str, foreign: Foreign, vit: VisionTransformer, target: State, task: str) -> _Found:
+    """The encoder in a file of an authors' program.
 
     Raises:
-        PatchloomError: timm has no such model, or it cannot be served; the file cannot be read, or is not of it.
+        PatchloomError: fewer than half of the weights of the encoder's blocks are in it, or its heads are others.
     """
-    stock_encoder(model)
-    with torch.random.fork_rng(devices=[]):
-        vit = timm.create_model(model, pretrained=False, num_classes=0)
-    done = load_public(vit, path)
-    deeper = [name for name in done.unexpected if "blocks." in name]
-    if done.missing or deeper:  # an encoder that is partly at random would be measured
-        what = f"lacks {done.missing[0]}" if done.missing else f"has {deeper[0]} besides"
-        count = len(done.matched)
+    program = foreign.program
+    whose = "student" if task and task == program.task else program.evaluated
+    heads = program.heads.get(vit.embed_dim)
+    if heads not in (None, attention_heads(vit)):
         raise PatchloomError(
-            f"{path} is not {model}: {count} of the {count + len(done.missing)} weights match, and it {what}, so give "
-            "another --model"
+            f"{source} is of {program.name}, whose encoders of this width have {heads} attention heads, and this one "
+            f"has {attention_heads(vit)}: give --model.num_heads {heads}, or no --model at all"
         )
-    mean, std = (tuple(vit.pretrained_cfg[name]) for name in ("mean", "std"))
-    images = f"Images are normalised as timm does it for {model}: {timm_statistics(model)}."
-    note = " ".join([*done.sentences(), images])
-    return vit.eval(), EncoderCard(None, mean, std, f"timm:{model}", path.name.partition(".")[0], note=note)
+    own = _choose(source, [("", foreign.encoder(whose))], target)
+    teacher = ", its teacher" if whose == "teacher" and program.task else ""
+    place = f"{foreign.place}, " if foreign.place else ""
+    return own._replace(source=f"{source} ({place}of {program.name}{teacher})", others=list(foreign.left))
 
 
-def timm_statistics(model: str) -> str | None:
-    """Mean and deviation by which timm normalises the images of a model of its own, in words; None of any other."""
-    if not timm.is_model(model.split(".")[0]) or (about := timm.models.get_pretrained_cfg(model)) is None:
-        return None
-    mean, std = (", ".join(f"{value:g}" for value in values) for values in (about.mean, about.std))
-    return f"mean {mean}; standard deviation {std}"
+def _read(source: str | Path) -> tuple[list[tuple[str, State]], Grid, Foreign | None]:
+    """The state dicts of a source by their paths in it.
 
-
-def public_shape(source: str | Path, model: str | None = None) -> dict[str, Any] | None:
-    """The model that a source says it is of, without fetching or reading its weights.
-
-    Args:
-        source: as for `load_public`.
-        model: the name that a user gives the model of a file that only holds tensors.
-
-    Returns:
-        ``name``, ``patch_size``, ``positions`` and ``options`` as `patchloom.nets.build.EncoderSpec` takes them; None
-        for a file that only holds tensors, since the number of heads leaves no trace in them, unless ``model`` is one
-        of timm's.
-
-    Raises:
-        PatchloomError: timm has no such model, it cannot be served, or there is no such file.
-    """
-    if str(source).startswith("timm:"):
-        return _stock_shape(str(source).removeprefix("timm:"))
-    path = weights_file(source)
-    if not is_ours(path):
-        return _stock_shape(model) if model is not None and timm.is_model(model.split(".")[0]) else None
-    spec = read_card(path).spec
-    return {"name": spec.model, "patch_size": spec.patch_size, "positions": spec.positions, "options": spec.options}
-
-
-def _stock_shape(name: str) -> dict[str, Any]:
-    stock = stock_encoder(name)
-    positions = "learned" if POSITIONS in stock.state_dict() else "none"
-    return {"name": name.split(".")[0], "patch_size": patch_side(stock), "positions": positions, "options": {}}
-
-
-def _read(source: str | Path) -> tuple[list[tuple[str, State]], Grid]:
-    """The state dicts of a source by their paths in it, and the rows and columns of patches, if they are known.
-
-    Whatever becomes an encoder's weights is read here: the names of other programs are to become timm's here, too.
+    And, if they are known, the rows and columns of patches, and what an authors' program called its weights.
     """
     if str(source).startswith("timm:"):
         with torch.random.fork_rng(devices=[]):
             vit, _ = load_encoder(source)
-        return [("", vit.state_dict())], grid_size(vit)
+        return [("", vit.state_dict())], grid_size(vit), None
     path, grid = weights_file(source), None
     if is_ours(path):
         spec = read_card(path).spec
         grid = spec.img_size[0] // spec.patch_size, spec.img_size[1] // spec.patch_size
-    return read_states(path), grid
+        return read_states(path), grid, None
+    states = read_states(path)
+    return states, grid, recognise(states)
 
 
 def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Found:
@@ -266,7 +258,7 @@ def _misfit(found: _Found, name: str, value: Tensor, own: Tensor, width: int) ->
         advice = f"give --channels {value.shape[1]}"
     elif name == "reg_token" and value.ndim == 3:
         advice = f"give --model.reg_tokens {value.shape[1]}"
-    elif ".mlp.fc1." in name:
+    elif ".mlp.fc1." in name and value.ndim:
         advice = f"give --model.mlp_ratio {len(value) / width:g}"
     shapes = f"{by(value.shape)} there and {by(own.shape)} here"
     return f"{found.source} does not fit this encoder, as {name} is {shapes}: {advice}"

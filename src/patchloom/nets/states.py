@@ -6,7 +6,7 @@ import argparse
 import pickle
 import re
 import warnings
-from collections import deque
+from collections import OrderedDict, deque
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,39 @@ from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.weights import read_metadata, read_weights
+
+
+class _Bystander:
+    """Stands for an object of NumPy's or pathlib's that a file keeps beside its weights: none of them is built."""
+
+    def __init__(self, *given: Any):
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+# papers' files keep their command line or configuration beside the weights, and a learning rate that NumPy computed:
+# bare containers and numbers, in whose stead something stands that runs nothing
+_HARMLESS = [
+    argparse.Namespace,
+    (OrderedDict, "yacs.config.CfgNode"),
+    *((_Bystander, name) for name in ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar", "numpy.dtype")),
+    *((_Bystander, name) for name in ("pathlib.PosixPath", "pathlib._local.PosixPath")),
+]
+
+
+_PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".tar")  # what torch saves is called
+
+
+def plain_file(source: str | Path) -> bool:
+    """Whether a file holds weights alone: others' files, since all that patchloom writes says what it is."""
+    path = Path(source)
+    if str(source).startswith("timm:") or not path.is_file():
+        return False
+    if path.suffix != ".safetensors":
+        return path.suffix.lower() in _PICKLES
+    return not any(key.startswith("patchloom-") for key in read_metadata(path, "encoder weights"))
 
 
 def read_states(path: Path) -> list[tuple[str, dict[str, Tensor]]]:
@@ -42,8 +75,7 @@ def read_states(path: Path) -> list[tuple[str, dict[str, Tensor]]]:
 
 def _unpickle(path: Path) -> Any:
     try:
-        # papers' files often keep their command line beside the weights: a bare container, which runs nothing
-        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+        with torch.serialization.safe_globals(_HARMLESS), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that this pickle may fail, which is reported if it does
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as problem:

@@ -20,6 +20,17 @@ def sincos_1d(width: int, places: Tensor) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1).float()
 
 
+def interleaved_sincos_1d(width: int, n: int) -> Tensor:
+    """Sine-cosine embedding [n width] of the places 0 to n-1, sine and cosine of each angle side by side.
+
+    Vaswani et al. 2017, section 3.5; Beyond Masking's program counts the patches of a grid so, row by row.
+
+    Raises:
+        ValueError: an odd ``width``.
+    """
+    return sincos_1d(width, torch.arange(n)).unflatten(1, (2, -1)).mT.flatten(1)
+
+
 def coordinates(grid: tuple[int, int], device: torch.device | str | None = None) -> Tensor:
     """Row and column [n 2] of every patch of a ``grid`` (rows, columns), row by row, in patch units."""
     rows, columns = (torch.arange(side, device=device, dtype=torch.float32) for side in grid)

@@ -12,14 +12,14 @@ from patchloom.errors import PatchloomError
 from patchloom.nets import extra_modules, weights
 from patchloom.nets.build import build_encoder
 from patchloom.nets.heads import Use
-from patchloom.nets.public import load_plain
+from patchloom.nets.plain import load_plain, plain_module
+from patchloom.nets.states import plain_file
 from patchloom.nets.weights import EncoderCard
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.places import meant, run_around
 from patchloom.runs.task import load_task, newest_card
 
 _ENCODER = "encoder."
-_PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".tar")  # what torch saves is called
 
 
 def unfinished(source: str | Path) -> RunFolder | None:
@@ -63,8 +63,9 @@ def load_encoder(source: PathLike, model: str | None = None) -> tuple[VisionTran
 
     Args:
         source: a run's folder; an encoder's ``.safetensors`` file; ``timm:NAME`` for weights that timm publishes; or,
-            with ``model``, a file of weights alone by timm's names, which torch or safetensors saved. Of a run that was
-            stopped it is the encoder of the newest checkpoint, and the card's name and note say so.
+            with ``model``, a file of weights alone by timm's names, which torch or safetensors saved; it may be left
+            out for what the papers' own programs saved. Of a run that was stopped it is the encoder of the newest
+            checkpoint, and the card's name and note say so.
         model: timm's name of the model, for a file of weights alone.
 
     Raises:
@@ -72,11 +73,6 @@ def load_encoder(source: PathLike, model: str | None = None) -> tuple[VisionTran
     """
     check_place(source)
     if plain_file(source):
-        if model is None:
-            raise PatchloomError(
-                f"{source} holds weights alone, which do not tell the sizes of their model: give its name in timm, "
-                "such as --model vit_small_patch16_224"
-            )
         return load_plain(Path(source), model)
     if model is not None:
         raise PatchloomError(
@@ -103,16 +99,6 @@ def check_model(source: str | Path, model: str | None) -> None:
         raise PatchloomError(f"--model is for a file of weights alone, and {source} is none: leave it out")
 
 
-def plain_file(source: str | Path) -> bool:
-    """Whether a file holds weights alone: others' files, since all that patchloom writes says what it is."""
-    path = Path(source)
-    if str(source).startswith("timm:") or not path.is_file():
-        return False
-    if path.suffix != ".safetensors":
-        return path.suffix.lower() in _PICKLES
-    return not any(key.startswith("patchloom-") for key in weights.read_metadata(path, "encoder weights"))
-
-
 @checked
 def load_extra_module(source: PathLike, use: Use) -> nn.Module | None:
     """The module beside an encoder that is good for ``use``, in eval mode; None if there is none.
@@ -133,5 +119,8 @@ def named_extra_module(source: str | Path, use: Use) -> tuple[str, nn.Module] | 
     if unfinished(source) is not None:
         modules = load_task(source).task.extra_modules()
         return next(((f"{name}.safetensors", one.eval()) for name, one in modules.items() if one.use == use), None)
+    if plain_file(source):
+        module = plain_module(Path(source), use)
+        return None if module is None else ("instance_head.safetensors", module)
     module, path = extra_modules.load_extra_module(source, use), extra_modules.extra_module_file(source, use)
     return None if module is None or path is None else (path.name, module)

@@ -74,7 +74,8 @@ class Settings:
         checkpointing: compute activations again instead of keeping them: less memory, and a third more time.
         threads: CPU threads of each training process.
         from_run: folder of a run with whose weights this one begins.
-        init: weights with which the encoder begins: timm:NAME, a run, or a file; with timm's plain ones give --model.
+        init: weights to begin with: timm:NAME, a run, or a file, such as a paper's own program saved; of unusual sizes
+            with --model.
         seed: of everything random.
     """
 

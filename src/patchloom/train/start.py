@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.public import Matched, load_public, public_shape, timm_statistics
+from patchloom.nets.foreign import IMAGENET
+from patchloom.nets.inherit import inherit
+from patchloom.nets.plain import assumed, public_shape, read_foreign, statistics_in_words, timm_statistics
+from patchloom.nets.public import Matched, load_public
+from patchloom.nets.recognise import Foreign
+from patchloom.nets.shape import Shape
+from patchloom.nets.states import plain_file
 from patchloom.nets.teacher import FrozenTeacher
-from patchloom.runs.encoder import check_place, encoder_weights, plain_file, unfinished
+from patchloom.runs.encoder import check_place, encoder_weights, unfinished
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import Settings
 from patchloom.runs.task import newest_card
@@ -64,11 +71,11 @@ class Start:
         if shape is None:
             return asked, reasons
         source = asked.from_run or asked.init
-        if self.run is None and plain_file(asked.init):
-            source = f"timm's {shape['name']}"
+        named = source if self.run is not None or not plain_file(asked.init) else f"timm's {shape['name']}"
+        read_off = shape.get("read_off", ())
         for name in ("patch_size", "positions", "img_size", "channels"):
             if name in shape and getattr(asked, name) == "auto":
-                chosen[name], reasons[name] = shape[name], f"as in {source}"
+                chosen[name], reasons[name] = shape[name], f"as in {source if name in read_off else named}"
         if asked.model["name"] == "auto":
             given = {name: value for name, value in asked.model.items() if name != "name" and value is not None}
             chosen["model"] = {**shape["options"], **given, "name": shape["name"]}
@@ -82,7 +89,14 @@ class Start:
             sizes = {"patch_size": run.patch_size, "positions": run.positions}
             sizes |= {"img_size": run.img_size, "channels": run.channels}
             return {"name": run.model["name"], "options": options, **sizes}
-        return None if self.asked.init is None else public_shape(self.asked.init, self.asked.model["name"])
+        if self.asked.init is None:
+            return None
+        return public_shape(self.asked.init, self.asked.model["name"], self._file)
+
+    @cached_property
+    def _file(self) -> tuple[Foreign | None, Shape | None]:
+        """What a file of weights alone tells of itself."""
+        return read_foreign(Path(self.asked.init)) if plain_file(self.asked.init) else (None, None)
 
     def encoder(self, vit: VisionTransformer) -> None:
         """Put the weights into an encoder, before a task is built around it, which may copy it.
@@ -98,29 +112,37 @@ class Start:
             if note := newest_card(self.folder, self.run, about).note:
                 self.sentences.append(note)
         elif self.asked.init is not None:
-            self.sentences += load_public(vit, self.asked.init).sentences()
-            self.sentences += self._statistics()
+            foreign, shape = self._file
+            done = load_public(vit, self.asked.init, foreign=foreign, task=self.asked.task["name"])
+            self.sentences += done.sentences()
+            if shape is not None and self.asked.model["name"] == "auto":
+                self.sentences.append(assumed(shape))
+            self.sentences += self._statistics(foreign)
 
-    def _statistics(self) -> list[str]:
+    def _statistics(self, foreign: Foreign | None) -> list[str]:
         """Of the images for which plain weights were trained: by those of the data they are normalised here."""
         name = self.asked.model["name"]
-        of = timm_statistics(name) if plain_file(self.asked.init) else None
-        if of is None:
-            return []
         how = f"here they are by --normalization {self.asked.normalization}"
-        return [f"For {name}, timm normalises images by {of}; {how}."]
+        if foreign is not None:
+            return [f"{foreign.program.name} normalises images by {statistics_in_words(*IMAGENET)}; {how}."]
+        of = timm_statistics(name) if plain_file(self.asked.init) else None
+        return [] if of is None else [f"For {name}, timm normalises images by {of}; {how}."]
 
     def rest(self, task: Task) -> None:
-        """Put what else of a run of the same task fits into it (decoder, heads, teacher).
+        """Put what else of a run of the same task fits into it (decoder, heads, teacher), or of an authors' file of it.
 
         A teacher of another task stays the copy of the encoder that it is, since theirs may have followed another one.
         """
+        if self.asked.init is not None and (foreign := self._file[0]) is not None:
+            own_task = self.asked.task["name"] == foreign.program.task
+            self.sentences += inherit(foreign, task, own_task, str(self.asked.init))
         if self.asked.from_run is None or not same_task(self.run.task["name"], self.asked.task["name"]):
             return
         # a frozen teacher is the one that is asked for now
         left = (_ENCODER, *(f"{name}." for name, one in task.named_modules() if isinstance(one, FrozenTeacher)))
         source = {name: weight for name, weight in self.checkpoint[0].items() if not name.startswith(left)}
         own = {name: weight for name, weight in task.state_dict().items() if not name.startswith(left)}
+        own |= {name: one for name, one in task.named_buffers() if name in source}  # positions that a decoder keeps
         fits = {name: source[name] for name in own if name in source and source[name].shape == own[name].shape}
         task.load_state_dict(fits, strict=False)
         if not own and not source:
