@@ -232,7 +232,7 @@ def _recipes(words: list[str]) -> None:
     rows += [(one.name, one.source, f"{one.epochs:>6,}", one.score().partition(",")[0]) for one in found]
     print(*_in_columns(rows), "", sep="\n")
     run = [one.name for one in found if one.measured]
-    said = f"Measured here: {listing(run, 'and')}." if run else "None has been run here."
+    said = f"Measured here: {listing(run, 'and')}." if run else "They have not been run here."
     print(*filled(f"Rows of the papers' tables, with the score that is published. {said}"), "", sep="\n")
     print("patchloom pretrain photos/ --recipe NAME  trains by one")
     print("patchloom recipes NAME                    tells all of it")

@@ -116,8 +116,8 @@ class Planner:
         Raises:
             PatchloomError: the folder cannot be written, or another process has begun a run there.
         """
-        settings, reasons, stats, held_out = plan.settings, plan.reasons, plan.stats, plan.held_out.plain()
-        held_out["effective_epochs"] = settings.epochs * plan.views
+        settings, reasons, stats = plan.settings, plan.reasons, plan.stats
+        held_out = {**plan.held_out.plain(), "effective_epochs": settings.epochs * plan.views}
         self.folder.begin(self.asked, settings, reasons, stats, plan.fingerprint, held_out, self.record)
         self.folder.note_unreadable(stats.unreadable)
 
