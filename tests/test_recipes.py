@@ -130,8 +130,8 @@ def test_its_task_is_built_at_the_papers_size(name):
     settings, task = resolved(name)
     became = settings.task | {option: value for option, (value, _) in task.chosen.items()}
     assert {option: became[option] for option in OPTIONS.get(name, {})} == OPTIONS.get(name, {})
-    width = {"small": 384, "base": 768, "large": 1024}[settings.model["name"].split("_")[1]]
-    assert (task.encoder.embed_dim, task.geometry.n) == (width, 64 if settings.patch_size < 16 else 196)
+    width = {"small": 384, "base": 768, "large": 1024, "tiny": 768}[settings.model["name"].split("_")[1]]
+    assert (task.geometry.width, task.geometry.n) == (width, 64 if settings.patch_size < 16 else 196)
     assert task.views == recipe.views and recipe.changes(settings.plain()) == []
 
 
