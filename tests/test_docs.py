@@ -153,6 +153,11 @@ def test_the_list_and_the_page_of_options_are_what_the_signatures_say():
     assert (ROOT / "docs" / "options.md").read_text() == renew["page"](), "renew it: python docs/make_options.py"
 
 
+def test_the_papers_part_of_the_recipes_is_what_their_files_say():
+    renew = runpy.run_path(str(ROOT / "docs" / "make_recipes.py"))
+    assert (ROOT / "docs" / "recipes.md").read_text() == renew["page"](), "renew it: python docs/make_recipes.py"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name if page.parent == ROOT else f"docs/{page.name}")
 def test_options_links_and_lines(page):
     text = page.read_text()

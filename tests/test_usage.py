@@ -37,6 +37,8 @@ PAGES = [
     *(["evaluate", protocol, "--help", "all"] for protocol in PROTOCOLS),
     ["evaluate", "blocks:2", "run", "photos", "--help"],
     ["tasks"],
+    ["recipes"],
+    ["recipes", "lut-vit-b-context"],
 ]
 TYPED = {
     "pretrain photos epoch=3": "did you mean --epochs=3?",
@@ -68,6 +70,13 @@ TYPED = {
     "evaluate finetune run photos --batch 8": "there is no option --batch; did you mean --batch_size?",
     "evaluate knn run photos --k 3": "did you mean --ks?",
     "evaluate knn run photos --Ks 3": "did you mean --ks?",
+    "pretrain photos --recipe dropos-vit-b": "there is no recipe dropos-vit-b; did you mean droppos-vit-b?",
+    "pretrain photos --recipe simmim": "there is no recipe simmim; did you mean simmim-vit-b",
+    "pretrain photos --recipe qqqq": "there is no recipe qqqq. patchloom recipes lists them.",
+    "pretrain photos --recipe mae-vit-b --task lut": "the recipe mae-vit-b is of the task mae, and --task lut is given",
+    "pretrain photos --recipe mae-vit-b --task.sigma 1": "--task.sigma is an option of --task droppos",
+    "recipes mae-vitb": "there is no recipe mae-vitb; did you mean mae-vit-b?",
+    "recipes mae-vit-b lut-vit-b": "takes the name of one recipe, or nothing",
     "look run photos others": "others is one word too many",
     "finetune run photos": "did you mean patchloom evaluate finetune run photos?",
     "mae": "did you mean patchloom pretrain photos/ --task mae?",
@@ -166,7 +175,7 @@ def test_examples_are_commands(command):
         assert page(verb, words)
     elif verb == "evaluate":
         parse_evaluate(words)
-    elif verb != "tasks":
+    elif verb not in ("tasks", "recipes"):
         parse_call(verb, words)
 
 

@@ -136,6 +136,7 @@ def check(
     workers: int | Literal["auto"] = "auto",
     device: Literal["cpu", "cuda", "mps", "auto"] = "auto",
     group: str | None = None,
+    recipe: str | None = None,
     estimate: bool = True,
     out: str | Path | None = None,
 ) -> Checked:
@@ -153,6 +154,7 @@ def check(
         workers: processes that read, here and in the run; here as many as there are cores, if auto.
         device: what computes; auto takes a GPU where there is one.
         group: which images are held out together, as in pretrain.
+        recipe: a row of a paper's table, as in pretrain.
         estimate: measure time and memory in a few steps.
         out: file for the names of all images that cannot be read, each with the reason after a tab.
 
@@ -163,7 +165,9 @@ def check(
     if images is not None and images < 1:
         raise PatchloomError(f"--images must be 1 or more, not {images}")
     given = {"model": model, "img_size": img_size, "patch_size": patch_size, "epochs": epochs}
-    given |= {"batch_size": batch_size, "workers": workers, "device": device, "group": group}
+    given |= {"batch_size": batch_size, "workers": workers, "device": device, "group": group, "recipe": recipe}
+    if recipe is not None:
+        given = {name: value for name, value in given.items() if value != "auto"}
     asked = request(data, task, given)
     opened = open_data(data, group=group)
     # copies are found below; of all images, even if they are copies of one
@@ -178,7 +182,7 @@ def check(
     asked, share = with_share(asked, len(opened.train))
     settings, reasons = resolve(asked, len(training), channels, found[0].stats(channels))
     names = [asked.data] if is_object(data) else [os.fspath(name) for name in named(data)]
-    proposal = propose(names, training, settings, why_task(data, task) | share | reasons, estimate)
+    proposal = propose(names, training, settings, why_task(data, task, recipe) | share | reasons, estimate)
     close = near_copies(opened.train)
     test = found[1] if len(found) > 1 else None
     return Checked(found[0], test, channels, proposal, out, opened.notes, close)

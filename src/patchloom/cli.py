@@ -16,6 +16,7 @@ from patchloom.errors import AlreadyReported, PatchloomError, Stopped
 from patchloom.files import mendable
 from patchloom.hints import listing, nearest
 from patchloom.options import parse_call, parse_evaluate, parse_pretrain
+from patchloom.recipes import recipe_named, recipe_names
 from patchloom.stopping import StopAtOnce, nobody_reads
 from patchloom.tasks import TASKS
 from patchloom.usage import filled, overview, page, page_width
@@ -32,6 +33,10 @@ _MEANT = {
     **dict.fromkeys(("list", "task", "ls"), "tasks"),
     **dict.fromkeys(("info", "inspect", "stats", "propose"), "check"),
 }
+_ON_FEWER = (
+    "What you give beside --recipe wins. An update has {:,} images: where fewer fit in a step, --batch_size 256 makes "
+    "several steps of an update, and --accumulate follows."
+)
 _HELP = ("-h", "--help", "--help=all", "--help-all", "--help_all")
 
 
@@ -204,6 +209,33 @@ def _tasks(words: list[str]) -> None:
         ),
         sep="\n",
     )
+
+
+def _recipes(words: list[str]) -> None:
+    if len(words) > 1 or any(word.startswith("-") for word in words):
+        raise PatchloomError("patchloom recipes takes the name of one recipe, or nothing: it lists all then")
+    if words:
+        recipe, width = recipe_named(words[0]), page_width()
+        print(
+            f"{recipe.name}: {recipe.row}, {recipe.epochs:,} epochs",
+            "",
+            *_in_columns(recipe.rows(), width),
+            "",
+            sep="\n",
+        )
+        print(f"patchloom pretrain DATA --recipe {recipe.name}", "is short for", sep="\n")
+        print(*recipe.command("DATA", width), "", sep="\n")
+        print(*filled(_ON_FEWER.format(recipe.batch)), sep="\n")
+        return
+    found = [recipe_named(name) for name in recipe_names()]
+    rows = [("recipe", "paper", "epochs", "published")]
+    rows += [(one.name, one.source, f"{one.epochs:>6,}", one.score().partition(",")[0]) for one in found]
+    print(*_in_columns(rows), "", sep="\n")
+    run = [one.name for one in found if one.measured]
+    said = f"Measured here: {listing(run, 'and')}." if run else "They have not been run here."
+    print(*filled(f"Rows of the papers' tables, with the score that is published. {said}"), "", sep="\n")
+    print("patchloom pretrain photos/ --recipe NAME  trains by one")
+    print("patchloom recipes NAME                    tells all of it")
 
 
 def _in_columns(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:

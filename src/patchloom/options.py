@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,6 +13,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from patchloom.errors import PatchloomError
+from patchloom.recipes import nested, recipe_named
 from patchloom.signatures import Listed, shipped_names
 from patchloom.tasks import AUTO, TASKS, usual_task
 from patchloom.typos import sentence, short, without_hyphens
@@ -32,11 +33,18 @@ def parse_pretrain(words: Sequence[str]) -> tuple[dict[str, Any], str | None]:
     """
     words = [_named(word) for word in words]
     data, options = _configuration(last_value(joined(words), "--config.file"))
-    task = last_value([*options, *joined(words)], "--task.name") or AUTO
-    if task == AUTO:  # whose options are taken follows from the data
+    said = [*options, *joined(words)]
+    recipe = last_value(said, "--recipe")
+    task = last_value(said, "--task.name") or AUTO
+    if recipe not in (None, "null"):
+        task = recipe_named(recipe).task
+    elif task == AUTO:  # whose options are taken follows from the data
         places = [word for word in joined(words, of_pretrain(usual_task(None)[0])) if not word.startswith("-")]
         task = usual_task(places or data)[0]
     typed = joined(words, of_pretrain(task))
+    if recipe not in (None, "null"):
+        options = [*_beside(recipe, [*options, *typed]), *options]
+        typed.append(f"--task.name={task}")  # it may have been said to be auto
     if all(word.startswith("-") for word in typed):
         options = [*data, *options]
     words, several = _several([*options, *typed], 0, of_pretrain(task))
@@ -196,6 +204,15 @@ def last_value(words: Sequence[str], option: str) -> str | None:
     return next((word.split("=", 1)[1] for word in reversed(words) if word.startswith(f"{option}=")), None)
 
 
+def _beside(recipe: str, words: Sequence[str]) -> list[str]:
+    """What of a recipe holds beside joined words, as such words itself."""
+    given = dict(word[2:].split("=", 1) for word in words if re.match("--[^=]+=", word))
+    for name in ("epochs", "batch_size"):  # by which other settings are reckoned
+        if re.fullmatch(r"\d{1,9}", given.get(name, "")):
+            given[name] = int(given[name])
+    return list(_as_words(recipe_named(recipe).beside(nested(given)), f"the recipe {recipe}"))
+
+
 def _configuration(file: str | None) -> tuple[list[str], list[str]]:
     """The data and the options of a ``--config`` file, as words."""
     if file is None:
@@ -213,7 +230,12 @@ def _configuration(file: str | None) -> tuple[list[str], list[str]]:
         )
     values = dict(values)
     data = values.pop("data", None)
-    options: list[str] = []
+    options = list(_as_words(values, f"the configuration {file}"))
+    return list(map(str, data if isinstance(data, list) else [] if data is None else [data])), options
+
+
+def _as_words(values: Mapping[str, Any], place: str) -> Iterator[str]:
+    """Settings as joined words; ``place`` says in an error where they stand."""
     for name, value in values.items():
         nested = name in ("task", "model")
         pairs = {name: value}
@@ -224,10 +246,10 @@ def _configuration(file: str | None) -> tuple[list[str], list[str]]:
             try:
                 if isinstance(inner, Mapping) and not nested:
                     raise TypeError("it has settings of its own")
-                options.append(f"--{key.replace('-', '_')}={_word(inner)}")
+                word = f"--{key.replace('-', '_')}={_word(inner)}"
             except (TypeError, ValueError, RecursionError) as problem:  # what JSON cannot say, no setting takes
-                raise PatchloomError(f"{key} in the configuration {file} must be a plain value: {problem}") from problem
-    return list(map(str, data if isinstance(data, list) else [] if data is None else [data])), options
+                raise PatchloomError(f"{key} in {place} must be a plain value: {problem}") from problem
+            yield word
 
 
 def _word(value: Any) -> str:

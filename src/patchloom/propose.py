@@ -91,7 +91,8 @@ class Proposal(Shown):
         """To be pasted into a terminal, or into a program; what it leaves open becomes the same again."""
         s = self.settings
         side = s.img_size[0] if len(set(s.img_size)) == 1 else s.img_size
-        options = {"task": s.task["name"].partition("#")[0], "model": s.model["name"], "img_size": side}
+        begin = {"task": s.task["name"].partition("#")[0]} if s.recipe is None else {"recipe": s.recipe}
+        options = begin | {"model": s.model["name"], "img_size": side}
         options |= {name: getattr(s, name) for name in ("patch_size", "channels", "epochs", "batch_size")}
         options |= {name: getattr(s, name) for name in ("workers", "device") if name not in self.reasons}
         options |= {"group": s.group} if s.group is not None else {}

@@ -48,12 +48,13 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("patchloom bench --model vit_small_patch16_224 --img_size 224", ""),
     ],
     "tasks": [("patchloom tasks", "")],
+    "recipes": [("patchloom recipes", "a line each"), ("patchloom recipes mae-vit-b", "all of one")],
 }
 # an option that stands in no group comes last, under the name of what it belongs to
 _GROUPS = {
     "data": "images max_train labels per_class img_size crop_scale flip held_out group channels normalization cache",
     "model": "model patch_size positions init from_run",
-    "task": "task tasks",
+    "task": "recipe task tasks",
     "training": "epochs batch_size accumulate blr weight_decay betas layer_decay warmup_epochs clip drop_path "
     "smoothing mixup cutmix randaugment randaugment_std erasing repeats ema seed seeds",
     "machine": "device devices nodes strategy precision teacher_precision attention kernels compile checkpointing "
@@ -143,8 +144,9 @@ def page(verb: str, words: Sequence[str]) -> str:
 def _taken(verb: str, words: Sequence[str]) -> tuple[Listed, str, str]:
     """What the verb takes, how it is called, and the title of options that stand in no group."""
     prog = f"patchloom {verb}"
-    if verb == "tasks":
-        return Listed(f"{VERBS[verb].capitalize()}.", ()), prog, ""
+    if verb in ("tasks", "recipes"):
+        own = Option("name", str | None, None, "of one, to show all of it", positional=True)
+        return Listed(f"{VERBS[verb].capitalize()}.", (own,) if verb == "recipes" else ()), prog, ""
     if verb == "pretrain":
         task = last_value(words, "--task")
         found = of_pretrain(task or usual_task(None)[0])

@@ -17,6 +17,7 @@ VERBS: dict[str, str] = {
     "export": "write an encoder for use with timm alone",
     "bench": "time each task on this machine, and tell what limits a run",
     "tasks": "list the pretext tasks",
+    "recipes": "list the papers' settings with what they gave, or show one",
 }
 # timm's keyword arguments that change an encoder's shape, as --model.NAME; Python takes any that timm knows.
 MODEL_OPTIONS: dict[str, tuple[type, str]] = {
@@ -65,7 +66,7 @@ def of_pretrain(task: str) -> Listed:
         PatchloomError: no task has that name.
     """
     own = of_verb("pretrain")
-    folder = "folder of the run (default runs/DATA-TASK); what was stopped there goes on"
+    folder = "folder of the run (default runs/DATA-TASK or -RECIPE); what was stopped there goes on"
     size = "pixels that the encoder is given; 64x128 is height x width"
     model = "nano, micro or mini (ours, the smallest first), or timm's name of a ViT"
     word = str | Literal["auto"]

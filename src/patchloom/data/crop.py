@@ -28,7 +28,12 @@ class RandomCrop:
         ratio: range of the crop's width over its height, as a multiple of that of ``size``.
         flip: whether to mirror at all.
         randaugment: changes a view [c h w] after that, by what its generator draws; None leaves it as it is.
+
+    Attributes:
+        crops: different crops of an image that a call takes.
     """
+
+    crops = 1
 
     def __init__(
         self,
@@ -86,6 +91,7 @@ class TwoViews(RandomCrop):
         check("task.crop", crop, Sharing)
         check("task.color", color, Sharing)
         self.crop, self.color, self.centre = crop, color, CentreCrop(size)
+        self.crops = 2 if crop == "own" else 1
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
         """Two views of an image [c h w], of the same dtype and resized to ``size``."""

@@ -35,7 +35,7 @@ def differences(requested: dict[str, Any], settings: Settings, became: dict[str,
     for name, was in _BEFORE_AUTO.items():
         if before[name] == was and now[name] == "auto":  # what it became, the run has stored
             before[name] = "auto"
-    for name in LAUNCH:  # a run may go on with other devices
+    for name in (*LAUNCH, "recipe"):  # it may go on with other devices; a recipe is what it sets
         before[name] = now[name]
     return _differences(before, now, became)
 

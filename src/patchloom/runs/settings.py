@@ -14,6 +14,7 @@ from patchloom.data.randaugment import MAX_MAGNITUDE
 from patchloom.errors import PatchloomError
 from patchloom.hints import check, conforms
 from patchloom.nets.build import EncoderSpec, PositionKind
+from patchloom.recipes import recipe_named
 from patchloom.tasks import AUTO, task_name, usual_task, with_defaults
 from patchloom.tasks.code import label
 from patchloom.typos import no_option
@@ -76,6 +77,8 @@ class Settings:
         from_run: folder of a run with whose weights this one begins.
         init: weights to begin with: timm:NAME, a run, or a file, such as a paper's own program saved; of unusual sizes
             with --model.
+        recipe: a row of a paper's table, whose settings hold where no others are given; ``patchloom recipes`` lists
+            them.
         seed: of everything random.
     """
 
@@ -115,6 +118,7 @@ class Settings:
     threads: int | Auto = "auto"
     from_run: str | None = None
     init: str | None = None
+    recipe: str | None = None
     seed: int = 0
 
     def check(self) -> None:
@@ -185,10 +189,10 @@ class Settings:
         return EncoderSpec(self.model["name"], self.img_size, self.patch_size, self.channels, self.positions, sizes)
 
 
-def why_task(data: DataLike, task: TaskLike) -> dict[str, str]:
-    """The reason for the task by the setting's name, where the user left it open."""
+def why_task(data: DataLike, task: TaskLike, recipe: str | None = None) -> dict[str, str]:
+    """The reason for the task by the setting's name, where the user and the recipe leave it open."""
     name = task.get("name") if isinstance(task, Mapping) else task
-    return {"task": usual_task(data)[1]} if name == AUTO else {}
+    return {"task": usual_task(data)[1]} if name == AUTO and recipe is None else {}
 
 
 def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Settings:
@@ -205,9 +209,17 @@ def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Setting
         if name not in known:
             raise no_option(name, known, "patchloom pretrain --help all lists them")
     given = dict(settings)
-    model = given.pop("model", "auto")
+    chosen = dict(task) if isinstance(task, Mapping) else {"name": task}
+    model = given.pop("model", {})
     if not conforms(model, str | dict[str, Any]):
         raise PatchloomError(f"--model cannot be {model}: it takes a name, or a dict of a name and sizes")
+    model = {"name": model} if isinstance(model, str) else model
+    if given.get("recipe") is not None:
+        check("recipe", given["recipe"], str)
+        named = {**chosen, "name": task_name(chosen.get("name", AUTO))}
+        left = recipe_named(given["recipe"]).beside({**given, "task": named, "model": model})
+        chosen, model = {**chosen, **left.pop("task")}, {**model, **left.pop("model")}
+        given = {**left, **given}
     size = given.get("img_size", "auto")
     if isinstance(size, int):
         given["img_size"] = (size, size)
@@ -218,7 +230,6 @@ def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Setting
             given[name] = str(given[name])
         if isinstance(given.get(name), str) and Path(given[name]).exists():
             given[name] = str(Path(given[name]).absolute())
-    chosen = dict(task) if isinstance(task, Mapping) else {"name": task}
     if chosen.get("name") == AUTO:
         chosen["name"] = usual_task(data)[0]
     elif "name" in chosen:
@@ -229,7 +240,7 @@ def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Setting
     asked = Settings(
         data=lasting(data),
         task=options,
-        model={"name": model} if isinstance(model, str) else {"name": "auto", **model},
+        model={"name": "auto", **model},
         **given,
     )
     hints = get_type_hints(Settings)

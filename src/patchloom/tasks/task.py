@@ -95,6 +95,15 @@ class Task(nn.Module, ABC):
         self.chosen[option] = (value, why)
         return value
 
+    @property
+    def views(self) -> float:
+        """The factor r of effective epochs, which are epochs times r (DropPos, appendix A; iBOT).
+
+        It is the area of all different crops of an image that a step gives to encoders, over that of the encoder's
+        images. Masks and other colours make no other crop, and what is only asked for is not given.
+        """
+        return float(getattr(self.augment, "crops", 1))
+
     def normalized_by(self, mean: Sequence[float], std: Sequence[float]) -> None:
         """Tell the task by which statistics per channel, in [0, 1] units, its images are normalised."""
         for buffer, values in ((self.mean, mean), (self.std, std)):

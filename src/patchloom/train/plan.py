@@ -11,6 +11,7 @@ from patchloom.data.near import near_copies
 from patchloom.errors import PatchloomError
 from patchloom.machine import Cores
 from patchloom.processes import world
+from patchloom.recipes import recipe_named, recipe_names
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import HeldOut, choose_held_out, stored_held_out, wanted, with_share
 from patchloom.runs.record import no_record
@@ -38,6 +39,7 @@ class Plan(NamedTuple):
         fingerprint: of all images.
         held_out: which of them are not trained on.
         doubt: a sentence, if some may be near copies of images that are trained on.
+        views: of the task, by which epochs become effective ones.
     """
 
     resumed: bool
@@ -47,13 +49,14 @@ class Plan(NamedTuple):
     fingerprint: str
     held_out: HeldOut
     doubt: str = ""
+    views: float = 1.0
 
     def with_chosen(self, task: Task) -> Plan:
-        """With what the task's own options that were ``auto`` became."""
+        """With what the task's own options that were ``auto`` became, and its views."""
         values = {name: value for name, (value, _) in task.chosen.items()}
         reasons = {f"task.{name}": why for name, (_, why) in task.chosen.items()}
         settings = replace(self.settings, task=self.settings.task | values)
-        return self._replace(settings=settings, reasons=self.reasons | reasons)
+        return self._replace(settings=settings, reasons=self.reasons | reasons, views=task.views)
 
 
 class Planner:
@@ -113,7 +116,8 @@ class Planner:
         Raises:
             PatchloomError: the folder cannot be written, or another process has begun a run there.
         """
-        settings, reasons, stats, held_out = plan.settings, plan.reasons, plan.stats, plan.held_out.plain()
+        settings, reasons, stats = plan.settings, plan.reasons, plan.stats
+        held_out = {**plan.held_out.plain(), "effective_epochs": settings.epochs * plan.views}
         self.folder.begin(self.asked, settings, reasons, stats, plan.fingerprint, held_out, self.record)
         self.folder.note_unreadable(stats.unreadable)
 
@@ -207,6 +211,8 @@ def announce(
     if copies := len(held.copies):
         counts += f", {copies:,} left out as exact copies of those"
     say(f"{label(s.task['name'])} on {whole.name}: {counts}")
+    for line in by_recipe(s, len(training)):
+        say(f"  {line}")
     for line in (*data.notes, *plan.stats.noticed):
         say(f"  {line}")
     if plan.doubt:
@@ -233,8 +239,33 @@ def announce(
         say(f"  {line}")
     if world() > 1:
         say(f"  {world()} processes ({s.strategy}) with {s.batch_size // world()} images of a step each")
+    if line := effective(task, s.epochs):
+        say(f"  {line}")
     say(f"  encoder of {encoder / 1e6:.1f} M parameters, and {rest / 1e6:.1f} M that only the task needs")
     for line in forecast.sentences() if forecast else ():
         say(f"  {line}")
     say(f"  everything goes to {folder.path}")
     return lines
+
+
+def by_recipe(settings: Settings, n: int) -> list[str]:
+    """Lines on the recipe of a run on ``n`` images: what of it was changed, and how large an update is."""
+    if settings.recipe is None:
+        return []
+    if settings.recipe not in recipe_names():  # of the version that began the run
+        return [f"by the recipe {settings.recipe}, which this version does not have"]
+    recipe = recipe_named(settings.recipe)
+    changes = recipe.changes(settings.plain())
+    said = f"with {', '.join(changes)}" if changes else "unchanged"
+    return [f"by the recipe {recipe.name} ({recipe.source}), {said}", recipe.update(settings.plain(), n)]
+
+
+def effective(task: Task, epochs: int) -> str:
+    """A line on the effective epochs, where an image is seen in other crops than one of the encoder's size; or none."""
+    (h, w), (height, width) = task.geometry.size, task.augment.size
+    if task.views != 1:
+        return f"effective epochs {epochs * task.views:,g}: a step sees {task.views:g} crops of each image"
+    if (h, w) != (height, width):
+        asked = f"of a crop of {height}x{width} the encoder is given {h}x{w}"
+        return f"effective epochs {epochs:,}: {asked}, once in a step"
+    return ""

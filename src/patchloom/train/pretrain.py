@@ -91,7 +91,7 @@ def pretrain(
             `patchloom.data.open_data` takes it; a list of several; or an object, such as a list of arrays or PIL
             images, an array, or a Dataset.
         task: name of a pretext task, ``FILE.py:CLASS``, or a class; or a dict of one of these as ``name``, and options.
-        out: folder of the run; ``runs/DATA-TASK`` if absent. A run that is there already is resumed.
+        out: folder of the run; ``runs/DATA-TASK`` or ``runs/DATA-RECIPE`` if absent. A run that is there is resumed.
         dry_run: print the plan, what it takes of time, memory and disc among it, and end there: nothing is written but
             what is kept of this machine and of the images for the next time.
         settings: the fields of `patchloom.runs.settings.Settings`, such as ``epochs=100``; ``model`` may be a name,
@@ -105,7 +105,7 @@ def pretrain(
     """
     # ---- what is asked for, and whether it is done already
     asked = request(data, task, settings)
-    folder = RunFolder(out or Path("runs") / f"{plain_name(asked.data)}-{label(asked.task['name'])}")
+    folder = RunFolder(out or Path("runs") / f"{plain_name(asked.data)}-{asked.recipe or label(asked.task['name'])}")
     opened = open_data(data if is_object(data) else asked.data, group=asked.group)
     if (summary := folder.read_summary()) is not None:
         Planner(asked, opened, folder, Cores(cores(), 1)).resumes()
@@ -117,7 +117,7 @@ def pretrain(
     # ---- the processes that train together, and the plan that the first of them makes for all: new, or resumed
     keep_freed_memory()
     fabric = launch(asked, folder.read_config().device if folder.config.exists() else device_of(asked))
-    planner = Planner(asked, opened, folder, cores_here(), why_task(data, task))
+    planner = Planner(asked, opened, folder, cores_here(), why_task(data, task, asked.recipe))
     plan = first_decides(fabric, planner.plan)
     if not fabric.is_global_zero and opened.train.fingerprint() != plan.fingerprint:
         raise PatchloomError(

@@ -1,0 +1,249 @@
+"""Recipes: rows of the papers' tables as settings of a run, one YAML file each beside this one.
+
+They are read without torch, since ``patchloom recipes`` and ``--help`` shall not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from patchloom.errors import PatchloomError
+from patchloom.hints import listing, suggestion
+
+
+@dataclass(frozen=True)
+class PretrainRecipe:
+    """A row of a paper's table: what it trained with, what that gave there, and what it gave here.
+
+    Attributes:
+        name: of its file.
+        paper: its name, and where it was published.
+        row: what tells it from the paper's other rows.
+        table: where the paper has it; empty where it stands in no numbered table.
+        data: on what the paper trained.
+        images: training images of that.
+        settings: of the run; ``task`` and ``model`` have a name and options.
+        finetune: the recipe of ``patchloom evaluate finetune``.
+        published: the paper's scores on that data in percent, by protocol.
+        cost: what the paper or its authors' program says of time and machines.
+        note: what is not the paper's, or is our reading of it.
+        measured: what it gave here, with the command; empty where it was not run.
+        views: r of effective epochs (see `patchloom.tasks.task.Task.views`).
+    """
+
+    name: str
+    paper: str
+    row: str
+    data: str
+    images: int
+    settings: Mapping[str, Any]
+    finetune: str
+    table: str = ""
+    published: Mapping[str, float] = field(default_factory=dict)
+    cost: str = ""
+    note: str = ""
+    measured: str = ""
+    views: float = 1
+
+    @property
+    def task(self) -> str:
+        """The name of its task."""
+        return str(self.settings["task"]["name"])
+
+    @property
+    def batch(self) -> int:
+        """Images of an update."""
+        return int(self.settings["batch_size"])
+
+    @property
+    def epochs(self) -> int:
+        """Passes over the training images."""
+        return int(self.settings["epochs"])
+
+    @property
+    def source(self) -> str:
+        """The paper and its table, in few letters."""
+        return ", ".join(filter(None, (self.paper.partition(" (")[0], self.table)))
+
+    @property
+    def effective(self) -> float:
+        """Effective epochs."""
+        return self.epochs * self.views
+
+    def beside(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The recipe's settings that hold beside those that a user gives, which win.
+
+        An update keeps its number of images: where the images of a step are given and ``accumulate`` is not, this
+        follows, to the nearest whole number. The warm-up keeps its share of the epochs, where only these are given.
+
+        Args:
+            given: settings by name; of ``task`` and ``model`` their options by name.
+
+        Raises:
+            PatchloomError: another task is given.
+        """
+        task = given.get("task", {}).get("name", "auto")
+        if task not in ("auto", self.task):
+            raise PatchloomError(
+                f"the recipe {self.name} is of the task {self.task}, and --task {task} is given: leave that out, or "
+                "choose a recipe of it (patchloom recipes lists them)"
+            )
+        left: dict[str, Any] = {}
+        for name, value in self.settings.items():
+            if isinstance(value, Mapping):
+                left[name] = {key: inner for key, inner in value.items() if key not in given.get(name, {})}
+            elif name not in given:
+                left[name] = value
+        left["task"]["name"] = self.task
+        if "accumulate" not in given and _number(batch := given.get("batch_size")):
+            left["accumulate"] = max(1, round(self.batch / batch))
+        if "epochs" in given and "warmup_epochs" in left:
+            epochs, warmup = given["epochs"], left["warmup_epochs"]
+            left["warmup_epochs"] = round(warmup * epochs / self.epochs, 2) if _number(epochs) else "auto"
+        return left
+
+    def changes(self, settings: Mapping[str, Any]) -> list[str]:
+        """What of a run's resolved ``settings`` is not the recipe's, as ``epochs 5 (800)``, but for the update's size.
+
+        That follows from two settings; `update` tells it.
+        """
+        found = []
+        for name, value in self.settings.items():
+            if isinstance(value, Mapping):
+                is_now = settings[name]
+                found += [
+                    f"{name if key == 'name' else f'{name}.{key}'} {is_now.get(key)} ({inner})"
+                    for key, inner in value.items()
+                    if is_now.get(key) != inner
+                ]
+            elif name == "img_size":
+                if list(settings[name]) != [value, value]:
+                    found.append(f"img_size {'x'.join(map(str, settings[name]))} ({value})")
+            elif name != "batch_size" and settings[name] != value:
+                found.append(f"{name} {settings[name]} ({value})")
+        return found
+
+    def update(self, settings: Mapping[str, Any], n: int) -> str:
+        """A sentence on how many images an update of a run has, and the rate.
+
+        Args:
+            settings: resolved.
+            n: images to train on.
+        """
+        blr, accumulate, images = settings["blr"], settings["accumulate"], min(settings["batch_size"], n)
+        whole = images * accumulate
+        said = f"an update has {whole:,} images" + f" in {accumulate} steps of {images:,}" * (accumulate > 1)
+        peak = _word(blr * whole / 256)
+        if whole == self.batch:
+            said += f", as in the recipe; the rate's peak is {peak}"
+        else:
+            said += f" (recipe: {self.batch:,}), so the rate's peak is {_word(blr)} x {whole:,} / 256 = {peak}"
+        if whole > n:
+            said += f". There are only {n:,} images to train on: --accumulate {max(1, n // images)} makes more updates"
+        return said
+
+    def command(self, data: str, width: int) -> list[str]:
+        """Lines of the command that is the same without ``--recipe``, for a shell."""
+        options = [f"--{name} {_word(value)}" for name, value in _flat(self.settings).items()]
+        lines = [f"patchloom pretrain {data}"]
+        for option in options:
+            if len(lines[-1]) + len(option) + 3 > width:  # a space, and what joins it to the next
+                lines.append(f"    {option}")
+            else:
+                lines[-1] += f" {option}"
+        return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
+
+    def score(self) -> str:
+        """What the paper reports, in few letters."""
+        return ", ".join(f"{value:.1f} % {protocol}" for protocol, value in self.published.items())
+
+    def samples(self) -> str:
+        """Crops that the run sees, in millions."""
+        return f"{self.effective * self.images / 1e6:,.0f} M"
+
+    def evaluation(self) -> str:
+        """The command that fine-tunes its encoder as the paper does."""
+        return f"patchloom evaluate finetune RUN DATA --recipe {self.finetune}"
+
+    def rows(self) -> list[tuple[str, str]]:
+        """All that is known of it, as names and texts."""
+        cost = f"{self.samples()} crops in {self.epochs:,} epochs, {self.effective:,g} effective ones"
+        found = [
+            ("paper", ", ".join(filter(None, (self.paper, self.table)))),
+            ("data", f"{self.data}, {self.images:,} images"),
+            ("cost", "; ".join(filter(None, (cost, self.cost)))),
+            ("published", self.score() or "not known to us"),
+            ("measured here", self.measured or "not run"),
+            ("fine-tuning", self.evaluation()),
+            ("note", self.note),
+        ]
+        return [(name, text) for name, text in found if text]
+
+
+def recipe_names() -> list[str]:
+    """The names of all recipes."""
+    return sorted(file.name.removesuffix(".yaml") for file in files(__name__).iterdir() if file.name.endswith(".yaml"))
+
+
+@cache
+def recipe_named(name: str) -> PretrainRecipe:
+    """The recipe of that name.
+
+    Raises:
+        PatchloomError: there is none.
+    """
+    names = recipe_names()
+    if name not in names:
+        holding = sorted((one for one in names if name and name in one), key=len)[:3]
+        near = f"; did you mean {listing(holding)}?" if holding else suggestion(name, names)
+        raise PatchloomError(f"there is no recipe {name}{near} patchloom recipes lists them.")
+    found = yaml.safe_load(files(__name__).joinpath(f"{name}.yaml").read_text("utf-8"))
+    unknown = found.keys() - {one.name for one in fields(PretrainRecipe)}
+    assert not unknown, f"{name}.yaml: {unknown}"
+    return PretrainRecipe(name=name, **found)
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by the names of options: ``task`` is the task's name, ``task.sigma`` an option of it."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            found |= {name if key == "name" else f"{name}.{key}": inner for key, inner in value.items()}
+        else:
+            found[name] = value
+    return found
+
+
+def nested(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of options as the command line names them: ``task.name`` is the name in ``task``."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        part, _, inner = name.partition(".")
+        if inner and part in ("task", "model"):
+            found.setdefault(part, {})[inner] = value
+        else:
+            found[name] = value
+    return found
+
+
+def _number(value: Any) -> bool:
+    """Whether it is a number of epochs or images, such as settings may have."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
+
+
+def _word(value: Any) -> str:
+    """A value as it is typed."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"'{value}'"
+    if not isinstance(value, float) or value == 0 or abs(value) >= 1e-3:
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+    digits, exponent = f"{value:.3e}".split("e")
+    return f"{float(digits):g}e{int(exponent)}"

@@ -1,0 +1,251 @@
+"""Recipes are what their files, the page and the papers say; what is given beside them wins; and they are resumed."""
+
+import shlex
+from dataclasses import replace
+from importlib.resources import files
+
+import pytest
+from killing import draw_images, typed
+
+from patchloom.check import check
+from patchloom.cli import main
+from patchloom.data import Stats
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.recipes import RECIPES
+from patchloom.nets.build import outline
+from patchloom.options import parse_pretrain
+from patchloom.recipes import PretrainRecipe, nested, recipe_named, recipe_names
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.settings import request
+from patchloom.tasks import build_task
+from patchloom.tasks.task import Task
+from patchloom.train.plan import effective
+from patchloom.train.resolve import resolve
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
+NAMES = recipe_names()
+ROWS = {  # what the papers say: task, model, patch, images of an update, epochs, base rate, warm-up, fine-tuned
+    "mae-vit-b": ("mae", "base", 16, 4096, 1600, 1.5e-4, 40, 83.6),
+    "mae-vit-b-800": ("mae", "base", 16, 4096, 800, 1.5e-4, 40, None),
+    "simmim-vit-b": ("simmim", "base", 16, 2048, 800, 5e-5, 10, 83.8),
+    "droppos-vit-b": ("droppos", "base", 16, 4096, 800, 1.5e-4, 10, 84.2),
+    "droppos-vit-b-200": ("droppos", "base", 16, 4096, 200, 1.5e-4, 10, 83.0),
+    "droppos-vit-l": ("droppos", "large", 16, 4096, 800, 1.5e-4, 40, 85.8),
+    "droppos-vit-l-200": ("droppos", "large", 16, 4096, 200, 1.5e-4, 40, 83.7),
+    "mp3-vit-b": ("mp3", "base", 16, 2048, 100, 2.5e-4, 5, 83.0),
+    "mp3-vit-l": ("mp3", "large", 16, 2048, 100, 2.5e-4, 5, 83.6),
+    "mp3-cifar100": ("mp3", "small", 4, 256, 2000, 2.5e-4, 5, 84.0),
+    "mp3-tiny-imagenet": ("mp3", "base", 8, 512, 2000, 2.5e-4, 5, 72.8),
+    "restore-vit-b": ("restore", "base", 16, 4096, 300, 1.5e-4, 40, 83.2),
+    "restore-vit-b-100": ("restore", "base", 16, 4096, 100, 1.5e-4, 40, 83.0),
+    "extrema-vit-b": ("extrema", "base", 16, 2048, 300, 1.5e-4, 40, 83.7),
+    "lut-vit-b": ("lut", "base", 16, 4096, 1600, 1.5e-4, 40, 84.2),
+    "lut-vit-b-context": ("lut", "base", 16, 4096, 100, 1.5e-4, 40, 82.0),
+    "lut-simmim-vit-b": ("lut", "base", 16, 4096, 100, 1.5e-4, 40, 81.8),
+}
+OPTIONS = {  # of the task, by which rows of a paper differ
+    "droppos-vit-b": {"mask_ratio": 0.75, "position_mask_ratio": 0.75, "sigma": 1.0, "temperature": 0.1},
+    "mp3-cifar100": {"context_mask_ratio": 0.5},
+    "mp3-tiny-imagenet": {"context_mask_ratio": 0.8},
+    "mp3-vit-b": {"context_mask_ratio": 0.75},
+    "restore-vit-b": {"degradation": "zoom_in", "mask_ratio": 0.75, "canvas": 320, "band_weight": 0.2},
+    "restore-vit-b-masked": {"degradation": "masked", "mask_ratio": 0.75, "sampling": "random"},
+    "restore-vit-b-zoom-in": {"degradation": "zoom_in", "mask_ratio": 0.0, "canvas": 320},
+    "restore-vit-b-zoom-out": {"degradation": "zoom_out", "mask_ratio": 0.0, "scale": 160 / 224},
+    "restore-vit-b-fisheye": {"degradation": "fisheye", "mask_ratio": 0.0, "twist": [0.2, 0.25]},
+    "restore-vit-b-blur": {"degradation": "blur", "mask_ratio": 0.0, "kernel": 9},
+    "restore-vit-b-decolorize": {"degradation": "decolorize", "mask_ratio": 0.0, "saturation": 0.3},
+    "extrema-vit-b": {"mask_ratio": 0.8, "masks": 5, "class_token": "cait", "crop": "shared", "color": "own"},
+    "lut-vit-b": {"base": "mae", "context_weight": 0.25, "pixel_weight": 1.0},
+    "lut-vit-b-context": {"base": "mae", "pixel_weight": 0.0},
+    "lut-simmim-vit-b": {"base": "simmim", "mask_ratio": 0.6},
+    **{f"lut-vit-b-weight-{w}": {"context_weight": w, "pixel_weight": 1.0} for w in (0.1, 0.25, 0.5, 1.0)},
+}
+
+
+# of the machine, so that nothing has to be measured
+MACHINE = {"device": "cpu", "precision": "float32", "threads": 1, "workers": 0}
+MACHINE |= {"attention": "fused", "kernels": "torch", "compile": False}
+
+
+BUILT: dict[str, Task] = {}  # rows that differ by epochs alone have the same
+
+
+def resolved(name: str, **given):
+    """The settings of a recipe on many images, and its task at full size without numbers."""
+    asked = request("digits", "auto", {"recipe": name, **MACHINE, **given})
+    settings = resolve(asked, 100_000, 3, Stats((0.5,) * 3, (0.2,) * 3, 256, 256, 10, []))[0]
+    key = f"{settings.task} {settings.encoder_spec()}"
+    if key not in BUILT:
+        BUILT[key] = build_task(settings.task, outline(settings.encoder_spec()))
+    return settings, BUILT[key]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return draw_images(tmp_path_factory.mktemp("images"), 24)
+
+
+def test_the_package_brings_its_recipes():
+    """An installed package, too: they are data that a wheel could leave out."""
+    there = {one.name for one in files("patchloom.recipes").iterdir()}
+    assert {f"{name}.yaml" for name in NAMES} <= there and len(NAMES) > 25
+    assert {*ROWS, *OPTIONS} <= {*NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_is_the_same_by_name_by_its_command_and_in_python(name):
+    recipe = recipe_named(name)
+    by_name, out = parse_pretrain(["digits", "--recipe", name])
+    typed = shlex.split(" ".join(recipe.command("digits", 100)).replace("\\ ", ""))
+    assert typed[:2] == ["patchloom", "pretrain"] and max(map(len, recipe.command("digits", 100))) <= 100
+    by_command, _ = parse_pretrain(typed[2:])
+    assert by_name | {"recipe": None} == by_command and by_name["recipe"] == name
+    arguments = {key: value for key, value in by_name.items() if key not in ("data", "task")}
+    words = request("digits", by_name["task"], arguments)
+    assert request("digits", "auto", {"recipe": name}) == words
+    assert words.batch_size == recipe.batch and words.accumulate == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_says_all_that_is_asked_of_it(name):
+    recipe = recipe_named(name)
+    assert recipe.finetune in RECIPES, "its fine-tuning"
+    for text in (recipe.paper, recipe.row, recipe.data):
+        assert text and text == text.strip()
+    assert {*recipe.published} <= {"fine-tuned", "linear"} and all(50 < one < 90 for one in recipe.published.values())
+    if name in ROWS:
+        task, model, patch, batch, epochs, blr, warmup, score = ROWS[name]
+        s = recipe.settings
+        assert (recipe.task, s["model"]["name"], s["patch_size"]) == (task, f"vit_{model}_patch16_224", patch)
+        assert (recipe.batch, recipe.epochs, s["blr"], s["warmup_epochs"]) == (batch, epochs, blr, warmup)
+        assert recipe.published.get("fine-tuned") == score
+    said = dict(recipe.rows())
+    assert said["measured here"] == recipe.measured or (said["measured here"], recipe.measured) == ("not run", "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_task_is_built_at_the_papers_size(name):
+    recipe = recipe_named(name)
+    settings, task = resolved(name)
+    became = settings.task | {option: value for option, (value, _) in task.chosen.items()}
+    assert {option: became[option] for option in OPTIONS.get(name, {})} == OPTIONS.get(name, {})
+    width = {"small": 384, "base": 768, "large": 1024, "tiny": 768}[settings.model["name"].split("_")[1]]
+    assert (task.geometry.width, task.geometry.n) == (width, 64 if settings.patch_size < 16 else 196)
+    assert task.views == recipe.views and recipe.changes(settings.plain()) == []
+
+
+def test_what_is_given_beside_it_wins_and_two_settings_follow():
+    words = ["photos", "--recipe", "droppos-vit-b", "--epochs", "80", "--batch-size", "256", "--task.sigma", "0.5"]
+    given, _ = parse_pretrain([*words, "--model.depth", "3", "--model", "nano", "--flip", "false"])
+    assert (given["epochs"], given["batch_size"], given["flip"]) == (80, 256, False)
+    assert (given["accumulate"], given["warmup_epochs"]) == (16, 1), "an update and the share of the warm-up stay"
+    assert (given["task"]["sigma"], given["task"]["temperature"]) == (0.5, 0.1)
+    assert given["model"] == {"name": "nano", "depth": 3}
+    python = request(
+        "photos",
+        {"sigma": 0.5},
+        {"recipe": "droppos-vit-b", "epochs": 80, "batch_size": 256, "model": {"name": "nano", "depth": 3}},
+    )
+    assert (python.accumulate, python.warmup_epochs, python.task["sigma"]) == (16, 1, 0.5)
+    assert python.model == {"name": "nano", "depth": 3}
+    given, _ = parse_pretrain([*words, "--accumulate", "2", "--warmup_epochs", "3"])
+    assert (given["accumulate"], given["warmup_epochs"]) == (2, 3)
+    for batch, times in ((300, 14), (5000, 1), (10_000, 1)):
+        assert parse_pretrain(["photos", "--recipe", "mae-vit-b", f"--batch_size={batch}"])[0]["accumulate"] == times
+    given, _ = parse_pretrain(["photos", "--recipe=mae-vit-b", "--epochs=auto", "--model=auto", "--task=auto"])
+    assert (given["epochs"], given["warmup_epochs"], given["model"]["name"]) == ("auto", "auto", "auto")
+    assert given["task"]["name"] == "mae", "though shapes or an auto have another task"
+    assert parse_pretrain(["shapes", "--recipe=mae-vit-b"])[0]["task"]["name"] == "mae"
+
+
+def test_a_configuration_may_name_it_and_stands_above_it(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("data: photos\nrecipe: extrema-vit-b\nepochs: 30\nbatch_size: 64\ntask: {masks: 2}\n")
+    given, _ = parse_pretrain(["--config", str(file), "--batch_size=128"])
+    assert (given["data"], given["recipe"], given["task"]["name"]) == ("photos", "extrema-vit-b", "extrema")
+    assert (given["epochs"], given["warmup_epochs"], given["batch_size"], given["accumulate"]) == (30, 4, 128, 16)
+    assert (given["task"]["masks"], given["task"]["mask_ratio"], given["weight_decay"]) == (2, 0.8, 0.1)
+    file.write_text("recipe: null\ntask: mae\n")
+    assert parse_pretrain(["photos", "--config", str(file)])[0]["recipe"] is None
+
+
+def test_another_task_and_slips_are_refused_in_a_sentence():
+    with pytest.raises(PatchloomError, match="recipe lut-vit-b is of the task lut, and --task mae is given: leave"):
+        request("photos", "mae", {"recipe": "lut-vit-b"})
+    with pytest.raises(PatchloomError, match="there is no recipe lut; did you mean lut-vit-b, lut-vit-l or lut-vit-s?"):
+        request("photos", "auto", {"recipe": "lut"})
+    with pytest.raises(PatchloomError, match="--recipe cannot be 3: it takes text"):
+        request("photos", "auto", {"recipe": 3})
+    with pytest.raises(PatchloomError, match="there is no recipe "):
+        parse_pretrain(["photos", "--recipe", ""])
+
+
+def test_an_update_is_said_with_the_peak_of_the_rate():
+    recipe = recipe_named("mae-vit-b")
+    settings = {"blr": 1.5e-4, "accumulate": 16, "batch_size": 256}
+    whole = "an update has 4,096 images in 16 steps of 256, as in the recipe; the rate's peak is 0.0024"
+    assert recipe.update(settings, 100_000) == whole
+    half = "an update has 2,048 images (recipe: 4,096), so the rate's peak is 1.5e-4 x 2,048 / 256 = 0.0012"
+    assert recipe.update(settings | {"accumulate": 1, "batch_size": 2048}, 100_000) == half
+    few = recipe.update(settings | {"batch_size": 512, "accumulate": 8}, 1000)
+    assert few.endswith("There are only 1,000 images to train on: --accumulate 1 makes more updates")
+
+
+def test_the_same_command_resumes_it_and_its_name_is_kept(images, tmp_path, capsys):
+    out = tmp_path / "run"
+    machine = typed(images, out, {})[1:]
+    words = ["pretrain", *machine, "--recipe=lut-vit-b", "--batch_size=10", "--accumulate=1", "--epochs=1"]
+    assert main(words) == 0
+    folder = RunFolder(out)
+    assert folder.read_config().recipe == "lut-vit-b" and folder.read_data()["effective_epochs"] == 2
+    log = folder.log.read_text()
+    assert "by the recipe lut-vit-b (LUT), with model nano (vit_base_patch16_224)" in log
+    assert "an update has 10 images (recipe: 4,096), so the rate's peak is 1.5e-4 x 10 / 256 = 5.859e-6" in log
+    assert "effective epochs 2: a step sees 2 crops of each image" in log
+    assert main(words) == 0 and "is finished" in capsys.readouterr().out
+    folder.summary.unlink()
+    assert main(words) == 0 and "Resuming after step" in folder.log.read_text()
+    settings = [f"--config={folder.config}", f"--out={out}"]
+    assert main(["pretrain", *settings, "--recipe=null"]) == 0, "all is settled, and the name is no setting"
+    assert main([*words, "--epochs=2"]) == 2 and "epochs: was 1, now 2" in capsys.readouterr().err
+
+
+def test_a_run_by_a_recipe_has_a_folder_of_its_name(monkeypatch, tmp_path, capsys, images):
+    monkeypatch.chdir(tmp_path)
+    words = [word for word in typed(images, tmp_path, {}) if not word.startswith("--out")]
+    assert main([*words, "--recipe=mae-vit-b", "--batch_size=8", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        f"everything goes to runs/{images.name}-mae-vit-b" in said.replace("\n", " ") and "effective epochs" not in said
+    )
+    assert "There are only" in said
+
+
+def test_check_proposes_it(images, monkeypatch):
+    monkeypatch.setattr("patchloom.check.resolve", lambda asked, *others: resolve(replace(asked, **MACHINE), *others))
+    done = check(images, recipe="mae-vit-b", model="nano", img_size=32, patch_size=8, estimate=False)
+    settings = done.proposal.settings
+    assert (settings.task["name"], settings.blr, settings.epochs) == ("mae", 1.5e-4, 1600)
+    words = shlex.split(done.proposal.command)
+    assert "--task" not in words and words[words.index("--recipe") + 1] == "mae-vit-b"
+    given, _ = parse_pretrain(words[2:])
+    assert (given["blr"], given["warmup_epochs"], given["accumulate"], given["clip"]) == (1.5e-4, 40, 1, 0)
+    assert "task" not in done.proposal.reasons
+
+
+def test_effective_epochs_count_crops_that_an_encoder_is_given():
+    task = {name: resolved(name, model="nano")[1] for name in ("mae-vit-b", "extrema-vit-s", "restore-vit-b")}
+    assert effective(task["mae-vit-b"], 100) == effective(task["extrema-vit-s"], 100) == ""
+    given = "effective epochs 1,000: of a crop of 320x320 the encoder is given 224x224, once in a step"
+    assert effective(task["restore-vit-b"], 1000) == given
+    own = request("digits", {"name": "extrema", "crop": "own"}, {"recipe": "extrema-vit-s"})
+    assert own.task["crop"] == "own"
+
+
+def test_nested_is_what_the_command_line_names():
+    assert nested({"task.name": "mae", "task.sigma": 1, "epochs": 3}) == {
+        "task": {"name": "mae", "sigma": 1},
+        "epochs": 3,
+    }
+    assert isinstance(recipe_named("mae-vit-b"), PretrainRecipe)
