@@ -74,7 +74,7 @@ def parse_call(verb: str, words: Sequence[str]) -> dict[str, Any]:
     """
     taken = of_verb(verb)
     typed = joined(words, taken)
-    typed, several = _several(typed, 0, taken) if verb == "check" else (typed, {})
+    typed, several = _several(typed, 0, taken) if verb in ("check", "look curves") else (typed, {})
     return _parse(_parser(f"patchloom {verb}", taken), typed) | several
 
 
@@ -143,7 +143,8 @@ def _owners(option: str) -> list[str]:
     name, task = option.removeprefix("--"), option.removeprefix("--task.")
     verbs = sorted(shipped_names("verbs"), key=lambda verb: verb != "pretrain")  # of whose options others take some
     found = [f"patchloom {verb}" for verb in verbs if _has(of_verb(verb), name)][:1]
-    found += [f"patchloom evaluate {one}" for one in shipped_names("protocols") if _has(of_evaluate(one), name)][:1]
+    protocols = sorted(shipped_names("protocols"), key=lambda one: one != "finetune")  # which takes all of a recipe
+    found += [f"patchloom evaluate {one}" for one in protocols if _has(of_evaluate(one), name)][:1]
     return found or [f"--task {one}" for one in TASKS if task != option and _has(of_task(one), task)]
 
 
@@ -180,7 +181,7 @@ def joined(words: Sequence[str], taken: Listed | None = None) -> list[str]:
 
 
 def _several(words: list[str], before: int, taken: Listed) -> tuple[list[str], dict[str, list[str]]]:
-    """Joined words with one for the data, behind ``before`` others without a name; and the data, if several were given.
+    """Joined words with one for data or runs, behind ``before`` others without a name; and all, if several were given.
 
     So they are typed, or a shell makes them of a pattern.
 
@@ -196,7 +197,8 @@ def _several(words: list[str], before: int, taken: Listed) -> tuple[list[str], d
             raise PatchloomError(said)
         if not os.path.exists(word) and word in TASKS and "--task" in known:
             raise PatchloomError(f"{word} does not exist, but is a task: did you mean --task {word}?")
-    return [word for i, word in enumerate(words) if i not in data[1:]], {"data": [words[i] for i in data]}
+    name = [option.name for option in taken.options if option.positional][before]
+    return [word for i, word in enumerate(words) if i not in data[1:]], {name: [words[i] for i in data]}
 
 
 def last_value(words: Sequence[str], option: str) -> str | None:

@@ -41,6 +41,11 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
     "look": [
         ("patchloom look runs/photos-mae", "of its own images"),
         ("patchloom look runs/photos-mae others/ --images 4", "of others"),
+        ("patchloom look curves runs/photos-mae runs/photos-restore", "their losses"),
+    ],
+    "look curves": [
+        ("patchloom look curves runs/photos-mae runs/photos-restore", "losses"),
+        ("patchloom look curves runs/* --against epochs", "results"),
     ],
     "export": [("patchloom export runs/photos-mae", "writes timm.safetensors into the run")],
     "bench": [
@@ -55,8 +60,8 @@ _GROUPS = {
     "data": "images max_train labels per_class img_size crop_scale flip held_out group channels normalization cache",
     "model": "model patch_size positions init from_run",
     "task": "recipe task tasks",
-    "training": "epochs batch_size accumulate blr weight_decay betas layer_decay warmup_epochs clip drop_path "
-    "smoothing mixup cutmix randaugment randaugment_std erasing repeats ema seed seeds",
+    "training": "epochs batch_size accumulate blr lr weight_decay momentum betas layer_decay warmup_epochs clip "
+    "drop_path smoothing mixup cutmix randaugment randaugment_std erasing repeats ema seed seeds",
     "machine": "device devices nodes strategy precision teacher_precision attention kernels compile checkpointing "
     "threads workers",
 }
@@ -64,7 +69,7 @@ _RARE = {
     *"accumulate weight_decay warmup_epochs clip crop_scale normalization cache channels positions nodes".split(),
     *"strategy precision teacher_precision attention kernels compile checkpointing threads".split(),
     *"betas layer_decay drop_path smoothing mixup cutmix randaugment randaugment_std erasing repeats ema".split(),
-    *"placeholder ratio steps head_on".split(),
+    *"lr momentum placeholder ratio steps head_on".split(),
 }
 _COLUMN = 30  # where the explanations begin
 _FEW = 6  # options that need no groups
@@ -105,6 +110,8 @@ def page(verb: str, words: Sequence[str]) -> str:
     """
     flags = ("-h", "--help", "--help=all", "--help-all", "--help_all")
     asked = joined([word for word in words if word not in (*flags, "all")])
+    if verb == "look" and asked[:1] == ["curves"]:
+        verb, asked = "look curves", asked[1:]
     taken, prog, title = _taken(verb, asked)
     places = [option for option in taken.options if option.positional]
     named = [option for option in taken.options if not option.positional]

@@ -1,5 +1,6 @@
 """Recipes say what the papers say, every value can be replaced, and timm's parts are put together as timm does."""
 
+import re
 from copy import deepcopy
 from dataclasses import fields, replace
 from types import SimpleNamespace
@@ -17,13 +18,15 @@ from patchloom.evaluate import EvalSettings
 from patchloom.evaluate.answers import answers
 from patchloom.evaluate.classifier import Classifier, fresh_blocks
 from patchloom.evaluate.fit import FitPlan, train
+from patchloom.evaluate.papers import PROBES, RECIPES, recipe_for
 from patchloom.evaluate.protocols import protocol_of
-from patchloom.evaluate.recipes import RECIPES, Recipe, of_step, recipe_for, validation_images
+from patchloom.evaluate.recipes import Recipe, of_step, validation_images
 from patchloom.evaluate.trained import plan_for
 from patchloom.evaluate.views import Views
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard
 from patchloom.options import parse_evaluate
+from patchloom.verbs import of_evaluate
 
 SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
 SPEC = EncoderSpec("nano", (8, 8), 4, channels=1, options=SMALL)
@@ -55,16 +58,57 @@ def classifier(**options) -> Classifier:
         ("droppos", "L", {"epochs": 50, "warmup_epochs": 5, "batch": 1024, "weight_decay": 0.05, "smoothing": 0.1}),
         ("droppos", "B", {"betas": (0.9, 0.999), "drop_path": 0.1, "randaugment": 9.0, "randaugment_std": 0.5}),
         ("extrema", "S", {"epochs": 200, "layer_decay": 0.75, "pooling": "mean"}),
-        ("extrema", "B", {"epochs": 100, "layer_decay": 0.65}),
+        ("extrema", "B", {"epochs": 100, "blr": 1e-3, "layer_decay": 0.75}),
+        ("extrema-22k", "B", {"epochs": 100, "blr": 5e-4, "layer_decay": 0.65}),
+        ("extrema-few", "B", {"epochs": 1000, "lr": 5e-6}),
+        ("restore", "B", {"epochs": 100, "pooling": "class", "blr": 1e-3, "layer_decay": 0.75}),
+        ("simmim", "B", {"epochs": 100, "warmup_epochs": 20, "batch": 2048, "blr": 1.25e-3 / 2, "layer_decay": 0.65}),
+        (
+            "simmim",
+            "B",
+            {"weight_decay": 0.05, "betas": (0.9, 0.999), "drop_path": 0.1, "clip": 5.0, "pooling": "mean"},
+        ),
+        ("simmim", "B", {"mixup": 0.8, "cutmix": 1.0, "randaugment": 9.0, "erasing": 0.25, "smoothing": 0.1}),
         ("lut", "S", {"epochs": 300, "blr": 5e-4, "layer_decay": 0.75}),
         ("lut", "B", {"epochs": 100, "blr": 2.5e-4, "layer_decay": 0.65}),
         ("lut", "L", {"epochs": 50, "blr": 1e-3, "layer_decay": 0.65}),
         ("mp3", "B", {"pooling": "class", "repeats": 3, "erasing": 0.25, "drop_path": 0.1, "layer_decay": 1.0}),
+        ("mp3", "B", {"epochs": 150, "batch": 2048, "blr": 5e-4 / 2, "weight_decay": 0.05, "smoothing": 0.1}),
+        ("mp3-cifar100", "S", {"epochs": 400, "batch": 256, "blr": 5e-4 / 2, "pooling": "class", "repeats": 3}),
+        ("mp3-tiny", "B", {"epochs": 400, "batch": 512, "blr": 5e-4 / 2, "pooling": "class", "repeats": 3}),
     ],
 )
 def test_recipes_are_the_papers(name: str, size: str, values: dict) -> None:
     recipe = of_size(size, name)
     assert {key: getattr(recipe, key) for key in values} == values
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("mae", {"epochs": 90, "warmup_epochs": 10, "batch": 16_384, "blr": 0.1, "weight_decay": 0.0}),
+        ("mae", {"momentum": 0.9, "pooling": "class", "crop_scale": 0.08, "flip": True, "randaugment": 0.0}),
+        ("extrema", {"epochs": 90, "warmup_epochs": 10, "batch": 4096, "blr": 0.1, "weight_decay": 0.0}),
+        ("extrema", {"momentum": 0.9, "pooling": "instance", "smoothing": 0.0, "mixup": 0.0, "cutmix": 0.0}),
+    ],
+)
+def test_linear_probes_are_the_papers(name: str, values: dict) -> None:
+    recipe, sizes = PROBES[name]
+    assert {key: getattr(recipe, key) for key in values} == values and not sizes
+
+
+@pytest.mark.parametrize("batch", [64, 1024])
+def test_few_labels_start_at_the_papers_rate_whatever_the_batch(batch: int) -> None:
+    """ExtreMA: an initial rate of 5e-6, which no batch scales."""
+    source = open_data("digits").train.subset(range(80))
+    recipe = of_size("B", "extrema-few", batch=batch, epochs=4, warmup_epochs=0, drop_path=0.0)
+    training = planned(recipe).begin(classifier(), source)
+    assert {group["initial_lr"] for group in training.optimizer.param_groups} == {5e-6}
+    assert planned(recipe).peak(80) == 5e-6 != planned(of_size("B", "extrema-few", batch=batch, blr=5e-6)).peak(80)
+    assert of_size("B", "mae").peak(1024) == 4e-3 and of_size("B", "extrema").peak(1024) == 4e-3
+    assert of_size("B", "simmim").peak(2048) == 5e-3 and of_size("B", "mp3").peak(512) == 5e-4
+    with pytest.raises(PatchloomError, match="--lr and --blr both say"):
+        of_size("B", "mae", lr=1e-4, blr=1e-3)
 
 
 def test_every_value_is_an_option_of_every_protocol_that_trains() -> None:
@@ -105,7 +149,11 @@ def test_auto_values_follow_from_the_data() -> None:
     assert small.settled(1437, "cuda").epochs == 300
     assert of_size("B", "mae").settled(1437, "cpu") == of_size("B", "mae")  # the papers' train on all, to the end
     assert recipe_for("small", build_encoder(SPEC), {}).blr > small.blr == of_size("B", "small").blr
-    assert set(RECIPES) == {"small", "droppos", "mae", "mp3", "extrema", "lut"}
+    papers = "droppos mae mp3 mp3-cifar100 mp3-tiny restore simmim extrema extrema-22k extrema-few lut"
+    assert set(RECIPES) == {"small", *papers.split()}
+    for protocol in ("finetune", "blocks:2", "few-shot"):  # whose help names them all
+        named = next(option.about for option in of_evaluate(protocol).options if option.name == "recipe")
+        assert all(re.search(rf"\b{name}(?![-\w])", named) for name in RECIPES)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +178,7 @@ def test_refusals(change: dict, said: str) -> None:
 
 def test_a_step_has_even_batches_and_repeats() -> None:
     mp3 = of_size("B", "mp3").settled(10_000, "cpu")
-    assert of_step(mp3, 10_000) == (340, 1020)
+    assert of_step(mp3, 10_000) == (682, 2046)
     assert of_step(of_size("B", "mae"), 15) == (14, 14)
     assert of_step(of_size("B", "mae", mixup=0.0, cutmix=0.0), 15) == (15, 15)
     with pytest.raises(PatchloomError, match="need 2 images in a batch"):

@@ -16,6 +16,7 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier
 from patchloom.evaluate.features import Precision
 from patchloom.evaluate.pace import TimeLeft
+from patchloom.evaluate.probe import Probe, ProbeTraining
 from patchloom.evaluate.recipes import Recipe, of_step, validation_images
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.training import Trained, Training
@@ -50,6 +51,10 @@ class FitPlan:
         """The same with another base learning rate."""
         return replace(self, recipe=replace(self.recipe, blr=rate))
 
+    def peak(self, n: int) -> float:
+        """The highest learning rate of a training on ``n`` images."""
+        return self.recipe.peak(of_step(self.recipe, n - validation_images(self.recipe.validation, n))[1])
+
     def steps(self, n: int) -> int:
         """Updates of a training on ``n`` images, unless its patience ends it before."""
         n -= validation_images(self.recipe.validation, n)
@@ -59,7 +64,8 @@ class FitPlan:
         """A training of ``model`` on ``source``, before its first step."""
         settings = self.settings
         numbers = self.recipe, self.card.mean, self.card.std
-        return Training(model, source, *numbers, settings, half=self.half, native=self.kernels == "native")
+        kind = ProbeTraining if isinstance(model, Probe) else Training
+        return kind(model, source, *numbers, settings, half=self.half, native=self.kernels == "native")
 
 
 @contextmanager

@@ -1,15 +1,14 @@
-"""Fine-tuning recipes: the papers' by name, one for small data, and changes of any value."""
+"""What a recipe is: the values by which a classifier or a linear probe is trained, each of them an option."""
 
 from __future__ import annotations
 
 import inspect
+import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
 from inspect import Parameter, signature
 from typing import Any, Literal, get_type_hints
-
-from timm.models.vision_transformer import VisionTransformer
 
 from patchloom.data.splits import MAX_HELD_OUT
 from patchloom.errors import PatchloomError
@@ -25,6 +24,8 @@ _EPOCHS = (10, 300)
 _VALIDATION_SHARE = 0.15
 _LEAST_VALIDATION = 20  # images: with fewer, an image more or less is over 5 points, and chance would choose
 
+_AT_ONCE = 256  # images that a frozen encoder takes
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -37,6 +38,7 @@ class Recipe:
             where only the epochs are changed.
         batch: images per step, repeats included; auto follows from the number of training images.
         blr: base learning rate; the peak is blr · batch / 256, followed by a cosine decay to 0.
+        lr: the peak itself, whatever the batch, instead of a base learning rate; 0 goes by blr.
         weight_decay: of AdamW, for weights of two and more dimensions.
         betas: of AdamW.
         layer_decay: ratio of the learning rates of a block and the next one; 1 switches it off.
@@ -63,6 +65,7 @@ class Recipe:
     warmup_epochs: float | Auto = 5
     batch: int | Auto = 1024
     blr: float = 1e-3
+    lr: float = 0.0
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.999)
     layer_decay: float = 0.75
@@ -93,10 +96,10 @@ class Recipe:
         Raises:
             PatchloomError: a value of another type, or out of its range.
         """
-        for name, hint in get_type_hints(Recipe).items():
+        for name, hint in get_type_hints(type(self)).items():
             check(name, getattr(self, name), hint)
         for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
+            value = getattr(self, name, low)
             if value != "auto" and not low <= value <= high:
                 bounds = f"{low:g} or more" if high == float("inf") else f"{low:g} to {high:g}"
                 raise PatchloomError(f"--{name} must be {bounds}, not {value}")
@@ -135,14 +138,77 @@ class Recipe:
         warmup = round(warmup, 2)
         return replace(self, batch=batch, epochs=epochs, warmup_epochs=warmup, validation=validation)
 
+    def peak(self, batch: int) -> float:
+        """The highest learning rate, where a step has ``batch`` images."""
+        return self.lr or self.blr * batch / 256
+
+    def rate_option(self) -> str:
+        """The option that says what the learning rate is, with its value."""
+        return f"--lr (now {self.lr:g})" if self.lr else f"--blr (now {self.blr:g})"
+
+    def parts(self, images: int) -> int:
+        """Of how many batches that are read and encoded one after the other a step of ``images`` is made."""
+        return 1
+
     def plain(self) -> dict[str, Any]:
         """As a dict for JSON."""
         return {**asdict(self), "betas": list(self.betas)}
 
+    @classmethod
+    def options(cls) -> tuple[str, ...]:
+        """Fields that are options; of the batch, the settings common to all protocols tell: one name for one thing."""
+        return tuple(field.name for field in fields(cls) if field.name != "batch")
+
+
+@dataclass(frozen=True)
+class ProbeRecipe(Recipe):
+    """Hyper-parameters of the papers' linear probe on a frozen encoder, trained by LARS on random crops.
+
+    What else a `Recipe` has is switched off in it.
+
+    Attributes:
+        momentum: of LARS.
+    """
+
+    epochs: int | Auto = 90
+    warmup_epochs: float | Auto = 10
+    batch: int | Auto = 16_384
+    blr: float = 0.1
+    weight_decay: float = 0.0
+    layer_decay: float = 1.0
+    drop_path: float = 0.0
+    smoothing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    randaugment: float = 0.0
+    pooling: Literal["class", "mean", "instance"] = "class"
+    momentum: float = 0.9
+
+    def check(self) -> None:
+        """See `Recipe`; a batch norm needs two images."""
+        super().check()
+        if self.batch == 1:
+            raise PatchloomError("the linear probe norms over the images of a batch: use --batch_size 2 or more")
+
+    def parts(self, images: int) -> int:
+        """See `Recipe`: a step has thousands of images, and only features of them have to be in memory."""
+        return math.ceil(images / _AT_ONCE)
+
+    def plain(self) -> dict[str, Any]:
+        """As a dict for JSON, without what is switched off."""
+        told = "epochs warmup_epochs batch blr lr weight_decay momentum crop_scale flip pooling"
+        return {"optimizer": "LARS", **{name: getattr(self, name) for name in told.split()}}
+
+    @classmethod
+    def options(cls) -> tuple[str, ...]:
+        """Fields that are options, but for the pooling, which every linear probe has."""
+        return ("epochs", "warmup_epochs", "blr", "weight_decay", "momentum", "crop_scale", "flip")
+
 
 _RANGES = {
     **{"epochs": (1, float("inf")), "warmup_epochs": (0, float("inf")), "batch": (1, float("inf"))},
-    **{"blr": (0, float("inf")), "weight_decay": (0, float("inf")), "layer_decay": (0, 1), "drop_path": (0, 0.99)},
+    **{"blr": (0, float("inf")), "lr": (0, float("inf")), "momentum": (0, 0.9999), "weight_decay": (0, float("inf"))},
+    **{"layer_decay": (0, 1), "drop_path": (0, 0.99)},
     **{"smoothing": (0, 0.99), "mixup": (0, float("inf")), "cutmix": (0, float("inf")), "randaugment": (0, 10)},
     **{"randaugment_std": (0, float("inf")), "erasing": (0, 1), "repeats": (1, 100), "crop_scale": (0, 1)},
     **{"ema": (0, 0.999999), "clip": (0, float("inf")), "validation": (0, 0.9), "patience": (0, 1)},
@@ -163,94 +229,33 @@ def of_step(recipe: Recipe, n: int) -> tuple[int, int]:
     images = min(max(1, recipe.batch // recipe.repeats), n)
     if recipe.mixes and images * recipe.repeats % 2:
         images -= 1
+    images -= images % recipe.parts(images)
     if not images:
         raise PatchloomError("mixup and cutmix need 2 images in a batch: use --mixup 0 --cutmix 0")
     return images, images * recipe.repeats
 
 
-# MAE, table 9; the other papers start from it, and it supplies the values that they do not state
-_MAE = Recipe()
-# for small data: light, since the papers' full augmentation would need many times their epochs
-_SMALL = Recipe(
-    epochs="auto",
-    warmup_epochs="auto",
-    batch="auto",
-    drop_path=0.0,
-    mixup=0.0,
-    cutmix=0.0,
-    randaugment=0.0,
-    crop_scale=0.6,
-    clip=5.0,
-    validation="auto",
-    patience=0.3,
-)
-# DeiT, table 9, on which MP3 builds; DeiT states its rate as 5e-4 for 512 images
-_DEIT = Recipe(epochs=150, blr=2.5e-4, layer_decay=1.0, erasing=0.25, repeats=3, pooling="class")
-
-# by name: the recipe of ViT-B, which is the default, and changes for other sizes
-RECIPES: dict[str, tuple[Recipe, dict[str, dict[str, Any]]]] = {
-    "small": (_SMALL, {"XS": {"blr": 4e-3}}),
-    "mae": (_MAE, {"L": {"epochs": 50}}),
-    "droppos": (replace(_MAE, layer_decay=0.8), {"L": {"epochs": 50}}),
-    "mp3": (_DEIT, {}),
-    "extrema": (replace(_MAE, layer_decay=0.65), {"S": {"epochs": 200, "layer_decay": 0.75}}),
-    "lut": (
-        replace(_MAE, blr=2.5e-4, layer_decay=0.65),
-        {"S": {"epochs": 300, "blr": 5e-4, "layer_decay": 0.75}, "L": {"epochs": 50, "blr": 1e-3}},
-    ),
-}
-
-
-def size_of(vit: VisionTransformer) -> str:
-    """XS (narrower than ViT-S), S, B or L, by width and depth."""
-    if vit.embed_dim >= 1024 or len(vit.feature_info) >= 24:
-        return "L"
-    return "XS" if vit.embed_dim < 384 else "S" if vit.embed_dim == 384 else "B"
-
-
-def recipe_for(name: str, vit: VisionTransformer, changes: Mapping[str, Any]) -> Recipe:
-    """The recipe of that name for an encoder of this size, with ``changes``, in which None means no change.
-
-    Raises:
-        PatchloomError: no such recipe, or an invalid value.
-    """
-    if name not in RECIPES:
-        raise PatchloomError(f"there is no recipe {name}: choose one of {', '.join(RECIPES)}")
-    base, sizes = RECIPES[name]
-    size = size_of(vit)
-    if size not in sizes and size == "XS":  # the smallest size in the papers
-        size = "S"
-    recipe = replace(base, **sizes.get(size, {}))
-    given = {key: value for key, value in changes.items() if value is not None}
-    if "betas" in given:
-        given["betas"] = tuple(given["betas"])
-    before, epochs = recipe.epochs, given.get("epochs")
-    if "auto" not in (before, recipe.warmup_epochs) and isinstance(epochs, int) and "warmup_epochs" not in given:
-        given["warmup_epochs"] = recipe.warmup_epochs * epochs / before
-    recipe = replace(recipe, **given)
-    recipe.check()
-    return recipe
-
-
-def takes_recipe(protocol: Callable[..., Report]) -> Callable[..., Report]:
-    """Decorator that replaces the last parameter ``**changes`` of a protocol by an option for every field of `Recipe`.
+def takes_recipe(protocol: Callable[..., Report], kind: type[Recipe] = Recipe) -> Callable[..., Report]:
+    """Decorator that replaces the last parameter ``**changes`` of a protocol by the options of a kind of recipe.
 
     Signature and docstring follow from the fields and their descriptions, so that neither is written twice. The base
     learning rate may be a list, of which the best on held-out training images is chosen.
     """
-    own = signature(protocol)
-    # of the batch, the settings common to all protocols tell: one name for one thing
-    hints = {name: hint | None for name, hint in get_type_hints(Recipe).items() if name != "batch"}
+    own, names = signature(protocol), kind.options()
+    hints = {name: hint | None for name, hint in get_type_hints(kind).items() if name in names}
     hints["blr"] = float | list[float] | None
-    added = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=hint) for name, hint in hints.items()]
+    added = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=hints[name]) for name in names]
     own_options = [parameter for parameter in own.parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD]
     protocol.__signature__ = own.replace(parameters=[*own_options, *added])  # type: ignore[attr-defined]
     protocol.__annotations__ |= hints
-    descriptions = inspect.cleandoc(Recipe.__doc__).partition("Attributes:\n")[2]
-    descriptions = re.sub(r"    batch: .*\n(?:     .*\n)*", "", descriptions).replace(
-        "    blr: base learning rate;", "    blr: base learning rate, or a list to choose from;"
-    )
-    protocol.__doc__ = re.sub(
-        r"^    changes: .*\n", lambda _: descriptions + "\n", inspect.getdoc(protocol), flags=re.M
-    )
+    described = {name: text for one in (Recipe, kind) for name, text in _descriptions(one).items()}
+    described["blr"] = described["blr"].replace("rate;", "rate, or a list to choose from;")
+    lines = "".join(f"    {name}:{described[name]}" for name in names)
+    protocol.__doc__ = re.sub(r"^    changes: .*\n", lambda _: lines, inspect.getdoc(protocol) + "\n", flags=re.M)
     return protocol
+
+
+def _descriptions(kind: type[Recipe]) -> dict[str, str]:
+    """What a recipe's docstring says of each of its own fields, line breaks and all."""
+    text = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2] + "\n"
+    return dict(re.findall(r"^    (\w+):(.*\n(?:     .*\n)*)", text, flags=re.M))

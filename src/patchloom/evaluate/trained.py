@@ -19,7 +19,8 @@ from patchloom.evaluate.features import Precision, classes_of, labels_of, trains
 from patchloom.evaluate.fit import FitPlan, seconds_of_step, seeded, train
 from patchloom.evaluate.frozen import THE_UNTRAINED, UNTRAINED, majority
 from patchloom.evaluate.pace import TimeLeft, waiting_for
-from patchloom.evaluate.recipes import Recipe, recipe_for
+from patchloom.evaluate.papers import RECIPES, Sized, recipe_for
+from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.report import Report, Row, compared, lost_images
 from patchloom.evaluate.settings import EvalSettings, Parts
 from patchloom.evaluate.training import Trained
@@ -60,8 +61,11 @@ def plan_for(
     train_on: Source,
     settings: EvalSettings,
     precision: Precision,
+    known: Mapping[str, Sized] = RECIPES,
 ) -> FitPlan:
     """The plan for an encoder and training images; ``changes`` of the recipe may have a list of values for ``blr``.
+
+    The recipe is one of those that are ``known``.
 
     Raises:
         PatchloomError: no such recipe, an invalid value, or too few images for their classes.
@@ -72,7 +76,7 @@ def plan_for(
     rates = tuple(given) if isinstance(given, list | tuple) else (given,)
     if not rates:
         raise PatchloomError("--blr has no rate to choose from: give numbers, such as '[1e-4, 1e-3]'")
-    recipes = [recipe_for(name, vit, {**changes, "blr": rate}) for rate in rates]
+    recipes = [recipe_for(name, vit, {**changes, "blr": rate}, known) for rate in rates]
     classes, n = classes_of(train_on), len(train_on)
     if classes < 2:
         raise PatchloomError(f"{train_on.name} has images of one class only: a classifier needs two or more")
@@ -83,7 +87,9 @@ def plan_for(
     device = settings.at
     recipe = recipes[0].settled(n, device.type)
     half = trains_in_bfloat16(device, precision)
-    kernels, _ = choose_kernels(vit, device.type, half and not recipe.drop_path, recipe.batch)
+    kernels, _ = choose_kernels(
+        vit, device.type, half and not recipe.drop_path, recipe.batch // recipe.parts(recipe.batch)
+    )
     rates = tuple(sorted({recipe.blr for recipe in recipes}))
     return FitPlan(name, recipe, rates, card, settings, precision, half, kernels)
 
@@ -111,7 +117,7 @@ def fit(
         chosen = {"held_out_accuracy": found[best], "held_out": len(held)}
     trained = _fitted(candidate, plan, source, candidate.name, left)
     how = {"precision": "bfloat16" if plan.half else "float32", **candidate.settings, **chosen, **trained.chosen}
-    return trained.model, {"recipe": plan.name, **plan.recipe.plain(), **how}
+    return trained.model, {"recipe": plan.name, **plan.recipe.plain(), "lr": plan.peak(len(source)), **how}
 
 
 def _fitted(candidate: Candidate, plan: FitPlan, source: Source, name: str, left: TimeLeft | None) -> Trained:
@@ -209,6 +215,8 @@ def report_of(
 def _recipe_sentence(plan: FitPlan, parts: Parts, row_settings: Mapping[str, Any]) -> str:
     values = {name: row_settings[name] for name in (*plan.recipe.plain(), "precision")}
     values["blr"] = " or ".join(f"{rate:g}" for rate in plan.rates)
+    if plan.recipe.lr:  # no base learning rate has had a say
+        del values["blr"]
     recipe = ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in values.items())
     chosen = ""
     if len(plan.rates) > 1:
@@ -227,4 +235,6 @@ def _recipe_sentence(plan: FitPlan, parts: Parts, row_settings: Mapping[str, Any
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -108,12 +108,7 @@ class Training:
         held = 0 if self.held is None else len(self.held)
         self.best = BestEpoch(held, recipe.epochs, self.per_epoch, recipe.patience)
         self.views = Views(model.size, recipe, mean)
-        self.optimizer = torch.optim.AdamW(
-            model.groups(recipe.weight_decay, recipe.layer_decay),
-            lr=recipe.blr * self.batch / 256,
-            betas=recipe.betas,
-            fused=self.device.type in ("cpu", "cuda"),
-        )
+        self.optimizer = self._optimizer()
         warmup = min(round(recipe.warmup_epochs * self.per_epoch), self.steps - 1)
         # one more than there are steps, so that the learning rate of the last one is above 0
         self.schedule = CosineLRScheduler(
@@ -124,6 +119,12 @@ class Training:
         self.loss = SoftTargetCrossEntropy() if self.mix else LabelSmoothingCrossEntropy(recipe.smoothing)
         self.erase = RandomErasing(recipe.erasing, mode="pixel", device=self.device)
         self.unreadable: set[str] = set()
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        recipe = self.recipe
+        groups = self.model.groups(recipe.weight_decay, recipe.layer_decay)
+        fused = self.device.type in ("cpu", "cuda")
+        return torch.optim.AdamW(groups, lr=recipe.peak(self.batch), betas=recipe.betas, fused=fused)
 
     def _mixup(self, classes: int) -> Mixup | None:
         if not self.recipe.mixes:
@@ -193,15 +194,7 @@ class Training:
 
     def _step(self, step: int, batch: Batch) -> Tensor:
         self.schedule.step_update(step + 1)
-        images = torch.cat(batch.views)
-        labels = self.labels[batch.indices].repeat(len(batch.views)).to(self.device, non_blocking=True)
-        if self.mix and len(images) % 2:  # unreadable images left an odd batch
-            images, labels = images[:-1], labels[:-1]
-        images = self.erase(normalize(images, self.mean, self.std))
-        if self.mix:
-            images, labels = self.mix(images, labels)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-            logits = self.model(images)
+        logits, labels = self._answered(batch)
         loss = self.loss(logits.float(), labels)
         loss.backward()
         if self.recipe.clip:
@@ -212,12 +205,22 @@ class Training:
             self.average.update(self.model, step + 1)
         return loss.detach()
 
+    def _answered(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Logits, and the labels, or shares of all classes, that they are compared with."""
+        images = torch.cat(batch.views)
+        labels = self.labels[batch.indices].repeat(len(batch.views)).to(self.device, non_blocking=True)
+        if self.mix and len(images) % 2:  # unreadable images left an odd batch
+            images, labels = images[:-1], labels[:-1]
+        images = self.erase(normalize(images, self.mean, self.std))
+        if self.mix:
+            images, labels = self.mix(images, labels)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            return self.model(images), labels
+
     def _mean(self, losses: list[Tensor]) -> float:
         loss = torch.stack(losses).mean().item()
         if not math.isfinite(loss):
-            raise PatchloomError(
-                f"the loss is not finite after {self.step} steps: lower --blr (now {self.recipe.blr:g})"
-            )
+            raise PatchloomError(f"the loss is not finite after {self.step} steps: lower {self.recipe.rate_option()}")
         return loss
 
     def _validated(self) -> Any:

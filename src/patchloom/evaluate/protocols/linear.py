@@ -1,32 +1,137 @@
-"""Linear probe: a logistic regression on frozen features."""
+"""Linear probe: a logistic regression on frozen features, or the papers' probe by LARS on random crops."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from timm.models.vision_transformer import VisionTransformer
 
 from patchloom.data import DataLike
-from patchloom.evaluate.features import ImageFeatures, Pooling
-from patchloom.evaluate.frozen import FrozenProtocol, Score, measure_run
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.classifier import Classifier, Pool, class_names
+from patchloom.evaluate.features import ImageFeatures, Pooling, Precision, check_pooling, tokens_of
+from patchloom.evaluate.fit import FitPlan
+from patchloom.evaluate.frozen import UNTRAINED, FrozenProtocol, Score, measure_run
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, STRENGTHS, linear_probe
+from patchloom.evaluate.papers import PROBES, published
+from patchloom.evaluate.probe import Probe
+from patchloom.evaluate.recipes import ProbeRecipe, Recipe, of_step, takes_recipe
 from patchloom.evaluate.report import Report, Row
-from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.settings import EvalSettings, parts_of
+from patchloom.evaluate.trained import Build, Candidate, plan_for, train_and_test
+from patchloom.hints import check_options
+from patchloom.nets.heads import InstanceHead
+from patchloom.nets.variants import vary
+from patchloom.nets.weights import EncoderCard, untrained_twin
+from patchloom.runs.encoder import load_encoder, load_extra_module
+
+_LOGISTIC = "logistic"
+_LEAST = 0.5 * 50_000 * 90 * 0.1  # images · epochs · base rate, in which the layer moves by some four times its norm
+_PAPERS = {"mae": "MAE (Table 10)", "extrema": "ExtreMA (Table 14)"}
 
 
+@partial(takes_recipe, kind=ProbeRecipe)
 def linear(
-    run: str | Path, data: DataLike, settings: EvalSettings, *, pooling: Pooling | Literal["all"] = "all"
+    run: str | Path,
+    data: DataLike,
+    settings: EvalSettings,
+    *,
+    pooling: Pooling | Literal["all"] = "all",
+    recipe: str = _LOGISTIC,
+    control: bool = True,
+    precision: Precision = "auto",
+    **changes: Any,
 ) -> Report:
     """Train a linear classifier on frozen features.
 
     Args:
         run, data, settings: as in `patchloom.evaluate.evaluate`.
-        pooling: "class", "mean", "instance" (with an instance head), "both" class and mean, or "all" that exist.
+        pooling: "class", "mean", "instance" (with an instance head), "both" class and mean, or "all" that exist. With a
+            paper's recipe one of the first three; "all" is then the paper's.
+        recipe: logistic (ours: a regression on features of each image's centre, in a minute), or a paper's, mae or
+            extrema, which sees random crops for 90 epochs; the options from control on are for these, and each value
+            below replaces one of the recipe's own.
+        control: do the same on an untrained encoder, too.
+        precision: of the frozen encoder: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
+        changes: values of the recipe.
 
     Raises:
-        PatchloomError: no such encoder or data; data without labels; or a pooling that the encoder lacks.
+        PatchloomError: no such encoder, data or recipe; data without labels; or a pooling that the encoder lacks.
     """
-    return measure_run(LINEAR, run, data, settings, pooling)
+    check_options(linear, locals())
+    if recipe == _LOGISTIC:
+        usual = {"control": (control, True), "precision": (precision, "auto")}
+        idle = [name for name, value in changes.items() if value is not None]
+        if idle := idle + [name for name, (value, default) in usual.items() if value != default]:
+            raise PatchloomError(
+                f"--{idle[0]} is for --recipe {' or '.join(PROBES)}: the regression of --recipe logistic has no such "
+                "choice"
+            )
+        return measure_run(LINEAR, run, data, settings, pooling)
+    if recipe not in PROBES:
+        raise PatchloomError(f"there is no recipe {recipe}: choose one of {', '.join((_LOGISTIC, *PROBES))}")
+    if pooling == "both":
+        raise PatchloomError("--pooling both is for --recipe logistic: choose class, mean or instance")
+    vit, card = load_encoder(run, settings.model)
+    head = load_extra_module(run, "pooling")
+    asked = published(recipe, vit, PROBES).pooling if pooling == "all" else pooling
+    stands_in = pooling == "all" and asked == "class" and not vit.has_class_token
+    pool: Pool = "mean" if stands_in else asked
+    check_pooling(pool, tokens_of(vit, head))
+    parts = parts_of(data, settings, note=card.note)
+    values = {**changes, "pooling": pool}
+    plan = plan_for(recipe, values, vit, card, parts.train, settings, precision, PROBES)
+    classes = len(class_names(parts.train))
+    candidates = [Candidate(card.name, _builder(vit, card, head, classes), {})]
+    if control:
+        twin, fresh = untrained_twin(card, head, settings.seed)
+        candidates.append(Candidate(UNTRAINED, _builder(twin, card, fresh, classes), {}))
+    done = _done(plan, published(recipe, vit, PROBES), len(parts.train), stands_in)
+    return train_and_test("linear", f"Linear probe, {pool}", done, candidates, plan, parts)
+
+
+def _builder(vit: VisionTransformer, card: EncoderCard, head: InstanceHead | None, classes: int) -> Build:
+    def build(recipe: Recipe) -> Classifier:
+        return Probe(vary(vit, card), classes, recipe.pooling, head)
+
+    return build
+
+
+def _done(plan: FitPlan, paper: Recipe, n: int, stands_in: bool) -> str:
+    """What was trained, and in what it is not as the paper has it."""
+    batch, own = of_step(plan.recipe, n)[1], paper.plain()
+    said = (
+        f"The linear probe of {_PAPERS[plan.name]}: a batch norm without scale and shift, then a linear layer, trained "
+        "by LARS on random crops seen by the frozen encoder."
+    )
+    now, epochs = {**plan.recipe.plain(), "blr": _or(plan.rates)}, plan.recipe.epochs
+    own = {**own, "warmup_epochs": round(own["warmup_epochs"] * epochs / own["epochs"], 2)}
+    changed = [name for name in now if now[name] != own[name] and name not in ("batch", "pooling")]
+    differs = [f"{name.replace('_', ' ')} {_said(now[name])}, not {_said(own[name])}" for name in changed]
+    if batch != own["batch"]:
+        why = f" (there are {n:,} images)" if n < own["batch"] else ""
+        differs.append(f"batch {batch:,}, not {own['batch']:,}{why}, with the rate in proportion")
+    if plan.recipe.pooling != own["pooling"]:
+        why = " (there is no class token)" if stands_in else ""
+        differs.append(f"pooling {plan.recipe.pooling}, not {own['pooling']}{why}")
+    said += f" Other than in the paper: {'; '.join(differs)}." if differs else " All values are the paper's."
+    if n * epochs * plan.recipe.blr < _LEAST:
+        said += (
+            " LARS moves the layer by a small share of its norm in each step, and these are too few steps to leave its "
+            "random start behind: take --recipe logistic for so few images, or raise --blr or --epochs."
+        )
+    return said
+
+
+def _or(rates: Sequence[float]) -> float | str:
+    return rates[0] if len(rates) == 1 else " or ".join(f"{rate:g}" for rate in rates)
+
+
+def _said(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
 def _fit(train: ImageFeatures, pooling: str, settings: EvalSettings) -> Score:
