@@ -19,6 +19,7 @@ from patchloom.evaluate import EvalSettings, evaluate
 from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
 from patchloom.export import export
 from patchloom.look.pictures import look
+from patchloom.look.together import curves
 from patchloom.runs.settings import Settings
 from patchloom.signatures import Listed, Option, as_json, listed
 from patchloom.tasks import TASKS, task_class, usual_task
@@ -28,7 +29,7 @@ from patchloom.usage import kind_of, plainly
 from patchloom.verbs import of_evaluate, of_pretrain, of_task, of_verb
 
 PAGE = Path(__file__).with_name("options.md")
-CALLS = {"look": look, "export": export, "bench": bench, "check": check}
+CALLS = {"look": look, "look curves": curves, "export": export, "bench": bench, "check": check}
 _ABOUT = """\
 # Options
 
@@ -53,7 +54,7 @@ def contents() -> str:
         "check": listed(check),
         "pretrain": Listed(training.about, (*training.options, *settings.options)),
         "evaluate": Listed(measuring.about, (*measuring.options, *common.options)),
-        **{verb: listed(CALLS[verb]) for verb in ("look", "export", "bench")},
+        **{verb: listed(CALLS[verb]) for verb in ("look", "look curves", "export", "bench")},
     }
     tasks = {entry.path: listed(task_class(name), skip={"encoder"}) for name, entry in TASKS.items()}
     given = {"run", "data", "settings", "count"}

@@ -21,6 +21,7 @@ from patchloom.evaluate import PROTOCOLS, EvalSettings
 from patchloom.evaluate.protocols import protocol_of
 from patchloom.export import export
 from patchloom.look.pictures import look
+from patchloom.look.together import curves
 from patchloom.options import parse_call, parse_evaluate, parse_pretrain
 from patchloom.runs.settings import Settings
 from patchloom.signatures import LISTED
@@ -33,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ROW = re.compile(r"^\| `--([\w.]+)` \| ([^|]+) \|", re.MULTILINE)
-CALLS = {"look": look, "export": export, "bench": bench, "check": check}
+CALLS = {"look": look, "look curves": curves, "export": export, "bench": bench, "check": check}
 
 
 class Block(NamedTuple):
@@ -62,6 +63,8 @@ def parse(words: list[str]) -> None:
         parse_pretrain(words[1:])
     elif words[0] == "evaluate":
         parse_evaluate(words[1:])
+    elif words[:2] == ["look", "curves"]:
+        parse_call("look curves", words[2:])
     elif words[0] in CALLS:
         parse_call(words[0], words[1:])
     else:

@@ -169,6 +169,8 @@ def test_data_names_what_it_can_be():
 @pytest.mark.parametrize("command", [command for found in EXAMPLES.values() for command, _ in found])
 def test_examples_are_commands(command):
     _, verb, *words = command.split()
+    if words[:1] == ["curves"]:
+        verb, words = f"{verb} curves", words[1:]
     if verb == "pretrain":
         parse_pretrain(words)
     elif "--help" in words:
@@ -181,7 +183,8 @@ def test_examples_are_commands(command):
 
 def test_help_of_a_verb_is_the_same_by_all_ways(said):
     assert said[0][()] == said[0][("-h",)] == said[0][("help",)] and said[0][()][1] == overview() + "\n"
-    assert page("look", ["--help"]) == page("look", ["-h"])
+    assert page("look", ["--help"]) == page("look", ["-h"]) != page("look", ["curves", "--help"])
+    assert page("look", ["curves", "--help"]).startswith("usage: patchloom look curves RUNS [--OPTION VALUE ...]")
 
 
 def test_names_may_have_hyphens_and_switches_need_no_value():

@@ -164,11 +164,23 @@ def _evaluate(words: list[str]) -> None:
 
 
 def _look(words: list[str]) -> None:
+    if words[:1] == ["curves"]:
+        _look_curves(words[1:])
+        return
     given = parse_call("look", words)
     with _starting():
         from patchloom.look.pictures import look
 
     for path in look(**given):
+        print(path)
+
+
+def _look_curves(words: list[str]) -> None:
+    given = parse_call("look curves", words)
+    with _starting():
+        from patchloom.look.together import curves
+
+    for path in curves(**given):
         print(path)
 
 

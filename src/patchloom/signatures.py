@@ -83,7 +83,7 @@ def listed(owner: Callable[..., Any], skip: Collection[str] = ()) -> Listed:
         required = parameter.default is Parameter.empty
         default = None if required else parameter.default
         hint = sayable(hints.get(name, str if default is None else type(default)))
-        hint = str if name == "data" else hint  # several words of it are joined by who reads them
+        hint = str if name in ("data", "runs") else hint  # several words of it are joined by who reads them
         if hint is None:
             continue
         about = " ".join((described.get(name) or "").split())

@@ -186,7 +186,12 @@ def name_lines(axes: Axes, panel: Panel, last: float, curve: str = "this run") -
 
     labels = [(value, f"{name} {number(value)}", QUIET, "normal") for name, value in panel.baselines.items()]
     labels.append((last, f"{curve} {number(last)}" if panel.baselines else number(last), RUN, "bold"))
-    labels.sort(key=lambda label: label[0])
+    write_beside(axes, labels)
+
+
+def write_beside(axes: Axes, labels: list[tuple[float, str, str, str]]) -> None:
+    """Write labels (height, text, colour, weight) beside a panel, moved apart where they would touch."""
+    labels = sorted(labels, key=lambda label: label[0])
     low, high = axes.get_ylim()
     heights = moved_apart([(value - low) / (high - low) for value, *_ in labels], LABEL_GAP)
     for (_, text, colour, weight), height in zip(labels, heights, strict=True):

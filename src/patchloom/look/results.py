@@ -1,0 +1,252 @@
+"""What several runs hold that can be compared: their settings, their losses, and the results of their evaluations."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from patchloom.calls import PathLike
+from patchloom.errors import PatchloomError
+from patchloom.hints import suggestion
+from patchloom.look.curves import read_metrics
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.sealed import read_sealed
+from patchloom.runs.settings import LAUNCH
+
+POSITIONS = "position-accuracy"
+# in which runs may differ without being another experiment; the seed's are averaged
+_MACHINE = {*LAUNCH, *"device workers threads cache attention kernels compile checkpointing".split()}
+# what of a result's settings must be alike for two results to be compared; the others follow from the data
+_ALIKE = ("recipe", "epochs", "k", "labels", "per_class", "method", "head_on", "ratio", "probe")
+_ALONE = "from scratch"  # the encoder's name in a report that has only the control
+
+
+class Result(NamedTuple):
+    """A number of an encoder.
+
+    Attributes:
+        value: a share in [0, 1].
+        control: the name of what it stands beside, "" if nothing does.
+        beside: the control's number.
+        how: on what and by what it was measured; only numbers of the same may be compared.
+        date: when; "" if that is not known.
+    """
+
+    value: float
+    control: str
+    beside: float
+    how: str
+    date: str
+
+
+@dataclass(frozen=True)
+class PastRun:
+    """A run that others are compared with.
+
+    Attributes:
+        path: its folder, as it was given.
+        asked, became: its settings by dotted name, as the user asked for them, and with every ``auto`` resolved.
+    """
+
+    path: Path
+    asked: dict[str, Any]
+    became: dict[str, Any]
+
+    @cached_property
+    def metrics(self) -> dict[str, np.ndarray]:
+        """Columns of its ``metrics.csv``."""
+        return read_metrics(self.path / "metrics.csv")
+
+    def losses(self) -> tuple[np.ndarray, np.ndarray]:
+        """Epochs [n] and training losses [n].
+
+        Raises:
+            PatchloomError: it has logged none yet.
+        """
+        if "loss" in self.metrics:
+            epochs, losses = self.metrics["epoch"], self.metrics["loss"]
+            known = np.isfinite(epochs) & np.isfinite(losses)
+            if known.any():
+                return epochs[known], losses[known]
+        raise PatchloomError(f"{self.path} has logged no loss yet: let it train first, or leave it out")
+
+    @cached_property
+    def results(self) -> dict[str, list[Result]]:
+        """Its results by protocol, the newest of each seed; position accuracy is that on its held-out images."""
+        found = {POSITIONS: self._positions()}
+        for name, newest in self._evaluated().items():
+            found[name] = list(newest.values())
+        return {name: results for name, results in found.items() if results}
+
+    def _positions(self) -> list[Result]:
+        if not {"position_accuracy", "held_out", "baseline:chance"} <= self.metrics.keys():
+            return []
+        values, chance = self.metrics["held_out"], self.metrics["baseline:chance"]
+        known = np.flatnonzero(np.isfinite(values) & np.isfinite(chance))
+        return [Result(float(values[i]), "chance", float(chance[i]), "held-out images", "") for i in known[-1:]]
+
+    def _evaluated(self) -> dict[str, dict[tuple[str, str], Result]]:
+        path = self.path / "results.csv"
+        if not path.is_file():
+            return {}
+        reports: dict[tuple[str, str, str], list[Mapping[str, str]]] = {}
+        found: dict[str, dict[tuple[str, str], Result]] = {}
+        try:
+            with open(path, newline="", encoding="utf-8") as file:
+                for row in csv.DictReader(file):
+                    if row["quoted"] == "True":
+                        reports.setdefault((row["protocol"], row["date"], row["seed"]), []).append(row)
+            for (protocol, date, seed), (first, *others) in reports.items():
+                if first["encoder"] == _ALONE:
+                    continue
+                how = _how(first)
+                control = others[0]["encoder"] if others else ""
+                beside = float(others[0]["value"]) if others else float("nan")
+                result = Result(float(first["value"]), control, beside, how, date)
+                found.setdefault(protocol, {})[how, seed] = result
+        except (OSError, UnicodeDecodeError, csv.Error, ValueError, KeyError, TypeError) as problem:
+            raise PatchloomError(
+                f"{path} could not be read ({problem}): remove the line, or leave the run out"
+            ) from None
+        return found
+
+
+def read_runs(places: Sequence[PathLike]) -> list[PastRun]:
+    """Several runs, each of which stands once.
+
+    Raises:
+        PatchloomError: a place is no run's folder, or is given twice, or there are less than two.
+    """
+    runs = []
+    for place in places:
+        folder = RunFolder(Path(place))
+        became = folder.read_config().plain()
+        runs.append(PastRun(folder.path, _flat(read_sealed(folder.requested)), _flat(became)))
+    real = [run.path.resolve() for run in runs]
+    for run, place in zip(runs, real, strict=True):
+        if real.count(place) > 1:
+            raise PatchloomError(f"{run.path} is given twice: give each run once")
+    if len(runs) < 2:
+        raise PatchloomError(
+            "look curves compares two runs or more: give others, too; the curves of one are in its pictures/curves.png"
+        )
+    return runs
+
+
+def setting_of(runs: Sequence[PastRun], name: str) -> tuple[str, list[Any]]:
+    """A setting's whole name, and its value in each run.
+
+    Raises:
+        PatchloomError: a run has no such setting, or all have the same value.
+    """
+    known = list(dict.fromkeys(one for run in runs for one in run.became))
+    full = next((one for one in (name, f"task.{name}", f"model.{name}") if one in known), None)
+    if full is None:
+        near = suggestion(name, [*known, *map(_short, known)])
+        raise PatchloomError(
+            f"--against {name} is no setting of these runs{near} Their config.yaml lists them, those of the task as in "
+            "task.mask_ratio."
+        )
+    for run in runs:
+        if full not in run.became:
+            raise PatchloomError(f"{run.path} has no setting {full}: leave that run out, or choose another --against")
+    values = [run.became[full] for run in runs]
+    if all(value == values[0] for value in values):
+        raise PatchloomError(
+            f"all of these runs have {full} {values[0]}: give runs that differ in it, or choose another --against"
+        )
+    return full, values
+
+
+def lines_of(runs: Sequence[PastRun], against: str) -> list[str]:
+    """The line in which each run is, named by the other settings that differ; seeds are of one line.
+
+    Where a setting is ``auto`` in all runs, what it became follows from the others, and is none of its own.
+    """
+    names = [
+        name
+        for name in dict.fromkeys(one for run in runs for one in run.became)
+        if name not in _MACHINE and name not in ("seed", against) and _differs(runs, name)
+    ]
+    return [", ".join(f"{_short(name)} {run.became[name]}" for name in names if name in run.became) for run in runs]
+
+
+def _differs(runs: Sequence[PastRun], name: str) -> bool:
+    of_task = name.startswith("task.") and name != "task.name"
+    having = [run for run in runs if name in run.became]
+    for task in {run.became.get("task.name") if of_task else None for run in having}:
+        same = [run for run in having if not of_task or run.became.get("task.name") == task]
+        if all(len({str(values.get(name)) for values in part}) > 1 for part in _both(same)):
+            return True
+    return False
+
+
+def _both(runs: Sequence[PastRun]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    return [run.asked for run in runs], [run.became for run in runs]
+
+
+def measured(runs: Sequence[PastRun], of: str) -> list[Result]:
+    """One result of a kind for each run, all measured alike; over the seeds of an evaluation the mean.
+
+    Raises:
+        PatchloomError: a run has none, or they have none in common.
+    """
+    for run in runs:
+        if of not in run.results:
+            why = f"{run.path} has no {of} result (patchloom evaluate {of} {run.path} DATA makes one)"
+            if of == POSITIONS:
+                why = f"{run.path} has no position accuracy, since its task asks for no positions"
+            raise PatchloomError(f"{why}: leave that run out, or choose another --of")
+    ways = [{result.how: result.date for result in run.results[of]} for run in runs]
+    common = [how for how in ways[0] if all(how in others for others in ways)]
+    if not common:
+        other = next((one for one in ways if ways[0].keys().isdisjoint(one)), ways[-1])
+        raise PatchloomError(
+            f"the {of} results of these runs were not measured alike, as by {_last(ways[0])} and by {_last(other)}: "
+            "evaluate all of them on the same data with the same options"
+        )
+    how = max(common, key=lambda one: ways[0][one])
+    found = []
+    for run in runs:
+        same = [result for result in run.results[of] if result.how == how]
+        value, beside = (float(np.mean([getattr(one, name) for one in same])) for name in ("value", "beside"))
+        found.append(same[-1]._replace(value=value, beside=beside))
+    return found
+
+
+def _last(ways: Mapping[str, str]) -> str:
+    return max(ways, key=lambda how: ways[how])
+
+
+def _how(row: Mapping[str, str]) -> str:
+    settings = json.loads(row["settings"])
+    said = [f"{name.replace('_', ' ')} {settings[name]}" for name in _ALIKE if name in settings]
+    if "l2" not in settings and row["pooling"] != "-":  # that of the logistic regression is chosen, by no test image
+        said.append(f"pooling {row['pooling']}")
+    return ", ".join([row["data"], *said])
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("task.").removeprefix("model.") if not name.endswith(".name") else name.partition(".")[0]
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted name; options that are not given are left out, and what has several parts is in words."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{key}": _word(inner) for key, inner in value.items() if inner is not None}
+        else:
+            found[name] = "x".join(map(str, value)) if name == "img_size" and value != "auto" else _word(value)
+    return found
+
+
+def _word(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | None) else json.dumps(value)
