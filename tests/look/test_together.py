@@ -54,10 +54,10 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         became |= {"blr": 0.004, "img_size": list(became["img_size"]), "task": task}
         for file, values in (("requested.yaml", wanted.plain()), ("config.yaml", became)):
             (folder / file).write_text(yaml.safe_dump(values))
-        lines = ["epoch,loss,position_accuracy,held_out,baseline:chance"]
+        # as mp3 logs it, whose position accuracy has no column in training
+        lines = ["epoch,loss,context_top1_accuracy,held_out,baseline:chance"]
         lines += [f"{i + 1},{loss},,," for i, loss in enumerate(losses)]
         if found is not None:
-            lines[2] += "0.1,0.015625"
             lines[2] = f"2,{losses[1]},0.2,0.3,0.015625"
             lines[-1] = f"{len(losses)},{losses[-1]},0.5,{found},0.015625"
         (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
