@@ -15,6 +15,7 @@ from patchloom.data.splits import MAX_HELD_OUT
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.report import Report
 from patchloom.hints import check
+from patchloom.nets.encode import width
 
 Auto = Literal["auto"]
 
@@ -203,9 +204,10 @@ RECIPES: dict[str, tuple[Recipe, dict[str, dict[str, Any]]]] = {
 
 def size_of(vit: VisionTransformer) -> str:
     """XS (narrower than ViT-S), S, B or L, by width and depth."""
-    if vit.embed_dim >= 1024 or len(vit.feature_info) >= 24:
+    d = width(vit)
+    if d >= 1024 or len(vit.feature_info) >= 24:
         return "L"
-    return "XS" if vit.embed_dim < 384 else "S" if vit.embed_dim == 384 else "B"
+    return "XS" if d < 384 else "S" if d == 384 else "B"
 
 
 def recipe_for(name: str, vit: VisionTransformer, changes: Mapping[str, Any]) -> Recipe:
