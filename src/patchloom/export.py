@@ -110,7 +110,7 @@ def export(run: PathLike, *, to: str = "timm", data: DataLike | None = None, out
     with torch.inference_mode():
         given = all_patches(normalize(images, card.mean, card.std), patch_count(vit))
         tokens = encode(vit, given, norm=False)
-        difference = _difference("features", final_norm(vit, tokens), pasted["features"](images))
+        difference = _difference("features", final_norm(vit, tokens), pasted["features"](images).view_as(tokens))
         if head is not None:
             theirs = pasted["represent"](images)
             difference = max(difference, _difference("instance features", represent(vit, head, tokens), theirs))
@@ -169,6 +169,7 @@ def _snippet(arguments: dict[str, Any], path: Path, mean: tuple[float, ...], std
     given = {key: value for key, value in arguments.items() if key != "model_name" and value is not None}
     options = "".join(f"    {key}={value!r},\n" for key, value in given.items())
     h, w = arguments["img_size"]
+    tokens = "Units [b rows columns d]" if "depths" in arguments or "swin" in name else "Tokens [b n d]"
     # no digit is left out: those of dark images are small, and what is rounded away is divided by the deviation
     return (
         "import timm\n"
@@ -181,7 +182,7 @@ def _snippet(arguments: dict[str, Any], path: Path, mean: tuple[float, ...], std
         f"mean = torch.tensor({list(mean)}).view(-1, 1, 1)\n"
         f"std = torch.tensor({list(std)}).view(-1, 1, 1)\n\n\n"
         "def features(images):\n"
-        f'    """Tokens [b n d] of images [b {arguments["in_chans"]} {h} {w}] in [0, 1]."""\n'
+        f'    """{tokens} of images [b {arguments["in_chans"]} {h} {w}] in [0, 1]."""\n'
         "    return encoder.forward_features((images - mean) / std)\n"
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from patchloom.errors import PatchloomError
 from patchloom.hints import listing, suggestion
@@ -20,10 +20,12 @@ VERBS: dict[str, str] = {
     "recipes": "list the papers' settings with what they gave, or show one",
 }
 # timm's keyword arguments that change an encoder's shape, as --model.NAME; Python takes any that timm knows.
-MODEL_OPTIONS: dict[str, tuple[type, str]] = {
+MODEL_OPTIONS: dict[str, tuple[Any, str]] = {
     "embed_dim": (int, "width"),
     "depth": (int, "transformer blocks"),
-    "num_heads": (int, "attention heads"),
+    "num_heads": (int | list[int], "attention heads; of a Swin in each stage, as in '[1, 2, 4]'"),
+    "depths": (list[int], "blocks in each stage of a Swin"),
+    "window_size": (int, "patches along a window of a Swin"),
     "mlp_ratio": (float, "hidden width of an MLP over its width"),
     "class_token": (bool, "whether there is a class token"),
     "reg_tokens": (int, "register tokens"),
@@ -68,7 +70,7 @@ def of_pretrain(task: str) -> Listed:
     own = of_verb("pretrain")
     folder = "folder of the run (default runs/DATA-TASK or -RECIPE); what was stopped there goes on"
     size = "pixels that the encoder is given; 64x128 is height x width"
-    model = "nano, micro or mini (ours, the smallest first), or timm's name of a ViT"
+    model = "nano, micro or mini (ours, the smallest first), swin-nano, or timm's name of a ViT or Swin"
     word = str | Literal["auto"]
     options = [
         Option("data", str, None, _IMAGES, positional=True, required=True),

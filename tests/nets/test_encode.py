@@ -154,7 +154,7 @@ def test_fixed_positions(options):
         ("resnet50", "ResNet"),
         ("eva02_tiny_patch14_224", "Eva"),
         ("deit_tiny_distilled_patch16_224", "VisionTransformerDistilled"),
-        ("swin_tiny_patch4_window7_224", "Swin"),
+        ("swinv2_tiny_window8_256", "SwinTransformerV2"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(model, said):

@@ -55,7 +55,10 @@ def test_timm_is_asked_by_name(tmp_path, monkeypatch):
 def test_a_name_that_timm_does_not_know_or_we_cannot_serve_is_refused_before_anything_is_fetched(monkeypatch):
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda *given, **also: create(*given, **also | {"pretrained": False}))
-    for name, said in {"vit_huge_nonsense": "timm has no model called", "swin_tiny_patch4_window7_224": "Swin"}.items():
+    for name, said in {
+        "vit_huge_nonsense": "timm has no model called",
+        "swinv2_tiny_window8_256": "SwinTransformerV2",
+    }.items():
         for call in (lambda name: load_public(ours(), f"timm:{name}"), lambda name: public_shape(f"timm:{name}")):
             with pytest.raises(PatchloomError, match=said):
                 call(name)

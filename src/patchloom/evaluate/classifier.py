@@ -20,11 +20,15 @@ from patchloom.nets.encode import (
     attention_heads,
     encode,
     final_norm,
+    has_positions,
     input_channels,
     input_size,
+    layer_patterns,
     patch_count,
-    patch_positions,
+    pooled_norm,
+    prefix_count,
 )
+from patchloom.nets.encode import width as token_width
 from patchloom.nets.heads import InstanceHead, represent
 from patchloom.nets.variants import Variant, vary
 from patchloom.nets.weights import (
@@ -70,8 +74,8 @@ class Classifier(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder, self.pooling, self.instance, self.body, self.stem = encoder, pooling, instance, body, stem
-        self.norm = None if body is None else nn.LayerNorm(encoder.embed_dim, eps=1e-6)
-        self.head = nn.Linear(width or encoder.embed_dim, classes)
+        self.norm = None if body is None else nn.LayerNorm(token_width(encoder), eps=1e-6)
+        self.head = nn.Linear(width or token_width(encoder), classes)
         nn.init.trunc_normal_(self.head.weight, std=2e-5)  # as in MAE: all classes are equally likely at first
         nn.init.zeros_(self.head.bias)
         if body is not None:
@@ -112,8 +116,8 @@ class Classifier(nn.Module):
         if self.pooling == "instance":
             return represent(vit, self.instance, tokens)
         tokens = self.body(tokens) if frozen else tokens
-        pooled = tokens[:, 0] if self.pooling == "class" else tokens[:, vit.num_prefix_tokens :].mean(1)
-        return self.norm(pooled) if frozen else vit.fc_norm(final_norm(vit, pooled))
+        pooled = tokens[:, 0] if self.pooling == "class" else tokens[:, prefix_count(vit) :].mean(1)
+        return self.norm(pooled) if frozen else pooled_norm(vit, final_norm(vit, pooled))
 
     def groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
         """Parameter groups for an optimiser, with layer-wise learning rate decay (``lr_scale``).
@@ -125,10 +129,10 @@ class Classifier(nn.Module):
         free = {f"encoder.{name}" for name in self.encoder.no_weight_decay()} | {*_vectors(self)}
         return param_groups_layer_decay(self, weight_decay, free, layer_decay=layer_decay)
 
-    def group_matcher(self, coarse: bool = False) -> dict[str, str]:
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Patterns of parameter names by layer, for timm; names that match none are in the top layer."""
-        stem = r"^encoder\.(?:cls_token|reg_token|pos_embed|patch_embed|norm_pre)"
-        return {"stem": stem, "blocks": r"^encoder\.blocks\.(\d+)"}
+        stem, blocks = layer_patterns(self.encoder)
+        return {"stem": rf"^encoder\.{stem}", "blocks": [(rf"^encoder\.{one}", order) for one, order in blocks]}
 
 
 def _vectors(net: nn.Module) -> list[str]:
@@ -143,7 +147,7 @@ def _vectors(net: nn.Module) -> list[str]:
 def fresh_blocks(vit: VisionTransformer, count: int) -> nn.Sequential:
     """``count`` freshly initialised transformer blocks with the encoder's width and heads."""
     norm = partial(nn.LayerNorm, eps=1e-6)
-    made = (Block(vit.embed_dim, attention_heads(vit), qkv_bias=True, norm_layer=norm) for _ in range(count))
+    made = (Block(token_width(vit), attention_heads(vit), qkv_bias=True, norm_layer=norm) for _ in range(count))
     body = nn.Sequential(*made)
     initialize(body)
     return body
@@ -152,7 +156,7 @@ def fresh_blocks(vit: VisionTransformer, count: int) -> nn.Sequential:
 def variant_of(positions: PositionChoice, vit: VisionTransformer) -> Variant:
     """Resolve ``auto``: keep the encoder's positions; learned ones where it has none (MP3, section 4)."""
     if positions == "auto":
-        return "learned" if patch_positions(vit) is None else "keep"
+        return "keep" if has_positions(vit) else "learned"
     return positions
 
 

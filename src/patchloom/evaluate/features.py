@@ -20,10 +20,13 @@ from patchloom.nets.encode import (
     embed,
     encode,
     final_norm,
+    has_class_token,
     input_channels,
     input_size,
     layer_names,
     patch_count,
+    pooled_norm,
+    prefix_count,
 )
 from patchloom.nets.heads import InstanceHead, represent
 from patchloom.nets.weights import EncoderCard
@@ -74,7 +77,7 @@ class ImageFeatures:
 
 def tokens_of(vit: VisionTransformer, head: InstanceHead | None) -> tuple[str, ...]:
     """Names of the tokens that `extract` returns."""
-    return ("class",) * vit.has_class_token + ("mean",) + ("instance",) * (head is not None)
+    return ("class",) * has_class_token(vit) + ("mean",) + ("instance",) * (head is not None)
 
 
 def poolings_of(tokens: Collection[str]) -> tuple[str, ...]:
@@ -164,15 +167,15 @@ def extract(
     def pools(images: Tensor) -> dict[str, Tensor]:
         unnormed = encode(vit, all_patches(images, patches), norm=False)
         tokens = final_norm(vit, unnormed).float()
-        found = {"class": tokens[:, 0], "mean": tokens[:, vit.num_prefix_tokens :].mean(1)}
-        found = {name: vit.fc_norm(pooled) for name, pooled in found.items()}
+        found = {"class": tokens[:, 0], "mean": tokens[:, prefix_count(vit) :].mean(1)}
+        found = {name: pooled_norm(vit, pooled) for name, pooled in found.items()}
         if head is not None:
             found["instance"] = represent(vit, head, unnormed)
         return {name: found[name] for name in tokens_of(vit, head)}
 
     def layer_means(images: Tensor) -> dict[str, Tensor]:
         each = attend_each(vit, embed(vit, all_patches(images, patches)))
-        means = (tokens[:, vit.num_prefix_tokens :].float().mean(1) for tokens in each)
+        means = (tokens[:, prefix_count(vit) :].float().mean(1) for tokens in each)
         return dict(zip(layer_names(vit), means, strict=True))
 
     if head is not None:

@@ -31,6 +31,8 @@ from patchloom.nets.weights import EncoderCard, untrained_twin
 from patchloom.runs.encoder import load_encoder, load_extra_module
 
 THE_UNTRAINED = "the untrained one"
+# for an encoder to which a protocol does not apply
+INSTEAD = "take knn, linear, blocks, few-shot or finetune, and positions for a run of droppos"
 UNTRAINED, PIXELS, CHANCE = "untrained", "raw pixels", "majority class"
 
 # test images -> settings of each row that the protocol gives, and [n] whether each image is classified rightly

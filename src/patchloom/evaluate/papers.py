@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from timm.models.vision_transformer import VisionTransformer
-
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.recipes import ProbeRecipe, Recipe
+from patchloom.nets.encode import width
+from patchloom.nets.hierarchical import Encoder
 
 # the recipe of ViT-B, which is the default, and changes for other sizes
 Sized = tuple[Recipe, dict[str, dict[str, Any]]]
@@ -65,14 +65,15 @@ PROBES: dict[str, Sized] = {
 }
 
 
-def size_of(vit: VisionTransformer) -> str:
+def size_of(vit: Encoder) -> str:
     """XS (narrower than ViT-S), S, B or L, by width and depth."""
-    if vit.embed_dim >= 1024 or len(vit.feature_info) >= 24:
+    d = width(vit)
+    if d >= 1024 or len(vit.feature_info) >= 24:
         return "L"
-    return "XS" if vit.embed_dim < 384 else "S" if vit.embed_dim == 384 else "B"
+    return "XS" if d < 384 else "S" if d == 384 else "B"
 
 
-def published(name: str, vit: VisionTransformer, known: Mapping[str, Sized] = RECIPES) -> Recipe:
+def published(name: str, vit: Encoder, known: Mapping[str, Sized] = RECIPES) -> Recipe:
     """The recipe of that name for an encoder of this size, as it stands.
 
     Raises:
@@ -87,9 +88,7 @@ def published(name: str, vit: VisionTransformer, known: Mapping[str, Sized] = RE
     return replace(base, **sizes.get(size, {}))
 
 
-def recipe_for(
-    name: str, vit: VisionTransformer, changes: Mapping[str, Any], known: Mapping[str, Sized] = RECIPES
-) -> Recipe:
+def recipe_for(name: str, vit: Encoder, changes: Mapping[str, Any], known: Mapping[str, Sized] = RECIPES) -> Recipe:
     """The recipe of that name for an encoder of this size, with ``changes``, in which None means no change.
 
     Raises:

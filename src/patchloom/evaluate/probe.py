@@ -12,7 +12,6 @@ from itertools import islice
 from typing import Any
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from timm.optim import Lars
 from torch import Tensor, nn
 
@@ -20,8 +19,9 @@ from patchloom.data import Batch, normalize, training_batches
 from patchloom.evaluate.classifier import Classifier, Pool
 from patchloom.evaluate.recipes import ProbeRecipe
 from patchloom.evaluate.training import Training
-from patchloom.nets.encode import encode, patch_count
+from patchloom.nets.encode import encode, patch_count, pooled_norm, prefix_count, width
 from patchloom.nets.heads import InstanceHead, represent
+from patchloom.nets.hierarchical import Encoder
 from patchloom.withhold.encoder_input import all_patches
 
 
@@ -36,12 +36,10 @@ class Probe(Classifier):
         instance: gives that, and is not copied either; left out for the others.
     """
 
-    def __init__(
-        self, encoder: VisionTransformer, classes: int, pooling: Pool, instance: InstanceHead | None = None
-    ) -> None:
+    def __init__(self, encoder: Encoder, classes: int, pooling: Pool, instance: InstanceHead | None = None) -> None:
         super().__init__(encoder, classes, pooling, instance=instance if pooling == "instance" else None)
         # the encoder is frozen, so that all batches count alike in the mean and variance by which is tested
-        self.norm = nn.BatchNorm1d(encoder.embed_dim, eps=1e-6, momentum=None, affine=False)
+        self.norm = nn.BatchNorm1d(width(encoder), eps=1e-6, momentum=None, affine=False)
         nn.init.trunc_normal_(self.head.weight, std=0.01)
         for net in self._frozen():
             net.requires_grad_(False)
@@ -63,8 +61,8 @@ class Probe(Classifier):
         tokens = encode(vit, all_patches(images, patch_count(vit)), norm=self.pooling != "instance")
         if self.pooling == "instance":
             return represent(vit, self.instance, tokens).float()
-        pooled = tokens[:, 0] if self.pooling == "class" else tokens[:, vit.num_prefix_tokens :].float().mean(1)
-        return vit.fc_norm(pooled).float()
+        pooled = tokens[:, 0] if self.pooling == "class" else tokens[:, prefix_count(vit) :].float().mean(1)
+        return pooled_norm(vit, pooled).float()
 
     def answered(self, features: Tensor) -> Tensor:
         """Logits [b c] of features [b d], in float32 also amid half precision: here alone are gradients."""

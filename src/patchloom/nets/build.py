@@ -1,7 +1,8 @@
-"""Encoders are guests from timm: what builds a stock ``VisionTransformer``, and refuses what `encode` cannot serve."""
+"""Encoders are guests from timm: what builds a stock ViT or Swin, and refuses what `encode` cannot serve."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
@@ -16,6 +17,7 @@ from torch import nn
 from patchloom.errors import PatchloomError
 from patchloom.hints import listing, nearest, squeezed
 from patchloom.nets.encode import grid_size
+from patchloom.nets.hierarchical import Encoder, check_hierarchical, is_hierarchical, patches_along_unit
 from patchloom.patches.positions import sincos_2d
 
 PositionKind = Literal["sincos", "sincos-learned", "learned", "random", "none"]
@@ -26,6 +28,10 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "nano": (_SMALL, {"embed_dim": 128, "depth": 6, "num_heads": 4}),
     "micro": (_SMALL, {"embed_dim": 192, "depth": 6, "num_heads": 3}),
     "mini": (_SMALL, {"embed_dim": 256, "depth": 8, "num_heads": 4}),
+    "swin-nano": (
+        "swin_tiny_patch4_window7_224",
+        {"embed_dim": 32, "depths": [2, 2, 4], "num_heads": [1, 2, 4], "window_size": 4},
+    ),
 }
 
 
@@ -37,6 +43,8 @@ _NOT_OPTIONS = (
     "num_classes",
     "global_pool",
     "dynamic_img_size",
+    "strict_img_size",
+    "always_partition",
     "patch_drop_rate",
 )
 
@@ -44,6 +52,8 @@ _NOT_OPTIONS = (
 _BOUNDS = {
     "embed_dim": (1, 2**16),
     "depth": (1, 1000),
+    "depths": (1, 1000),
+    "window_size": (1, 2**16),
     "num_heads": (1, 2**16),
     "mlp_ratio": (1e-3, 1000),
     "reg_tokens": (0, 2**16),
@@ -57,13 +67,13 @@ class EncoderSpec:
     """Everything needed to build an encoder again, here or with timm alone.
 
     Attributes:
-        model: a timm model name, or one of ours: nano, micro, mini.
+        model: a timm model name, or one of ours: nano, micro, mini, swin-nano.
         img_size: height and width in pixels.
         patch_size: side of a patch in pixels.
         channels: channels of the images.
         positions: fixed 2-d sine-cosine embeddings, learned ones that start from these (DropPos Table S1) or at random,
-            fixed random ones, none (MP3).
-        options: further keyword arguments of timm's VisionTransformer, such as ``depth`` or ``reg_tokens``.
+            fixed random ones, none (MP3, and every Swin).
+        options: further keyword arguments of timm's model, such as ``depth`` or ``reg_tokens`` of a ViT.
     """
 
     model: str
@@ -77,25 +87,49 @@ class EncoderSpec:
         """The keyword arguments with which ``timm.create_model`` gives this encoder."""
         base, sizes = PRESETS.get(self.model, (self.model, {}))
         options = {**sizes, **self.options}
-        return {
+        common = {
             "model_name": base,
             "img_size": tuple(self.img_size),
             "patch_size": self.patch_size,
             "in_chans": self.channels,
             "num_classes": 0,
+        }
+        if is_hierarchical(_stock(base)):
+            return {**common, "drop_path_rate": 0.0, **options}  # timm's own rate is that of training with labels
+        return {
+            **common,
             # pooling with parameters, or a norm after pooling, would be weights that no pretext task trains
-            "global_pool": "token" if options.get("class_token", _has_class_token(base)) else "",
+            "global_pool": "token" if options.get("class_token", _stock(base).has_class_token) else "",
             **({"pos_embed": "none"} if self.positions == "none" else {}),
             **options,
         }
 
 
 @cache
-def _has_class_token(model: str) -> bool:
+def _stock(model: str) -> Encoder:
+    """What timm makes of a name alone, without numbers."""
     with torch.device("meta"):
         stock = _create(model_name=model)
     check_servable(stock, model)
-    return stock.has_class_token
+    return stock
+
+
+def swin_sizes(model: str, options: Mapping[str, Any]) -> tuple[int | None, int] | None:
+    """Of a Swin, the side of a patch by its name, if that tells it, and patches along a unit; None of any other model.
+
+    Args:
+        model: a name, as `EncoderSpec` takes it; "auto" is none of a Swin.
+        options: further ones of the model.
+
+    Raises:
+        PatchloomError: no model has that name, or it cannot be served.
+    """
+    base, sizes = PRESETS.get(model, (model, {}))
+    if model == "auto" or not is_hierarchical(stock := _stock(base)):
+        return None
+    depths = {**sizes, **options}.get("depths")
+    along = patches_along_unit(stock) if depths is None else 2 ** max(0, len(depths) - 1)
+    return None if model in PRESETS else stock.patch_embed.patch_size[0], along
 
 
 def _create(**arguments: Any) -> nn.Module:
@@ -103,10 +137,12 @@ def _create(**arguments: Any) -> nn.Module:
     if not timm.is_model(name):
         meant = models_like(name)
         hint = f"; did you mean {listing(meant)}?" if meant else "."
-        raise PatchloomError(f"no model is called {name}{hint} Choose {', '.join(PRESETS)}, or a ViT that timm lists.")
+        raise PatchloomError(
+            f"no model is called {name}{hint} Choose {', '.join(PRESETS)}, or a ViT or Swin that timm lists."
+        )
     try:
         return timm.create_model(**arguments)
-    except (TypeError, AssertionError, ValueError, RuntimeError) as problem:
+    except (TypeError, AssertionError, IndexError, ValueError, RuntimeError) as problem:
         raise PatchloomError(f"timm cannot build {name} with these options: {problem}") from problem
 
 
@@ -117,7 +153,7 @@ def models_like(word: str, pretrained: bool = False) -> list[str]:
         word: what was given for a name.
         pretrained: only those with weights that timm publishes, which are part of the name.
     """
-    names = timm.list_models("vit_*", pretrained=pretrained)
+    names = timm.list_models(["vit_*", "swin_*"], pretrained=pretrained)
     if (typed := squeezed(word.removeprefix("timm:"))) in ("", "vit"):
         return []
     holding = sorted((name for name in names if typed in squeezed(name)), key=_size)
@@ -140,8 +176,8 @@ def _servable(name: str) -> bool:
     return True
 
 
-def build_encoder(spec: EncoderSpec) -> VisionTransformer:
-    """A fresh encoder: a stock timm ViT without a head, initialised as MAE does (xavier, tokens normal 0.02).
+def build_encoder(spec: EncoderSpec) -> Encoder:
+    """A fresh encoder: a stock timm ViT or Swin without a head, initialised as MAE does (xavier, tokens normal 0.02).
 
     Raises:
         PatchloomError: an unknown name, sizes that do not fit, or a model that `encode` cannot serve.
@@ -150,6 +186,13 @@ def build_encoder(spec: EncoderSpec) -> VisionTransformer:
     vit = _create(**spec.timm_arguments())
     check_servable(vit, spec.model)
     initialize(vit)
+    if is_hierarchical(vit):
+        if spec.positions != "none":
+            raise PatchloomError(
+                f"a Swin such as {spec.model} has relative positions and no table of others: leave out --positions "
+                f"{spec.positions}"
+            )
+        return vit
     d = vit.embed_dim
     with torch.no_grad():
         for token in (vit.cls_token, vit.reg_token):
@@ -175,8 +218,9 @@ def _check_sizes(spec: EncoderSpec) -> None:
         raise PatchloomError(f"the option {given[0]} of the model is not free: patchloom sets it itself")
     for name, (low, high) in _BOUNDS.items():
         value = spec.options.get(name)
-        if value is not None and not low <= value <= high:
-            raise PatchloomError(f"--model.{name} must be {low} to {high}, not {value}")
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if one is not None and not low <= one <= high:
+                raise PatchloomError(f"--model.{name} must be {low} to {high}, not {one}")
     h, w = spec.img_size
     if h % spec.patch_size or w % spec.patch_size:
         raise PatchloomError(
@@ -185,7 +229,7 @@ def _check_sizes(spec: EncoderSpec) -> None:
         )
 
 
-def outline(spec: EncoderSpec) -> VisionTransformer:
+def outline(spec: EncoderSpec) -> Encoder:
     """An encoder without numbers, for what its parts and sizes tell.
 
     Raises:
@@ -211,10 +255,16 @@ def check_servable(vit: nn.Module, name: str) -> None:
     """Refuse, by name, a model whose forward pass `encode` would not reproduce.
 
     Raises:
-        PatchloomError: not a plain ViT, or one with parts that this file does not know.
+        PatchloomError: neither a plain ViT nor a plain Swin, or one with parts that are not known.
     """
+    if is_hierarchical(vit):
+        check_hierarchical(vit, name)
+        return
     if type(vit) is not VisionTransformer:
-        raise PatchloomError(f"{name} is a {type(vit).__name__}: patchloom serves timm's plain VisionTransformer only")
+        raise PatchloomError(
+            f"{name} is a {type(vit).__name__}: patchloom serves timm's plain VisionTransformer "
+            "and SwinTransformer only"
+        )
     unknown = [type(block).__name__ for block in vit.blocks if type(block) is not Block]
     unknown += [
         type(getattr(block, "attn", None)).__name__

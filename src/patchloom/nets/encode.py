@@ -1,8 +1,9 @@
 """The encoder is a guest from timm: its blocks, tokens and table of positions are met here and in few other files.
 
-A stock ``VisionTransformer`` comes in, is fed an `EncoderInput`, and goes home unchanged: no weight is ever
-renamed. `tests/test_arrows.py` lists those files. Letters as in `patchloom.patches.tokens`; d is the width of the
-encoder and ``prefix`` the number of class and register tokens.
+A stock ``VisionTransformer`` or ``SwinTransformer`` comes in, is fed an `EncoderInput`, and goes home unchanged: no
+weight is ever renamed. `tests/test_arrows.py` lists those files. What is asked here of a Swin, `hierarchical` answers;
+its patches are then its units, of which each token of its last stage stands for one. Letters as in
+`patchloom.patches.tokens`; d is the width of the encoder and ``prefix`` the number of class and register tokens.
 """
 
 from __future__ import annotations
@@ -14,44 +15,76 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 from torch.nn import functional as F
 
+from patchloom.nets.hierarchical import Encoder, encode_units, is_hierarchical, unit_grid, unit_positions, unit_side
 from patchloom.nets.partial import run_blocks
 from patchloom.patches.tokens import patchify
 from patchloom.withhold.encoder_input import EncoderInput
 
 
-def grid_size(vit: VisionTransformer) -> tuple[int, int]:
+def grid_size(vit: Encoder) -> tuple[int, int]:
     """Rows and columns of patches."""
-    return tuple(vit.patch_embed.grid_size)
+    return unit_grid(vit) if is_hierarchical(vit) else tuple(vit.patch_embed.grid_size)
 
 
-def patch_side(vit: VisionTransformer) -> int:
+def patch_side(vit: Encoder) -> int:
     """Side p of a patch in pixels."""
-    return vit.patch_embed.patch_size[0]
+    return unit_side(vit) if is_hierarchical(vit) else vit.patch_embed.patch_size[0]
 
 
-def patch_count(vit: VisionTransformer) -> int:
+def patch_count(vit: Encoder) -> int:
     """Number n of patches of an image."""
-    return vit.patch_embed.num_patches
+    rows, columns = grid_size(vit)
+    return rows * columns
 
 
-def input_size(vit: VisionTransformer) -> tuple[int, int]:
+def input_size(vit: Encoder) -> tuple[int, int]:
     """Height and width of its images in pixels."""
     return tuple(vit.patch_embed.img_size)
 
 
-def input_channels(vit: VisionTransformer) -> int:
+def input_channels(vit: Encoder) -> int:
     """Channels of its images."""
     return vit.patch_embed.proj.in_channels
 
 
-def attention_heads(vit: VisionTransformer) -> int:
-    """Attention heads of its blocks."""
-    return vit.blocks[0].attn.num_heads
+def width(vit: Encoder) -> int:
+    """Width d of the tokens that it gives."""
+    return vit.num_features
 
 
-def patch_positions(vit: VisionTransformer) -> Tensor | None:
-    """The position embeddings [n d] of the patches alone, or None if the model has none."""
+def entry_width(vit: Encoder) -> int:
+    """Width of what patches are embedded to, and so of what stands for their content or position."""
+    return vit.patch_embed.proj.out_channels
+
+
+def prefix_count(vit: Encoder) -> int:
+    """Class and register tokens in front of the patch tokens."""
+    return 0 if is_hierarchical(vit) else vit.num_prefix_tokens
+
+
+def has_class_token(vit: Encoder) -> bool:
+    """Whether the first of the tokens in front is a class token."""
+    return not is_hierarchical(vit) and vit.has_class_token
+
+
+def attention_heads(vit: Encoder) -> int:
+    """Attention heads of its blocks; of a Swin, those of the last stage."""
+    return (vit.layers[-1] if is_hierarchical(vit) else vit).blocks[0].attn.num_heads
+
+
+def patch_positions(vit: Encoder) -> Tensor | None:
+    """The position embeddings [n d] of the patches alone, or None if the model has none.
+
+    A Swin has none of its own; those that its units get where positions are withheld are no part of it.
+    """
+    if is_hierarchical(vit):
+        return unit_positions(vit)
     return None if vit.pos_embed is None else vit.pos_embed[0, -patch_count(vit) :]
+
+
+def has_positions(vit: Encoder) -> bool:
+    """Whether what the encoder gives depends on where patches are: by a table, or by a Swin's windows and biases."""
+    return is_hierarchical(vit) or vit.pos_embed is not None
 
 
 def _prefix_tokens(vit: VisionTransformer) -> list[Tensor]:
@@ -113,9 +146,14 @@ def attend(vit: VisionTransformer, tokens: Tensor, context: Tensor | None = None
     return vit.norm(tokens) if norm else tokens
 
 
-def final_norm(vit: VisionTransformer, tokens: Tensor) -> Tensor:
+def final_norm(vit: Encoder, tokens: Tensor) -> Tensor:
     """The encoder's last norm, for what was made from tokens [... d] that `attend` left without it."""
     return vit.norm(tokens)
+
+
+def pooled_norm(vit: Encoder, pooled: Tensor) -> Tensor:
+    """The norm that some encoders have for pooled tokens [... d]."""
+    return pooled if is_hierarchical(vit) else vit.fc_norm(pooled)
 
 
 def attend_each(vit: VisionTransformer, tokens: Tensor) -> Iterator[Tensor]:
@@ -130,13 +168,24 @@ def attend_each(vit: VisionTransformer, tokens: Tensor) -> Iterator[Tensor]:
     yield vit.norm(tokens)
 
 
+def layer_patterns(vit: Encoder) -> tuple[str, list[tuple[str, tuple[int, ...] | None]]]:
+    """Patterns of weights' names for learning rates by layer, as timm groups them.
+
+    Returns:
+        That of the lowest layer, and those of blocks, whose numbers are the layer's; with a tuple that follows them.
+    """
+    if is_hierarchical(vit):
+        return "patch_embed", [(r"layers\.(\d+)\.downsample", (0,)), (r"layers\.(\d+)\.blocks\.(\d+)", None)]
+    return "(?:cls_token|reg_token|pos_embed|patch_embed|norm_pre)", [(r"blocks\.(\d+)", None)]
+
+
 def layer_names(vit: VisionTransformer) -> tuple[str, ...]:
     """A name for each of what `attend_each` gives."""
     return ("embedding", *(f"block {i}" for i in range(1, len(vit.blocks) + 1)), "norm")
 
 
 def encode(
-    vit: VisionTransformer,
+    vit: Encoder,
     given: EncoderInput,
     *,
     mask_token: Tensor | None = None,
@@ -145,7 +194,15 @@ def encode(
 ) -> Tensor:
     """Features [b prefix+k d] of what the encoder is given; of `all_patches`, timm's ``forward_features``.
 
-    The arguments are those of `embed` and `attend`.
+    The arguments are those of `embed` and `attend`. Of a Swin the features are those of its last stage, row by row.
+
+    Raises:
+        ValueError: a Swin cannot be given that, as it has no patch that is a query alone; or as `encode_units`.
     """
+    if is_hierarchical(vit):
+        if given.context is not None:
+            raise ValueError("in a Swin all patches serve as keys and values: no context can be given")
+        tokens = encode_units(vit, given, mask_token=mask_token, position_token=position_token)
+        return vit.norm(tokens) if norm else tokens
     tokens = embed(vit, given, mask_token=mask_token, position_token=position_token)
     return attend(vit, tokens, given.context, norm)

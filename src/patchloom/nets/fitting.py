@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from timm.layers import resample_abs_pos_embed, resample_patch_embed
+from timm.layers import resample_abs_pos_embed, resample_patch_embed, resize_rel_pos_bias_table
 from timm.models import adapt_input_conv
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from patchloom.errors import PatchloomError
 from patchloom.nets.encode import grid_size, patch_count
 
-POSITIONS, PROJECTION = "pos_embed", "patch_embed.proj.weight"
+POSITIONS, PROJECTION, BIASES = "pos_embed", "patch_embed.proj.weight", "relative_position_bias_table"
 _TOKENS = ("cls_token", "dist_token", "reg_token")  # as they stand before the patches; the second is DeiT's
 
 State = dict[str, Tensor]
@@ -97,6 +97,21 @@ def _layout(length: int, tokens: dict[str, int], n: int, grid: Grid, alike: bool
         if side and side**2 == length - prefix:
             return prefix, None if side**2 == n else (side, side)  # a table that needs no change gets none
     return next((prefix for prefix in choices if length - prefix == n), None), None
+
+
+def fit_biases(fitting: State, target: State) -> list[str]:
+    """Bring a Swin's tables of relative position biases to the encoder's windows."""
+    changes = []
+    for name, table in fitting.items():
+        own = target[name]
+        if not name.endswith(BIASES) or table.shape == own.shape or table.shape[1:] != own.shape[1:]:
+            continue
+        # of square windows, which nearly all are; others are refused as every shape that differs
+        old, new = (round((math.isqrt(len(one)) + 1) / 2) for one in (table, own))
+        if len(table) == (2 * old - 1) ** 2 and len(own) == (2 * new - 1) ** 2:
+            fitting[name] = resize_rel_pos_bias_table(table, new_window_size=(new, new), new_bias_shape=own.shape)
+            changes.append(f"{name}: from windows of {old}x{old} to {new}x{new}")
+    return changes
 
 
 def by(sizes: tuple[int, ...]) -> str:

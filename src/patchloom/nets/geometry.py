@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from timm.models.vision_transformer import VisionTransformer
-
-from patchloom.nets.encode import grid_size, input_channels, patch_side
+from patchloom.nets.encode import (
+    entry_width,
+    grid_size,
+    has_class_token,
+    input_channels,
+    patch_side,
+    prefix_count,
+    width,
+)
+from patchloom.nets.hierarchical import Encoder, is_hierarchical
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """The patches of an encoder's images, and its tokens.
+    """The patches of an encoder's images, and its tokens; of a Swin, a patch is what a token of its last stage is of.
 
     Attributes:
         grid: rows and columns of patches.
@@ -20,6 +27,8 @@ class Geometry:
         prefix: class and register tokens in front of the patch tokens.
         width: of the tokens, d.
         has_class_token: whether the first of the tokens in front is one.
+        entry: width of what stands for a patch's content or position, if it is another one than ``width``.
+        hierarchical: whether the encoder is a Swin, of which only uniform masks may take patches away.
     """
 
     grid: tuple[int, int]
@@ -28,18 +37,27 @@ class Geometry:
     prefix: int
     width: int
     has_class_token: bool
+    entry: int | None = None
+    hierarchical: bool = False
 
     @classmethod
-    def of(cls, vit: VisionTransformer) -> Geometry:
+    def of(cls, vit: Encoder) -> Geometry:
         """That of a timm encoder."""
         return cls(
             grid_size(vit),
             patch_side(vit),
             input_channels(vit),
-            vit.num_prefix_tokens,
-            vit.embed_dim,
-            vit.has_class_token,
+            prefix_count(vit),
+            width(vit),
+            has_class_token(vit),
+            entry_width(vit),
+            is_hierarchical(vit),
         )
+
+    @property
+    def token_width(self) -> int:
+        """Width of what stands for a patch's content or position."""
+        return self.width if self.entry is None else self.entry
 
     @property
     def n(self) -> int:

@@ -14,7 +14,6 @@ from torch import nn
 from patchloom.errors import PatchloomError
 from patchloom.hints import listing
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.encode import patch_side
 from patchloom.nets.fitting import POSITIONS
 from patchloom.nets.foreign import ANY, EXTREMA, IMAGENET, TEACHER
 from patchloom.nets.heads import InstanceHead, Stem, Use
@@ -196,4 +195,5 @@ def public_shape(
 def _stock_shape(name: str) -> dict[str, Any]:
     stock = stock_encoder(name)
     positions = "learned" if POSITIONS in stock.state_dict() else "none"
-    return {"name": name.split(".")[0], "patch_size": patch_side(stock), "positions": positions, "options": {}}
+    patch = stock.patch_embed.patch_size[0]
+    return {"name": name.split(".")[0], "patch_size": patch, "positions": positions, "options": {}}

@@ -17,8 +17,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import attention_heads, grid_size
-from patchloom.nets.fitting import PROJECTION, Grid, State, by, fit_positions, fit_projection
+from patchloom.nets.encode import attention_heads, entry_width, grid_size
+from patchloom.nets.fitting import PROJECTION, Grid, State, by, fit_biases, fit_positions, fit_projection
 from patchloom.nets.recognise import Foreign, recognise
 from patchloom.nets.states import read_states
 from patchloom.nets.timm_names import timm_names
@@ -124,9 +124,10 @@ def load_public(
     fitting = {name: _numbers(found, name) for name in target if name in found.weights}
     changes = fit_projection(fitting, target)
     changes += fit_positions(vit, found.source, found.weights, fitting, target, grid)
+    changes += fit_biases(fitting, target)
     for name, value in fitting.items():
         if value.shape != target[name].shape:
-            raise PatchloomError(_misfit(found, name, value, target[name], vit.embed_dim))
+            raise PatchloomError(_misfit(found, name, value, target[name], entry_width(vit)))
     vit.load_state_dict(fitting, strict=False)
     unexpected = [name for name in found.weights if name not in fitting]
     return Matched(
@@ -205,7 +206,7 @@ def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Fou
             rank = (alike[prefix], count, teaches, -order)
             if best is None or rank > best[0]:
                 best = rank, path, state, prefix
-    expected = [name for name in target if name.startswith("blocks.")]
+    expected = [name for name in target if name.startswith(("blocks.", "layers."))]
     _, path, state, prefix = best or ((), *max(states, key=lambda one: len(one[1]), default=("", {})), "")
     there = sum(prefix + name in state for name in expected)
     if 2 * there < len(expected):

@@ -8,11 +8,13 @@ import timm
 import torch
 from timm.layers import Attention
 from timm.layers.pos_embed_rel import RelPosBias
+from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.encode import grid_size, patch_count, patch_positions
+from patchloom.nets.hierarchical import Encoder, is_hierarchical
 from patchloom.nets.weights import EncoderCard
 from patchloom.patches.positions import sincos_2d
 
@@ -31,12 +33,12 @@ class RelativeAttention(Attention):
 
 
 def vary(
-    vit: VisionTransformer,
+    vit: Encoder,
     card: EncoderCard,
     positions: Variant = "keep",
     class_token: bool = False,
     drop_path: float = 0.0,
-) -> VisionTransformer:
+) -> Encoder:
     """A copy of an encoder with other positions, a class token or drop path; random numbers are torch's.
 
     Args:
@@ -50,6 +52,8 @@ def vary(
     Raises:
         PatchloomError: positions that this encoder cannot have.
     """
+    if is_hierarchical(vit):
+        return _vary_swin(vit, card, positions, class_token, drop_path)
     table = patch_positions(vit)
     absolute = positions in ("fixed", "learned") or (positions == "keep" and table is not None)
     arguments = {"model_name": card.timm_name, "num_classes": 0} if card.spec is None else card.spec.timm_arguments()
@@ -69,6 +73,19 @@ def vary(
     copy.load_state_dict(state, strict=True)
     if positions == "relative":
         _relate(copy)
+    return copy
+
+
+def _vary_swin(
+    swin: SwinTransformer, card: EncoderCard, positions: Variant, class_token: bool, drop_path: float
+) -> SwinTransformer:
+    if class_token:
+        raise PatchloomError("a Swin has no class token and can be given none: use --pooling mean")
+    if positions != "keep":
+        raise PatchloomError(f"a Swin keeps its own relative positions: leave out --positions {positions}")
+    arguments = {"model_name": card.timm_name, "num_classes": 0} if card.spec is None else card.spec.timm_arguments()
+    copy: SwinTransformer = timm.create_model(**arguments | {"drop_path_rate": drop_path})
+    copy.load_state_dict(swin.state_dict(), strict=True)
     return copy
 
 

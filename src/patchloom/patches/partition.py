@@ -79,6 +79,32 @@ def random_unit_partition(
     return tuple((corner[..., None] + inside).flatten(1) for corner in corners)
 
 
+def uniform_partition(
+    b: int, grid: tuple[int, int], generator: torch.Generator | None = None, device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor]:
+    """One random patch of each cell of 2x2, and the three others of each (uniform masking; UM-MAE, Li et al. 2022).
+
+    Args:
+        b: images.
+        grid: rows and columns of patches, both even.
+        generator, device: as for `random_partition`.
+
+    Returns:
+        Patches [b n/4] in the order of the cells, which is that of a grid of half the side, and [b 3n/4].
+
+    Raises:
+        ValueError: an odd side.
+    """
+    if grid[0] % 2 or grid[1] % 2:
+        raise ValueError(f"a grid of {grid[0]}x{grid[1]} cannot be cut into cells of 2x2")
+    cells = grid[0] // 2 * (grid[1] // 2)
+    order = draw(torch.rand, (b, cells, 4), generator, device).argsort(dim=2).to(device, non_blocking=True)
+    cell = torch.arange(cells, device=device)
+    corner = cell // (grid[1] // 2) * 2 * grid[1] + cell % (grid[1] // 2) * 2
+    patches = corner[:, None] + order // 2 * grid[1] + order % 2
+    return patches[..., 0], patches[..., 1:].flatten(1)
+
+
 def random_block(
     b: int,
     grid: tuple[int, int],

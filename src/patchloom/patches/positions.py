@@ -37,7 +37,7 @@ def coordinates(grid: tuple[int, int], device: torch.device | str | None = None)
     return torch.cartesian_prod(rows, columns)
 
 
-def sincos_2d(width: int, grid: tuple[int, int]) -> Tensor:
+def sincos_2d(width: int, grid: tuple[int, int], device: torch.device | str | None = None) -> Tensor:
     """Fixed 2-d sine-cosine embedding [n width]: the first half of the channels tells the column, the second the row.
 
     Raises:
@@ -45,7 +45,7 @@ def sincos_2d(width: int, grid: tuple[int, int]) -> Tensor:
     """
     if width % 4:
         raise ValueError(f"a 2-d sine-cosine embedding needs a width that 4 divides, not {width}")
-    row, column = coordinates(grid).unbind(1)
+    row, column = coordinates(grid, device).unbind(1)
     return torch.cat([sincos_1d(width // 2, column), sincos_1d(width // 2, row)], dim=1)
 
 

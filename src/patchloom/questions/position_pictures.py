@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,15 +18,20 @@ _NOTHING = "nothing landed"
 
 
 def figure_3(
-    geometry: Geometry, images: Tensor, predict: Callable[..., PositionPrediction], generator: torch.Generator
+    geometry: Geometry,
+    images: Tensor,
+    predict: Callable[..., PositionPrediction],
+    generator: torch.Generator,
+    mask_ratios: Sequence[float] = DROPPOS_RATIOS["mask_ratio"],
 ) -> list[Sheet]:
     """Two sheets, over the mask ratios of Fig. 3: which patches are placed rightly, and the images put together again.
 
-    ``predict`` places the patches of the images, at ratios that are named as those of `DROPPOS_RATIOS`.
+    ``predict`` places the patches of the images, at ratios that are named as those of `DROPPOS_RATIOS`; ``mask_ratios``
+    are others than the figure's where an encoder cannot have these.
     """
     n, p = geometry.n, geometry.p
     marked, rebuilt = {"original": images}, {"original": images}
-    for ratio in DROPPOS_RATIOS["mask_ratio"]:
+    for ratio in mask_ratios:
         if share_of(n, 1 - ratio) < 2:  # nothing to compare with
             continue
         answer = predict(mask_ratio=ratio, position_mask_ratio=_POSITION_MASK_RATIO)

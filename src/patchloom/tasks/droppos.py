@@ -6,41 +6,55 @@ import math
 from typing import Literal
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
 from patchloom.hints import check
 from patchloom.nets.decode import Decoder
 from patchloom.nets.encode import patch_positions
+from patchloom.nets.hierarchical import Encoder
 from patchloom.patches.partition import random_dropped, random_partition
+from patchloom.patches.tokens import gather_tokens
 from patchloom.processes import draw
 from patchloom.questions.pixels import Pixels
 from patchloom.questions.position_pictures import figure_3
 from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction, Positions
 from patchloom.questions.question import Sheet
-from patchloom.tasks.sizes import check_normalizable, decoder_sizes, patch_decoder, visible_of
+from patchloom.tasks.sizes import (
+    UNIFORM,
+    check_normalizable,
+    check_uniform,
+    decoder_sizes,
+    partition,
+    patch_decoder,
+    visible_of,
+)
 from patchloom.tasks.task import Size, Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, mask_patches
 
 _ENOUGH = 16  # visible patches below which there is too little context to tell positions
 
-Placeholder = Literal["learned", "zeros", "foreign"]
+Placeholder = Literal["auto", "learned", "zeros", "foreign"]
 
 
 class DropPos(Task):
     """Patches are removed, and the positions of most visible ones are dropped; where each was is asked.
 
+    A Swin (Table S2) is masked uniformly: one patch of each 2x2 stays, a patch being what a token of its last stage
+    stands for. Where it was is asked of that token.
+
     Args:
-        encoder: the ViT to train.
-        mask_ratio: share γ of the patches that is removed; auto: the paper's 0.75, lowered until 16 patches stay.
+        encoder: the ViT or Swin to train.
+        mask_ratio: share γ of the patches that is removed; auto: the paper's 0.75, lowered until 16 patches stay. Of a
+            Swin 0.75 or 0.
         position_mask_ratio: share γ_pos of the visible patches whose position embedding is dropped.
         sigma: σ of position smoothing (Eq. 5) at the start of the training; 0 switches it off.
         sigma_end: σ at the end, to which it falls linearly (Eq. 7); as much as ``sigma`` and it stays (Table 3).
         squared_distances: smooth as the authors' program does (squared distances, columns normalised), not as Eq. 5.
         temperature: τ of attentive reconstruction (Eq. 9); inf weighs all patches alike. auto: the paper's 0.1, but
             inf where nothing is masked, since its look at the whole image would add a third to the step.
-        placeholder: what stands for a dropped position: a learned vector, zeros, or another patch's position.
+        placeholder: what stands for a dropped position: a learned vector, zeros, or another patch's position. auto: a
+            learned vector, as in the paper; of a Swin zeros, since without pre-training it is given no positions.
         shuffle: let visible patches enter in random order instead of row by row. No order changes the mathematics.
         pixels: also ask for the pixels of the removed patches, with MAE's decoder; the two losses are added.
         normalized_pixels: with ``pixels``, ask for pixels normalised within each patch.
@@ -53,16 +67,18 @@ class DropPos(Task):
         PatchloomError: ratios that leave nothing to ask or to see, or an encoder without position embeddings.
     """
 
+    serves_swin = True
+
     def __init__(
         self,
-        encoder: VisionTransformer,
+        encoder: Encoder,
         mask_ratio: float | Literal["auto"] = "auto",
         position_mask_ratio: float = 0.75,
         sigma: float = 1.0,
         sigma_end: float = 0.0,
         squared_distances: bool = False,
         temperature: float | Literal["auto"] = "auto",
-        placeholder: Placeholder = "learned",
+        placeholder: Placeholder = "auto",
         shuffle: bool = False,
         pixels: bool = False,
         normalized_pixels: bool = True,
@@ -78,9 +94,7 @@ class DropPos(Task):
         if not 0 < position_mask_ratio <= 1:
             raise PatchloomError(f"--task.position_mask_ratio must lie in (0, 1], not at {position_mask_ratio}")
         n = self.geometry.n
-        usual = max(0.0, min(0.75, 1 - _ENOUGH / n))
-        why = "the paper's" if usual == 0.75 else f"lets {min(_ENOUGH, n)} patches stay visible"
-        self.mask_ratio = self.resolve_auto("mask_ratio", mask_ratio, usual, why)
+        self.mask_ratio = self.resolve_auto("mask_ratio", mask_ratio, *self._usual_mask())
         self.position_mask_ratio = position_mask_ratio
         usual, why = 0.1, "the paper's"
         if self.mask_ratio <= 0:
@@ -96,20 +110,41 @@ class DropPos(Task):
                 "for a σ that stays"
             )
         visible = visible_of(self.geometry, self.mask_ratio, least=2)
+        check_uniform(self.geometry, self.mask_ratio)
         if pixels and visible == n:
             raise PatchloomError("with --task.mask_ratio 0 no pixels are hidden: leave out --task.pixels")
-        self.placeholder, self.shuffle = placeholder, shuffle
-        g = self.geometry
-        self.position_token = nn.Parameter(torch.empty(g.width).normal_(std=0.02)) if placeholder == "learned" else None
+        g, usual, why = self.geometry, "learned", "the paper's"
+        if g.hierarchical:
+            usual, why = "zeros", "the encoder that is exported is given no positions either"
+        self.placeholder, self.shuffle = self.resolve_auto("placeholder", placeholder, usual, why), shuffle
+        learned = self.placeholder == "learned"
+        self.position_token = nn.Parameter(torch.empty(g.token_width).normal_(std=0.02)) if learned else None
         sizes = decoder_sizes(self, decoder_width, decoder_depth, decoder_heads, (512, 2, 16))
         decoder = Decoder(g.width, n, *sizes, g.prefix)
-        smoothing = sigma, sigma_end, squared_distances
-        self.questions["positions"] = Positions(g, decoder, DROPPOS_RATIOS, *smoothing, temperature)
+        ratios, smoothing = DROPPOS_RATIOS, (sigma, sigma_end, squared_distances)
+        if g.hierarchical:
+            ratios = DROPPOS_RATIOS | {"mask_ratio": (0.0,) if any(side % 2 for side in g.grid) else (0.0, UNIFORM)}
+        self.questions["positions"] = Positions(g, decoder, ratios, *smoothing, temperature)
         if pixels:
             if normalized_pixels:
                 check_normalizable(g)
             decoder = patch_decoder(self, decoder_width, pixel_decoder_depth, decoder_heads, "pixel_decoder_depth")
             self.questions["pixels"] = Pixels(g, decoder, normalized_pixels)
+
+    def _usual_mask(self) -> tuple[float, str]:
+        """The mask ratio that auto becomes, and why."""
+        n, grid = self.geometry.n, self.geometry.grid
+        usual = max(0.0, min(UNIFORM, 1 - _ENOUGH / n))
+        if usual == UNIFORM:
+            if self.geometry.hierarchical and any(side % 2 for side in grid):
+                return (
+                    0.0,
+                    f"uniform masking needs even sides, and {grid[0]}x{grid[1]} are not: give another --img_size",
+                )
+            return usual, "the paper's"
+        if self.geometry.hierarchical:
+            return 0.0, f"uniform masking would leave {n // 4} patches visible, which are few"
+        return usual, f"lets {min(_ENOUGH, n)} patches stay visible"
 
     def given(
         self,
@@ -122,9 +157,11 @@ class DropPos(Task):
         """The visible patches, and only some of their positions; at least one is dropped."""
         b, n, device = len(images), self.geometry.n, images.device
         k = visible_of(self.geometry, self.mask_ratio if mask_ratio is None else mask_ratio)
-        visible, masked = random_partition(b, n, (k, n - k), generator, device)
+        visible, masked = partition(self.geometry, b, k, generator, device)
         if not self.shuffle:
             visible = visible.sort(dim=1).values
+        elif self.geometry.hierarchical:  # which is not drawn in random order
+            visible = gather_tokens(visible, random_partition(b, k, (k,), generator, device)[0])
         ratio = self.position_mask_ratio if position_mask_ratio is None else position_mask_ratio
         dropped = random_dropped(b, k, ratio, generator, device)
         return drop_positions(mask_patches(all_patches(images, n), visible, masked), dropped)
@@ -145,7 +182,8 @@ class DropPos(Task):
             given = self.given(images, generator, **ratios)
             return self.questions["positions"].predict(self.encode(images, given, generator))
 
-        sheets = figure_3(self.geometry, images, predict, generator)
+        ratios = self.questions["positions"].ratios["mask_ratio"]
+        sheets = figure_3(self.geometry, images, predict, generator, ratios)
         if "pixels" in self.questions:
             encoded = self.encode(images, self.given(images, generator), generator)
             sheets += self.questions["pixels"].sheets(encoded)

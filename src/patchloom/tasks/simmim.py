@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from patchloom.nets.decode import PatchHead
+from patchloom.nets.hierarchical import Encoder
 from patchloom.patches.partition import random_unit_partition
 from patchloom.questions.pixels import Pixels
 from patchloom.tasks.sizes import check_normalizable, masked_units, patches_of_unit
@@ -18,19 +18,21 @@ class SimMIM(Task):
     """Most patches are replaced by a mask token; their pixels are asked.
 
     Args:
-        encoder: the ViT to train.
+        encoder: the ViT or Swin to train.
         mask_ratio: share of the mask units whose content is withheld.
         mask_unit: side of a mask unit in pixels; auto: two patches (32 pixels for patches of 16), or one where the
-            grid has odd sides.
+            grid has odd sides; of a Swin what a token of its last stage stands for, 32 pixels of Swin-T.
         normalized_pixels: ask for pixels normalised within each patch instead of plain ones.
 
     Raises:
         PatchloomError: a mask ratio that leaves nothing visible or nothing masked, or a unit that does not fit.
     """
 
+    serves_swin = True
+
     def __init__(
         self,
-        encoder: VisionTransformer,
+        encoder: Encoder,
         mask_ratio: float = 0.6,
         mask_unit: Size = "auto",
         normalized_pixels: bool = False,
@@ -41,7 +43,7 @@ class SimMIM(Task):
         if normalized_pixels:
             check_normalizable(self.geometry)
         g, blank = self.geometry, self.sizes[1] * self.unit**2
-        self.mask_token = nn.Parameter(torch.empty(g.width).normal_(std=0.02))
+        self.mask_token = nn.Parameter(torch.empty(g.token_width).normal_(std=0.02))
         head = PatchHead(g.width, g.patch_dim, g.prefix, visible_asked=blank)
         self.questions["pixels"] = Pixels(g, head, normalized_pixels, absolute=True, blank=blank)
 

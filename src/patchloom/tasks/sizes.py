@@ -5,19 +5,21 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.decode import MAEDecoder
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.heads import mlp
+from patchloom.nets.hierarchical import refuse_hierarchical
 from patchloom.nets.teacher import FrozenTeacher
 from patchloom.nets.weights import load_encoder
-from patchloom.patches.partition import share_of
+from patchloom.patches.partition import random_partition, share_of, uniform_partition
 from patchloom.patches.positions import sincos_2d
 from patchloom.tasks.task import Size, Task
 
 _SMALL = 384  # the papers train no encoder narrower than ViT-S
+UNIFORM = 0.75  # what uniform masking removes
 
 
 def decoder_sizes(
@@ -126,6 +128,7 @@ def frozen_teacher(geometry: Geometry, source: str | None) -> FrozenTeacher:
     # building one draws weights, and the run's draws shall not depend on it; it has numbers even in a sketch of one
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         vit, card = load_encoder(source)
+    refuse_hierarchical(vit, "a teacher of features", "give another --task.features_of")
     if len(card.mean) != geometry.channels:
         raise PatchloomError(
             f"the teacher {source} is for images of {len(card.mean)} channels, and these have {geometry.channels}: "
@@ -154,6 +157,39 @@ def visible_of(geometry: Geometry, mask_ratio: float, least: int = 1) -> int:
     return visible
 
 
+def check_uniform(geometry: Geometry, mask_ratio: float) -> None:
+    """Refuse to remove patches of a Swin but by uniform masking, which leaves one of each 2x2 (UM-MAE, Li et al. 2022).
+
+    Raises:
+        PatchloomError: another share than 0.75 or none, or a grid that cannot be cut into cells of 2x2.
+    """
+    if not geometry.hierarchical or mask_ratio == 0:
+        return
+    (rows, columns), p = geometry.grid, geometry.p
+    if mask_ratio != UNIFORM:
+        raise PatchloomError(
+            f"a mask ratio of {mask_ratio} does not fit a Swin, of which one unit of each 2x2 stays (uniform masking): "
+            f"give --task.mask_ratio {UNIFORM}, or leave it out"
+        )
+    if rows % 2 or columns % 2:
+        near = "x".join(str(max(1, round(side / 2)) * 2 * p) for side in (rows, columns))
+        raise PatchloomError(
+            f"a Swin is masked in cells of 2x2 units of {p} pixels (uniform masking), and {rows}x{columns} units have "
+            f"an odd side: give --img_size {near}"
+        )
+
+
+def partition(
+    geometry: Geometry, b: int, visible: int, generator: torch.Generator | None, device: torch.device | str
+) -> tuple[Tensor, Tensor]:
+    """Which patches stay visible [b visible], and which are masked [b n-visible], at random for each of b images."""
+    n = geometry.n
+    if geometry.hierarchical and visible < n:
+        return uniform_partition(b, geometry.grid, generator, device)
+    seen, masked = random_partition(b, n, (visible, n - visible), generator, device)
+    return seen, masked
+
+
 def masked_units(geometry: Geometry, unit: int, mask_ratio: float) -> tuple[int, int]:
     """How many square units of ``unit`` x ``unit`` patches a mask ratio leaves visible and masks; both 1 or more.
 
@@ -180,8 +216,10 @@ def patches_of_unit(task: Task, mask_unit: Size) -> int:
         PatchloomError: the unit is no multiple of the patch, or does not divide the image.
     """
     g = task.geometry
-    usual = 1 if any(side % 2 for side in g.grid) else 2
+    usual = 1 if g.hierarchical or any(side % 2 for side in g.grid) else 2
     why = "two patches, as 32 pixels for patches of 16" if usual == 2 else "one patch, since the grid has odd sides"
+    if g.hierarchical:
+        why = f"one token of the last stage, which stands for {g.p} pixels"
     unit = task.resolve_auto("mask_unit", mask_unit, usual * g.p, why)
     side = unit // g.p
     if side < 1 or unit % g.p or any(along % side for along in g.grid):

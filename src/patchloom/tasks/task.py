@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from patchloom.data import RandomCrop
 from patchloom.errors import PatchloomError
 from patchloom.nets.encode import encode
 from patchloom.nets.geometry import Geometry
+from patchloom.nets.hierarchical import Encoder, is_hierarchical
 from patchloom.questions.measure import Measure
 from patchloom.questions.question import ROWS, Encoded, Outcome, Question, Sheet
 from patchloom.withhold.encoder_input import EncoderInput
@@ -28,7 +28,8 @@ class Task(nn.Module, ABC):
     has a default.
 
     Attributes:
-        encoder: the ViT that is being trained; `patchloom export` writes its ``state_dict``.
+        serves_swin: whether the encoder may be a Swin, of which patches are taken away by uniform masks alone.
+        encoder: the ViT or Swin that is being trained; `patchloom export` writes its ``state_dict``.
         geometry: of its images and tokens.
         questions: what is asked, by name; the first one is what `measure` reports, unless it is overridden.
         question_weights: of the questions' losses, by name; 1 where none is named.
@@ -37,12 +38,14 @@ class Task(nn.Module, ABC):
         mean, std: [c 1 1] by which the images were normalised; `normalized_by` sets them.
     """
 
-    encoder: VisionTransformer
+    serves_swin: ClassVar[bool] = False
+    encoder: Encoder
     mean: Tensor
     std: Tensor
 
-    def __init__(self, encoder: VisionTransformer):
+    def __init__(self, encoder: Encoder):
         super().__init__()
+        self.refuse_swin(is_hierarchical(encoder))
         self.encoder = encoder
         self.geometry = Geometry.of(encoder)
         self.questions: dict[str, Question] = nn.ModuleDict()
@@ -51,6 +54,19 @@ class Task(nn.Module, ABC):
         self.chosen: dict[str, tuple[Any, str]] = {}
         self.register_buffer("mean", torch.zeros(self.geometry.channels, 1, 1), persistent=False)
         self.register_buffer("std", torch.ones(self.geometry.channels, 1, 1), persistent=False)
+
+    @classmethod
+    def refuse_swin(cls, hierarchical: bool) -> None:
+        """Refuse a ``hierarchical`` encoder where the task is made for the tokens of a plain ViT.
+
+        Raises:
+            PatchloomError: so it is.
+        """
+        if hierarchical and not cls.serves_swin:
+            raise PatchloomError(
+                f"{cls.__name__} needs a plain ViT: a Swin is trained by mae, simmim and droppos, so choose one of "
+                "these, or another --model"
+            )
 
     @classmethod
     def encoder_defaults(cls, options: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:

@@ -9,17 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+_FREE = ("pos_embed", "reg_token", "relative_position_bias_table")
+
 
 def parameter_groups(net: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Trainable parameters in two groups: with weight decay, and without (biases, norms, tokens, positions).
 
-    Tokens and positions are recognised by their shape: all their dimensions but the last are 1, or their name ends in
-    ``pos_embed``.
+    Tokens and positions are recognised by their shape: all their dimensions but the last are 1, or by what their name
+    ends in: ``pos_embed``, or that of a Swin's table of relative position biases.
     """
     decayed, free = [], []
     for name, weight in net.named_parameters():
         if weight.requires_grad:
-            vector = weight.numel() == weight.shape[-1] or name.endswith(("pos_embed", "reg_token"))
+            vector = weight.numel() == weight.shape[-1] or name.endswith(_FREE)
             (free if vector else decayed).append(weight)
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]

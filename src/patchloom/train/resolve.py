@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 from patchloom.data import Stats, steps_per_epoch
 from patchloom.errors import PatchloomError
 from patchloom.machine import Cores, cores
-from patchloom.nets.build import PRESETS
+from patchloom.nets.build import PRESETS, swin_sizes
 from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import Auto, Settings
-from patchloom.tasks import check_images, encoder_defaults, training_defaults, updates_needed
+from patchloom.tasks import check_images, encoder_defaults, task_class, training_defaults, updates_needed
 from patchloom.train import device_defaults
 
 # Images seen by the end of a run, if epochs is auto: minutes on a CPU, hours on a GPU.
@@ -53,7 +54,13 @@ def resolve(
     device = auto("device", *device_defaults.device())
     device_defaults.check_device(device)
     auto("channels", channels, "what the images have")
-    if str(settings.data).partition(":")[0] == "shapes" and (settings.img_size, settings.patch_size) == (
+    swin = swin_sizes(settings.model.get("name", "auto"), settings.model)
+    task_class(settings.task["name"]).refuse_swin(swin is not None)
+    if swin is not None:
+        for name, value, why in _of_swin(device, min(stats.height, stats.width), settings, *swin):
+            auto(name, value, why)
+        (h, w), patch = (chosen.get(name, getattr(settings, name)) for name in ("img_size", "patch_size"))
+    elif str(settings.data).partition(":")[0] == "shapes" and (settings.img_size, settings.patch_size) == (
         "auto",
         "auto",
     ):
@@ -65,7 +72,8 @@ def resolve(
         patch = auto("patch_size", _patch(min(h, w)), f"common for {min(h, w)} pixels")
     auto("model", *_model(device, (h // patch) * (w // patch)))
     defaults = encoder_defaults(settings.task)
-    auto("positions", *defaults.get("positions", ("sincos", "as in the papers")))
+    usual = ("sincos", "as in the papers") if swin is None else ("none", "a Swin has relative ones of its own")
+    auto("positions", *defaults.get("positions", usual))
     if "class_token" in defaults and settings.model.get("class_token") is None:
         value, reasons["model.class_token"] = defaults["class_token"]
         chosen["model"] = {**chosen.get("model", settings.model), "class_token": value}
@@ -83,7 +91,8 @@ def resolve(
     updates = max(1, epochs * steps_per_epoch(n, batch) // settings.accumulate)
     wanted = training_defaults(settings.task, updates)
     auto("weight_decay", *wanted.get("weight_decay", (0.05, "as MAE's")))
-    auto("blr", *wanted.get("blr", _blr(chosen.get("model", settings.model)["name"], batch * settings.accumulate)))
+    rate = _blr(chosen.get("model", settings.model)["name"], batch * settings.accumulate, swin is not None)
+    auto("blr", *wanted.get("blr", rate))
     for name, (value, why) in wanted.items():
         owner, _, option = name.partition(".")
         if option and settings.task.get(option, "auto") == "auto":
@@ -106,6 +115,27 @@ def resolve(
     resolved = replace(settings, **chosen)
     resolved.check()  # what was given may not go with what was chosen
     return resolved, reasons
+
+
+def _of_swin(device: str, median: int, settings: Settings, patch: int | None, along: int) -> list[tuple[str, Any, str]]:
+    """Sizes for a Swin, each with its reason: sides of even numbers of units, by which it can be masked.
+
+    Args:
+        device: what computes.
+        median: shorter side of the images.
+        settings: as the user gave them.
+        patch: side of a patch that the name of the model tells; None: 8 units a side are aimed at.
+        along: patches along a unit.
+    """
+    asked, given = settings.patch_size, settings.img_size
+    side = min(given) if given != "auto" else min(median, 96 if device == "cpu" else 256)
+    why = "as the name says"
+    if patch is None:
+        patch, why = 2 ** max(0, math.floor(math.log2(side / (8 * along)))), "gives 8 units a side, or a little more"
+    step = 2 * along * (patch if asked == "auto" else asked)
+    fitting = max(1, round(side / step)) * step
+    reason = f"an even number of units, of {step // 2} pixels each"
+    return [("patch_size", patch, why), ("img_size", (fitting, fitting), reason)]
 
 
 def _img_size(device: str, median: int, patch: int | Auto) -> tuple[tuple[int, int], str]:
@@ -159,8 +189,8 @@ def share_of_batch(batch: int, n: int, world: int) -> int:
     return images // world
 
 
-def _blr(model: str, batch: int) -> tuple[float, str]:
-    if model in PRESETS:
+def _blr(model: str, batch: int, swin: bool) -> tuple[float, str]:
+    if model in PRESETS and not swin:
         return 4e-3, "narrow encoders in small batches want more than the papers' 1.5e-4"
     if batch < 1024:
         return 1e-3, "small batches want more than the papers' 1.5e-4, which is for 4096"

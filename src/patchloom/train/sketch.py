@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import outline
-from patchloom.nets.performance import attention_shape, kept_bytes
+from patchloom.nets.performance import kept_bytes, patches_of
 from patchloom.runs.settings import Settings
 from patchloom.runs.task import prepare_task
 from patchloom.tasks.task import Task
@@ -86,7 +86,7 @@ def upper(settings: Settings, images: int) -> float:
     """Bytes that a step of ``images`` hardly exceeds, from the encoder's outline alone, which takes no time."""
     vit = outline(settings.encoder_spec())
     h, w = settings.img_size
-    _, tokens, _ = attention_shape(vit)
+    tokens = patches_of(vit)
     weights = sum(weight.numel() for weight in vit.parameters())
     tables = 2 * tokens**2  # of distances between any two places
     pixels = 4 * images * settings.channels * h * w

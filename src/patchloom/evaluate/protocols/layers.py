@@ -10,12 +10,13 @@ from torch import Tensor
 from patchloom.data import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import ImageFeatures
-from patchloom.evaluate.frozen import PIXELS, THE_UNTRAINED, circumstances, extractors, majority
+from patchloom.evaluate.frozen import INSTEAD, PIXELS, THE_UNTRAINED, circumstances, extractors, majority
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, hold_out_for_choice
 from patchloom.evaluate.neighbours import TEMPERATURE, knn_right
 from patchloom.evaluate.report import Drawing, Report, Row, compared
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.encode import input_size
+from patchloom.nets.hierarchical import refuse_hierarchical
 from patchloom.runs.encoder import load_encoder
 
 
@@ -35,6 +36,7 @@ def layers(
     if k < 1:
         raise PatchloomError(f"--k must be 1 or more, not {k}")
     vit, card = load_encoder(run, settings.model)
+    refuse_hierarchical(vit, "layers", INSTEAD)
     parts = parts_of(data, settings, note=card.note)
     groups: list[list[Row]] = []
     cached = []

@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from timm.models.vision_transformer import VisionTransformer
-
 from patchloom.data import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier, Pool, class_names
@@ -23,7 +21,9 @@ from patchloom.evaluate.report import Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.evaluate.trained import Build, Candidate, plan_for, train_and_test
 from patchloom.hints import check_options
+from patchloom.nets.encode import has_class_token
 from patchloom.nets.heads import InstanceHead
+from patchloom.nets.hierarchical import Encoder
 from patchloom.nets.variants import vary
 from patchloom.nets.weights import EncoderCard, untrained_twin
 from patchloom.runs.encoder import load_encoder, load_extra_module
@@ -78,7 +78,7 @@ def linear(
     vit, card = load_encoder(run, settings.model)
     head = load_extra_module(run, "pooling")
     asked = published(recipe, vit, PROBES).pooling if pooling == "all" else pooling
-    stands_in = pooling == "all" and asked == "class" and not vit.has_class_token
+    stands_in = pooling == "all" and asked == "class" and not has_class_token(vit)
     pool: Pool = "mean" if stands_in else asked
     check_pooling(pool, tokens_of(vit, head))
     parts = parts_of(data, settings, note=card.note)
@@ -93,7 +93,7 @@ def linear(
     return train_and_test("linear", f"Linear probe, {pool}", done, candidates, plan, parts)
 
 
-def _builder(vit: VisionTransformer, card: EncoderCard, head: InstanceHead | None, classes: int) -> Build:
+def _builder(vit: Encoder, card: EncoderCard, head: InstanceHead | None, classes: int) -> Build:
     def build(recipe: Recipe) -> Classifier:
         return Probe(vary(vit, card), classes, recipe.pooling, head)
 

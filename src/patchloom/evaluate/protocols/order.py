@@ -15,12 +15,13 @@ from torch import Tensor
 from patchloom.data import CentreCrop, DataLike, Source
 from patchloom.data.sources.base import digest
 from patchloom.evaluate.features import ImageFeatures, check_pooling, tokens_of
-from patchloom.evaluate.frozen import circumstances, extractors, majority
+from patchloom.evaluate.frozen import INSTEAD, circumstances, extractors, majority
 from patchloom.evaluate.logistic import linear_probe
 from patchloom.evaluate.neighbours import TEMPERATURE, knn_right
 from patchloom.evaluate.report import Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.encode import input_size, patch_positions, patch_side
+from patchloom.nets.hierarchical import refuse_hierarchical
 from patchloom.patches.tokens import grid_of, patchify, unpatchify
 from patchloom.runs.encoder import load_encoder
 
@@ -47,6 +48,7 @@ def order(
         PatchloomError: no such encoder or data; data without labels; or a pooling that the encoder lacks.
     """
     vit, card = load_encoder(run, settings.model)
+    refuse_hierarchical(vit, "order", INSTEAD)
     check_pooling(pooling, tokens_of(vit, None))
     parts, size = parts_of(data, settings, note=card.note), input_size(vit)
     shuffled = ShuffledPatches(parts.test, size, patch_side(vit), settings.seed)

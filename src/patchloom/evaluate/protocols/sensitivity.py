@@ -20,7 +20,17 @@ from patchloom.evaluate.position_scores import STORY, Cell, measure_positions, n
 from patchloom.evaluate.report import Report, lost_images
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
 from patchloom.hints import check
-from patchloom.nets.encode import encode, grid_size, input_channels, input_size, patch_count, patch_positions
+from patchloom.nets.encode import (
+    encode,
+    entry_width,
+    grid_size,
+    input_channels,
+    input_size,
+    patch_count,
+    patch_positions,
+    prefix_count,
+    width,
+)
 from patchloom.nets.weights import EncoderCard, untrained_twin
 from patchloom.patches.partition import random_dropped
 from patchloom.questions.positions import PositionPrediction
@@ -132,8 +142,8 @@ class PositionProbe(nn.Module):
     def __init__(self, vit: VisionTransformer, placeholder: Placeholder) -> None:
         super().__init__()
         self.vit = vit.requires_grad_(False).eval()
-        self.n, d = patch_count(vit), vit.embed_dim
-        self.token = nn.Parameter(torch.zeros(d), requires_grad=placeholder == "learned")
+        self.n, d = patch_count(vit), width(vit)
+        self.token = nn.Parameter(torch.zeros(entry_width(vit)), requires_grad=placeholder == "learned")
         self.standardize = nn.BatchNorm1d(d, affine=False)
         self.layer = nn.Linear(d, self.n)
         for weight in self.layer.parameters():
@@ -143,7 +153,7 @@ class PositionProbe(nn.Module):
         """Predict the positions of patches of images [b c h w], with the share ``ratio`` of the embeddings masked."""
         dropped = random_dropped(len(images), self.n, ratio, generator, images.device)
         given = drop_positions(all_patches(images, self.n), dropped)
-        tokens = encode(self.vit, given, position_token=self.token)[:, self.vit.num_prefix_tokens :]
+        tokens = encode(self.vit, given, position_token=self.token)[:, prefix_count(self.vit) :]
         features = self.standardize(tokens.flatten(0, 1)).view_as(tokens)
         return PositionPrediction(given.visible, given.dropped, self.layer(features))
 

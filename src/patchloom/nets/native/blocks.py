@@ -23,9 +23,9 @@ def use_native(net: nn.Module, wanted: bool = True) -> None:
             module.native = wanted and _plain(module)
 
 
-def serves(vit: VisionTransformer) -> bool:
-    """Whether every block of an encoder would run on the kernels."""
-    return all(map(_plain, vit.blocks))
+def serves(vit: nn.Module) -> bool:
+    """Whether every block of an encoder would run on the kernels; none of a Swin would."""
+    return isinstance(vit, VisionTransformer) and all(map(_plain, vit.blocks))
 
 
 def _plain(block: Block) -> bool:
