@@ -41,7 +41,7 @@ def planned(recipe: Recipe) -> FitPlan:
 
 def of_size(size: str, name: str, **changes) -> Recipe:
     width, depth = SIZES[size]
-    return recipe_for(name, SimpleNamespace(embed_dim=width, feature_info=[{}] * depth), changes)
+    return recipe_for(name, SimpleNamespace(num_features=width, feature_info=[{}] * depth), changes)
 
 
 def classifier(**options) -> Classifier:
