@@ -84,7 +84,7 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
     ],
     "extrema": [
         {},
-        {"mask_ratio": 0.5, "masks": 1, "momentum": 0.9, "head_width": 24, "head_out": 12},
+        {"mask_ratio": 0.5, "masks": 1, "loss": "byol", "momentum": 0.9, "head_width": 24, "head_out": 12},
         {"masks": 9, "mask_ratio": 0.9, "class_token": "vit", "crop": "none", "color": "none"},
         {"attention_blocks": 1, "masks": 2},
         {"loss": "infonce", "class_token": "mean", "crop": "own", "color": "shared"},
