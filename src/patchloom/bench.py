@@ -21,7 +21,7 @@ from patchloom.shown import Grid, Shown
 from patchloom.tasks import ready_tasks
 from patchloom.tasks.code import label
 from patchloom.train.failures import halvable
-from patchloom.train.forecast import refuse_too_large
+from patchloom.train.limits import refuse_too_large
 from patchloom.train.resolve import resolve
 from patchloom.train.trial import Step, memory_of, reading
 from patchloom.waiting import Waiting

@@ -17,7 +17,7 @@ from patchloom.runs.settings import Settings
 from patchloom.shown import Grid, Shown, Verbatim
 from patchloom.tasks.code import label
 from patchloom.train.failures import smaller_steps
-from patchloom.train.forecast import refuse_too_large
+from patchloom.train.limits import refuse_too_large
 from patchloom.train.trial import Step, memory_of, reading
 from patchloom.waiting import Waiting, duration
 

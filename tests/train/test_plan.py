@@ -25,7 +25,7 @@ from patchloom.machine import Cores
 from patchloom.options import parse_pretrain
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import request
-from patchloom.train import forecast
+from patchloom.train import forecast, limits
 from patchloom.train.plan import Planner
 from patchloom.train.pretrain import pretrain
 from patchloom.train.rendezvous import meet
@@ -136,7 +136,7 @@ def test_what_needs_more_than_the_memory_is_refused_with_need_and_limit():
     settings = settings_for("droppos", img_size=10_000, patch_size=16, attention="fused", kernels="torch")
     begin = time.process_time()
     with pytest.raises(PatchloomError) as refusal:
-        forecast.refuse_too_large(settings, 128)
+        limits.refuse_too_large(settings, 128)
     said = str(refusal.value)
     assert re.search(
         r"in the [\d.,]+ GiB of memory that there are: a step of 128 images needs [\d,]+ GiB or more", said
@@ -147,17 +147,17 @@ def test_what_needs_more_than_the_memory_is_refused_with_need_and_limit():
 def test_a_refusal_names_the_batch_that_fits(monkeypatch):
     settings = settings_for(batch_size=128, img_size=64, patch_size=4, attention="fused", kernels="torch")
     whole = sketch(settings, 128)
-    monkeypatch.setattr(forecast, "resident", lambda *_: 0.0)
-    monkeypatch.setattr(forecast, "memory", lambda device: (0.0, whole.least(40) / 0.8 / GIB))
+    monkeypatch.setattr(limits, "resident", lambda *_: 0.0)
+    monkeypatch.setattr(limits, "memory", lambda device: (0.0, whole.least(40) / 0.8 / GIB))
     with pytest.raises(PatchloomError, match="give --batch_size 32 and --accumulate 4"):
-        forecast.refuse_too_large(settings, 128)
+        limits.refuse_too_large(settings, 128)
     with pytest.raises(PatchloomError, match="give --batch_size 64 and --accumulate 4, or take"):  # of two processes
-        forecast.refuse_too_large(replace(settings, accumulate=1, batch_size=256), 128)
-    monkeypatch.setattr(forecast, "memory", lambda device: (0.0, whole.sizes.state / 2 / GIB))
+        limits.refuse_too_large(replace(settings, accumulate=1, batch_size=256), 128)
+    monkeypatch.setattr(limits, "memory", lambda device: (0.0, whole.sizes.state / 2 / GIB))
     with pytest.raises(PatchloomError, match="choose a smaller --model"):
-        forecast.refuse_too_large(settings, 128)
-    monkeypatch.setattr(forecast, "memory", lambda device: (0.0, whole.least() / GIB * 1.01))
-    assert forecast.refuse_too_large(settings, 128) == whole
+        limits.refuse_too_large(settings, 128)
+    monkeypatch.setattr(limits, "memory", lambda device: (0.0, whole.least() / GIB * 1.01))
+    assert limits.refuse_too_large(settings, 128) == whole
 
 
 def test_what_is_slow_or_tight_is_said():
@@ -173,7 +173,7 @@ def test_what_is_slow_or_tight_is_said():
 def test_a_large_model_is_calculated_and_not_made_twice(monkeypatch):
     settings, source = settings_for(batch_size=4), open_data("shapes:20").train
     monkeypatch.setattr(forecast, "Step", None)
-    monkeypatch.setattr(forecast, "_SURE", 0.0)
+    monkeypatch.setattr(limits, "_SURE", 0.0)
     monkeypatch.setattr(forecast, "_LARGE", 0)
     found = forecast.foresee(settings, source, 4, Cores(2), RunFolder("nowhere/run"))
     assert found.how == "calculated" and found.total > 0 and found.memory > 0

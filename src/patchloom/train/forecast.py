@@ -1,11 +1,9 @@
-"""What a run will take of time, memory and disc, found out before it begins; what cannot be had is refused."""
+"""What a run will take of time, memory and disc, found out before it begins."""
 
 from __future__ import annotations
 
 import csv
 import gc
-import math
-import shutil
 import statistics
 import time
 from dataclasses import dataclass, replace
@@ -16,29 +14,26 @@ import torch
 from patchloom.data import Source, steps_per_epoch
 from patchloom.data.read import Unreadable, to_channels
 from patchloom.data.stats import drawn
-from patchloom.errors import PatchloomError
 from patchloom.files import size_in_words
 from patchloom.machine import Cores, compile_gain, product_rates
 from patchloom.memory import free_memory, memory, memory_shortage, resident
 from patchloom.processes import alone
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import Settings
-from patchloom.tasks import images_needed
 from patchloom.tasks.task import Task
 from patchloom.train.failures import smaller_steps
-from patchloom.train.sketch import Sizes, Sketch, sketch, upper
+from patchloom.train.limits import refuse_full_disc, refuse_too_large
+from patchloom.train.sketch import Sizes, Sketch
 from patchloom.train.trial import Step
 from patchloom.waiting import Waiting, duration
 
 _GIB = 2**30
-_SURE = 1 / 8  # a step that takes no more of the memory than this by a rough rule needs no counting
 _SECONDS = 1.0  # that a step which is tried may take, and how long steps are tried
 _STEPS = 3  # that are timed, after one that is not
 _LARGE = 2 * _GIB  # bytes of weights, gradients and moments that are not made twice only to see how fast they are
 _REACHED = 0.4  # of the peak of products, by the steps of most models (docs/bench.md)
 _READING = 0.3  # seconds of reading
 _LONG = 24 * 3600.0  # seconds of a run that are worth a remark
-_MANY = 10_000  # patches of an image: the largest that people train on have 4,096
 _FILES = 4 << 20  # bytes of pictures and tables
 
 
@@ -151,72 +146,6 @@ def resumed(settings: Settings, training: Source, folder: RunFolder) -> Forecast
     return Forecast(steps, each, 0.0, "as before, with measures", total, None, 0.0, 0.0, disc, room, "")
 
 
-def refuse_too_large(settings: Settings, images: int, processes: int = 1) -> Sketch | None:
-    """Refuse a run of which one step takes more than all of the memory, before any of it is taken.
-
-    Args:
-        settings: resolved.
-        images: of a step in each process.
-        processes: that share the memory of this machine; on a GPU each has its own.
-
-    Returns:
-        What was counted; None where a step is so small that there was no need.
-
-    Raises:
-        PatchloomError: so it is, or the settings do not fit each other.
-    """
-    there = memory(settings.device)[1] * _GIB / (processes if settings.device == "cpu" else 1)
-    with Waiting("counting what a step takes"), alone():
-        if upper(settings, images) <= _SURE * there:
-            return None
-        counted = sketch(settings, images)
-    base = resident() if settings.device == "cpu" else 0.0
-    parts = max(1, settings.devices * settings.nodes) if settings.strategy == "fsdp" else 1
-    held = counted.least() - counted.sizes.state * (1 - 1 / parts) + base
-    if held <= there:
-        return counted
-    least = max(1, images_needed(settings.task)[0])
-    fitting = next((n for n in _halves(counted.images) if counted.least(n) + base < 0.8 * there), 0)
-    patches = math.prod(settings.img_size) // settings.patch_size**2
-    if patches > _MANY:
-        sides = "x".join(map(str, settings.img_size))
-        remedy = f"lower --img_size, which makes {patches:,} patches of an image at {sides}, or give larger patches"
-    elif fitting >= least and settings.batch_size % counted.images == 0:
-        times = counted.images // fitting
-        batch = settings.batch_size // counted.images * fitting
-        remedy = f"give --batch_size {batch} and --accumulate {times * settings.accumulate}, or take smaller images"
-    elif counted.sizes.state + base > there:
-        remedy = "choose a smaller --model, larger patches, or smaller images, heads and decoders"
-    else:
-        remedy = "choose smaller images, larger patches, or a smaller --model"
-    state = f"{counted.sizes.state / _GIB:,.1f} of them for weights, gradients and moments"
-    raise PatchloomError(
-        f"this cannot be trained in the {there / _GIB:,.1f} GiB of memory that there are: a step of {counted.images} "
-        f"images needs {held / _GIB:,.0f} GiB or more, {state}: {remedy}"
-    )
-
-
-def refuse_full_disc(folder: RunFolder, need: float) -> float:
-    """Bytes that are free on the disc of a run's folder.
-
-    Raises:
-        PatchloomError: fewer than ``need``.
-    """
-    place = folder.path.absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    try:
-        room = float(shutil.disk_usage(place).free)
-    except OSError:  # what is written there will tell
-        return float("inf")
-    if need > room:
-        raise PatchloomError(
-            f"the run needs {size_in_words(need)} for its checkpoints and the encoder, and the disc of {folder.path} "
-            f"has {size_in_words(room)} free: make room, choose another folder with --out, or a smaller --model"
-        )
-    return room
-
-
 @dataclass(frozen=True)
 class _Tried:
     """Seconds of a step and of reading its images, where they come from, and the bytes that were in use."""
@@ -303,7 +232,3 @@ def _together(settings: Settings, tried: _Tried, here: Cores) -> float:
         return max(tried.step, reading)
     work = tried.step * settings.threads + tried.reading
     return max(tried.step, reading, work / max(1, min(here.each, settings.threads + settings.workers)))
-
-
-def _halves(images: int) -> list[int]:
-    return [images // 2**k for k in range(1, images.bit_length()) if images % 2**k == 0]
