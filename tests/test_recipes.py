@@ -151,6 +151,9 @@ def test_what_is_given_beside_it_wins_and_two_settings_follow():
     assert python.model == {"name": "nano", "depth": 3}
     given, _ = parse_pretrain([*words, "--accumulate", "2", "--warmup_epochs", "3"])
     assert (given["accumulate"], given["warmup_epochs"]) == (2, 3)
+    given, _ = parse_pretrain(["photos", "--recipe=mae-vit-b", "--accumulate=16"])
+    assert (given["batch_size"], given["accumulate"]) == (256, 16)
+    assert request("photos", "auto", {"recipe": "mae-vit-b", "accumulate": 3}).batch_size == 1365
     for batch, times in ((300, 14), (5000, 1), (10_000, 1)):
         assert parse_pretrain(["photos", "--recipe", "mae-vit-b", f"--batch_size={batch}"])[0]["accumulate"] == times
     given, _ = parse_pretrain(["photos", "--recipe=mae-vit-b", "--epochs=auto", "--model=auto", "--task=auto"])

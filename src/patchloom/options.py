@@ -209,7 +209,7 @@ def last_value(words: Sequence[str], option: str) -> str | None:
 def _beside(recipe: str, words: Sequence[str]) -> list[str]:
     """What of a recipe holds beside joined words, as such words itself."""
     given = dict(word[2:].split("=", 1) for word in words if re.match("--[^=]+=", word))
-    for name in ("epochs", "batch_size"):  # by which other settings are reckoned
+    for name in ("epochs", "batch_size", "accumulate"):  # by which other settings are reckoned
         if re.fullmatch(r"\d{1,9}", given.get(name, "")):
             given[name] = int(given[name])
     return list(_as_words(recipe_named(recipe).beside(nested(given)), f"the recipe {recipe}"))

@@ -92,6 +92,9 @@ def test_that_of_an_older_version_is_refused_with_what_to_do(tmp_path):
     assert "an older patchloom wrote it (it has decoder." in said and "and it lacks questions.pixels.decoder." in said
     assert "use the version that wrote it, or begin a new run from its encoder, by --from" in said
     assert len(said) < 500
+    lacking = {name: value for name, value in own.items() if not name.startswith("questions.pixels.decoder.answer")}
+    with pytest.raises(PatchloomError, match=r"wrote it \(it lacks questions.pixels.decoder.answer.bias\)"):
+        restore(lacking, task)
 
 
 def test_one_of_another_size_is_refused(tmp_path):

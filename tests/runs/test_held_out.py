@@ -24,6 +24,7 @@ from patchloom.nets.weights import load_encoder, save_encoder
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import choose_held_out, own_held_out, stored_held_out, wanted, with_share
 from patchloom.runs.record import read_record
+from patchloom.runs.sealed import read_sealed, write_sealed
 from patchloom.runs.settings import Settings
 from patchloom.train import final_evaluation
 from patchloom.train import pretrain as pretraining
@@ -372,6 +373,11 @@ def test_a_run_of_a_version_without_auto_goes_on(tmp_path, parts):
     folder = more(tmp_path / "images", range(40))
     run = pretrain(folder, out=tmp_path / "run", **QUICK | {"held_out": 0.05}).folder
     (run / "summary.txt").unlink()
+    with pytest.raises(PatchloomError, match="held_out: was 0.05, now auto"):  # this version was told
+        pretrain(folder, out=run, **QUICK | {"held_out": "auto"})
+    requested = read_sealed(run / "requested.yaml")
+    del requested["recipe"]  # which no version had that did not know auto
+    write_sealed(run / "requested.yaml", requested)
     pretrain(folder, out=run, **QUICK | {"held_out": "auto"})
     assert parts[1] == parts[0] and len(parts[0][1]) == 2
     with pytest.raises(PatchloomError, match="held_out: was 0.05, now 0.1"):

@@ -91,6 +91,11 @@ def test_a_teacher_gets_enough_updates_and_a_memory_that_fits_them():
     assert (long.task["momentum"], long.task["loss"]) == (0.996, "byol")
     lut, _ = of_task("lut", 11_250, epochs=3)
     assert (lut.batch_size, lut.weight_decay) == (32, 0.05) and lut.task["momentum"] == short.task["momentum"]
+    agree = {"withhold": {"mask": 0.5}, "ask": {"agreement": 1.0, "pixels": 1.0}}
+    mixed, reasons = of_task("mixture", 11_250, epochs=3, options=agree)
+    assert mixed.batch_size == 32 and mixed.task["momentum"] == short.task["momentum"]
+    alone, _ = of_task("mixture", 11_250, epochs=3)
+    assert (alone.batch_size, alone.task["momentum"]) == (128, "auto"), "it has no teacher"
     mae, _ = of_task("mae", 11_250, epochs=3)
     assert (mae.batch_size, mae.weight_decay) == (128, 0.05)
 

@@ -79,7 +79,7 @@ class PretrainRecipe:
     def beside(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The recipe's settings that hold beside those that a user gives, which win.
 
-        An update keeps its number of images: where the images of a step are given and ``accumulate`` is not, this
+        An update keeps its number of images: of the images of a step and ``accumulate``, where one is given the other
         follows, to the nearest whole number. The warm-up keeps its share of the epochs, where only these are given.
 
         Args:
@@ -103,6 +103,8 @@ class PretrainRecipe:
         left["task"]["name"] = self.task
         if "accumulate" not in given and _number(batch := given.get("batch_size")):
             left["accumulate"] = max(1, round(self.batch / batch))
+        elif "batch_size" not in given and _number(steps := given.get("accumulate")):
+            left["batch_size"] = max(1, round(self.batch / steps))
         if "epochs" in given and "warmup_epochs" in left:
             epochs, warmup = given["epochs"], left["warmup_epochs"]
             left["warmup_epochs"] = round(warmup * epochs / self.epochs, 2) if _number(epochs) else "auto"
@@ -233,7 +235,7 @@ def nested(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> bool:
-    """Whether it is a number of epochs or images, such as settings may have."""
+    """Whether it is a number of epochs, images or steps, such as settings may have."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
 
 

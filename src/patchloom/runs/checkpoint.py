@@ -158,7 +158,8 @@ def restore(tensors: dict[str, Tensor], task: nn.Module, optimizer: torch.optim.
         PatchloomError: it is of another task or model, or an older version wrote it, which had other names.
     """
     weights = weights_of(tensors)
-    own = task.state_dict()
+    # a decoder that began with an authors' file may keep positions, which a fresh one computes
+    own = task.state_dict() | {name: one for name, one in task.named_buffers() if name in weights}
     if weights.keys() != own.keys():
         raise PatchloomError(
             "the checkpoint is of another task or model, or an older patchloom wrote it "
@@ -189,7 +190,7 @@ def restore(tensors: dict[str, Tensor], task: nn.Module, optimizer: torch.optim.
 
 def _first_difference(found: Iterable[str], own: Iterable[str]) -> str:
     foreign, absent = sorted(set(found) - set(own)), sorted(set(own) - set(found))
-    said = [f"it has {foreign[0]}"] * bool(foreign) + [f"it lacks {absent[0]}"] * bool(absent)
+    said = [f"it {verb} {names[0]}" for verb, names in (("has", foreign), ("lacks", absent)) if names]
     return " and ".join(said)
 
 

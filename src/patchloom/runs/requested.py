@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ from patchloom.runs.settings import LAUNCH, Settings
 from patchloom.tasks import with_defaults
 from patchloom.tasks.code import met, refuse_changed
 
-_BEFORE_AUTO = {"held_out": 0.05, "weight_decay": 0.05}  # defaults of versions that did not know auto there
+# Defaults of versions that did not know auto there, of settings and of options of a task. What auto became, the run has
+# stored, so the same command means the same run.
+_BEFORE_AUTO = {"held_out": 0.05, "weight_decay": 0.05}
+_OPTIONS_BEFORE_AUTO = {"loss": "byol", "momentum": 0.996}
 
 
 def differences(requested: dict[str, Any], settings: Settings, became: dict[str, Any], run: Path) -> list[str]:
@@ -32,12 +36,19 @@ def differences(requested: dict[str, Any], settings: Settings, became: dict[str,
         # options that are gone are named as differences; nobody has asked to run the code of another's run
         with suppress(PatchloomError):
             one["task"] = with_defaults(one["task"]) if met(one["task"].get("name", "")) else one["task"]
-    for name, was in _BEFORE_AUTO.items():
-        if before[name] == was and now[name] == "auto":  # what it became, the run has stored
-            before[name] = "auto"
+    if "recipe" not in requested:  # else a version that knows auto wrote it, and somebody gave the value
+        _as_auto(before, now, _BEFORE_AUTO)
+        _as_auto(before["task"], now["task"], _OPTIONS_BEFORE_AUTO)
     for name in (*LAUNCH, "recipe"):  # it may go on with other devices; a recipe is what it sets
         before[name] = now[name]
     return _differences(before, now, became)
+
+
+def _as_auto(before: dict[str, Any], now: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Make auto of what was at its default ``before``, where it is auto ``now``."""
+    for name, was in defaults.items():
+        if name in before and before[name] == was and now.get(name) == "auto":
+            before[name] = "auto"
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], became: dict[str, Any], prefix: str = "") -> list[str]:

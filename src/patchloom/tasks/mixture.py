@@ -22,11 +22,13 @@ from patchloom.questions.positions import DROPPOS_RATIOS, MP3_RATIOS, Positions
 from patchloom.questions.question import Question
 from patchloom.tasks.degradations import STRENGTHS, build_degradation, others_needed
 from patchloom.tasks.sizes import (
+    AGREEMENT_UPDATES,
     agreement_heads,
     check_momentum,
     check_normalizable,
     decoder_sizes,
     frozen_teacher,
+    momentum_for,
     patch_decoder,
     refuse_unused,
     visible_of,
@@ -66,7 +68,7 @@ class Mixture(Task):
         teacher: with agreement, whether the teacher sees the same crop of the image or a second one; auto: the same one
             if agreement is asked, else none.
         sigma: of position smoothing at the start, as DropPos does; falls to 0 over the training.
-        momentum: of the teacher at the start; it rises to 1 along a half cosine.
+        momentum: of the teacher at the start; it rises to 1 along a half cosine. auto: 0.996, less in short trainings.
         head_width: hidden width of the heads for agreement; auto: 4096, or 4 encoder widths below ViT-S.
         head_out: width of their output; auto: 256, or the encoder's below ViT-S.
         decoder_width: width of the decoders; auto: 512, or the encoder's own below ViT-S.
@@ -90,7 +92,7 @@ class Mixture(Task):
         ask: dict[str, float] | Literal["auto"] = "auto",
         teacher: Second | Literal["auto"] = "auto",
         sigma: float = 1.0,
-        momentum: float = 0.996,
+        momentum: float | Literal["auto"] = "auto",
         head_width: Size = "auto",
         head_out: Size = "auto",
         decoder_width: Size = "auto",
@@ -125,15 +127,18 @@ class Mixture(Task):
         self.degradation = build_degradation(self, kind, min(self.geometry.size), strengths, forms)
         if second == "second":
             self.augment = TwoViews(self.augment.size, crop="own", color="none")
-        check_momentum(momentum)
         if sigma < 0:
             raise PatchloomError(f"--task.sigma must be 0 or more, not {sigma}")
         d = encoder.embed_dim
         self.mask_token = nn.Parameter(torch.empty(d).normal_(std=0.02)) if "blank" in self.withhold else None
         partly = 0 < self.withhold.get("drop_positions", 0) < 1
         self.position_token = nn.Parameter(torch.empty(d).normal_(std=0.02)) if partly else None
-        if "agreement" not in self.question_weights:
-            refuse_unused("agreement is not asked", head_width=head_width, head_out=head_out)
+        if "agreement" in self.question_weights:
+            momentum = self.resolve_auto("momentum", momentum, 0.996, "as in extrema and lut")
+            check_momentum(momentum)
+        else:
+            written = "auto" if momentum == 0.996 else momentum  # which former versions wrote for every run
+            refuse_unused("agreement is not asked", head_width=head_width, head_out=head_out, momentum=written)
         if not {"pixels", "features"} & self.question_weights.keys():
             refuse_unused("neither pixels nor features are asked", decoder_depth=decoder_depth)
         if "positions" not in self.question_weights:
@@ -185,6 +190,16 @@ class Mixture(Task):
         if isinstance(withhold, Mapping) and withhold.get("drop_positions") == 1:
             return {"positions": ("none", "the mixture withholds them all")}
         return {}
+
+    @classmethod
+    def training_defaults(cls, options: Mapping[str, Any], updates: int) -> dict[str, tuple[Any, str]]:
+        """With agreement, a teacher that can be followed in short trainings, too."""
+        return {"task.momentum": momentum_for(updates)} if "agreement" in options["ask"] else {}
+
+    @classmethod
+    def updates_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
+        """With agreement, enough for a teacher that begins as a random network."""
+        return AGREEMENT_UPDATES if "agreement" in options["ask"] else super().updates_needed(options)
 
     @classmethod
     def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:
