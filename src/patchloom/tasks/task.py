@@ -78,7 +78,7 @@ class Task(nn.Module, ABC):
 
     @classmethod
     def training_defaults(cls, options: Mapping[str, Any], updates: int) -> dict[str, tuple[Any, str]]:
-        """What a training should be where the user leaves it open: "weight_decay", "blr", or ``task.OPTION``.
+        """What a training should be where the user leaves it open: "weight_decay" or ``task.OPTION``.
 
         Each stands with a reason. ``options`` are the task's own, all of them; ``updates`` are those of the weights in
         the whole training.

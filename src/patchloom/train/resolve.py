@@ -91,8 +91,7 @@ def resolve(
     updates = max(1, epochs * steps_per_epoch(n, batch) // settings.accumulate)
     wanted = training_defaults(settings.task, updates)
     auto("weight_decay", *wanted.get("weight_decay", (0.05, "as MAE's")))
-    rate = _blr(chosen.get("model", settings.model)["name"], batch * settings.accumulate, swin is not None)
-    auto("blr", *wanted.get("blr", rate))
+    auto("blr", *_blr(chosen.get("model", settings.model)["name"], batch * settings.accumulate, swin is not None))
     for name, (value, why) in wanted.items():
         owner, _, option = name.partition(".")
         if option and settings.task.get(option, "auto") == "auto":
