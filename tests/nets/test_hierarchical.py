@@ -1,5 +1,7 @@
 """Swin: equal to timm on whole images and on closed-up ones, and blind to places that are withheld."""
 
+import re
+
 import pytest
 import timm
 import torch
@@ -224,3 +226,32 @@ def test_weights_of_other_windows_are_brought_to_these(tmp_path):
     torch.testing.assert_close(net.layers[0].blocks[0].attn.qkv.weight, source.layers[0].blocks[0].attn.qkv.weight)
     same = {"x.relative_position_bias_table": torch.randn(25, 2)}
     assert not fit_biases(dict(same), same)
+
+
+def theirs(net):
+    """A Swin's weights as Microsoft's program saves them: patch merging ends a stage, and windows are kept."""
+    named = {}
+    for name, value in net.state_dict().items():
+        if ".downsample." in name:
+            stage = int(name.split(".")[1])
+            name = name.replace(f"layers.{stage}.", f"layers.{stage - 1}.")
+        named[name] = value
+    named["layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(16, 16, dtype=torch.long)
+    return named | {"layers.0.blocks.1.attn_mask": torch.zeros(4, 16, 16)}
+
+
+@pytest.mark.parametrize("prefix", ["", "encoder."])
+def test_the_authors_names_of_a_swin_become_timms(tmp_path, prefix):
+    source, net = swin(**DEEP), build_encoder(spec_of(**DEEP))
+    torch.save({"model": {prefix + name: value for name, value in theirs(source).items()}}, tmp_path / "swin.pth")
+    done = load_public(net, tmp_path / "swin.pth")
+    assert not done.missing and not done.unexpected and not done.resampled
+    assert all(torch.equal(value, net.state_dict()[name]) for name, value in source.state_dict().items())
+
+
+@pytest.mark.parametrize("depths", [[2, 2], [1, 1, 1]])
+def test_a_swin_of_other_stages_is_refused_with_its_own(tmp_path, depths):
+    source, net = swin(depths=depths, num_heads=DEEP["num_heads"][: len(depths)]), swin(**DEEP | {"depths": [2, 2, 6]})
+    torch.save(source.state_dict(), tmp_path / "swin.pth")
+    with pytest.raises(PatchloomError, match=re.escape(f"stages of {depths} blocks and this encoder [2, 2, 6]: give")):
+        load_public(net, tmp_path / "swin.pth")
