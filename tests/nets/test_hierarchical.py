@@ -205,6 +205,12 @@ def test_one_of_each_cell():
         (EncoderSpec("swin-nano", (32, 32), 2), "leave out --positions sincos"),
         (EncoderSpec("swinv2_tiny_window8_256", (256, 256), 4, positions="none"), "SwinTransformerV2"),
         (spec_of(always_partition=True), "always_partition of the model is not free"),
+        (spec_of(num_heads=3), "--model.num_heads 3 does not fit a Swin of 2 stages: .* such as '.1, 2.'"),
+        (spec_of(num_heads=[1, 2, 4]), "num_heads .1, 2, 4. does not fit a Swin of 2 stages"),
+        (
+            EncoderSpec("swin-nano", (32, 32), 1, positions="none", options={"depths": [2] * 4}),
+            "num_heads, which are 3 in swin-nano, do not fit 4 stages",
+        ),
         (spec_of(class_token=True), "timm cannot build swin_tiny_patch4_window7_224"),
     ],
 )
@@ -255,3 +261,10 @@ def test_a_swin_of_other_stages_is_refused_with_its_own(tmp_path, depths):
     torch.save(source.state_dict(), tmp_path / "swin.pth")
     with pytest.raises(PatchloomError, match=re.escape(f"stages of {depths} blocks and this encoder [2, 2, 6]: give")):
         load_public(net, tmp_path / "swin.pth")
+
+
+def test_a_stage_of_a_swin_is_no_vit(tmp_path):
+    torch.save(swin(**DEEP).state_dict(), tmp_path / "swin.pth")
+    spec = EncoderSpec("nano", (32, 32), 4, options={"depth": 2, "embed_dim": 32, "num_heads": 2})
+    with pytest.raises(PatchloomError, match="holds a Swin, and this encoder is a plain ViT"):
+        load_public(build_encoder(spec), tmp_path / "swin.pth")

@@ -74,6 +74,7 @@ class Matched(NamedTuple):
 
 
 # what changes what the blocks compute, and no plain ViT, or not this one, has
+_STAGE = re.compile(r"(^|\.)layers\.\d+\.$")
 _STAGES = re.compile(r"layers\.(\d+)\.blocks\.(\d+)\.")
 _INSIDE = re.compile(r"^reg_token$|relative_position_bias_table|\.ls\d\.gamma$|[qk]_norm\.|\.mlp\.w\d|\.mlp\.fc1_g")
 
@@ -210,6 +211,8 @@ def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Fou
                 best = rank, path, state, prefix
     expected = [name for name in target if name.startswith(("blocks.", "layers."))]
     _, path, state, prefix = best or ((), *max(states, key=lambda one: len(one[1]), default=("", {})), "")
+    if _STAGE.search(prefix):  # its blocks have the names of a ViT's
+        raise PatchloomError(f"{source} holds a Swin, and this encoder is a plain ViT: give the --model of a Swin")
     there = sum(prefix + name in state for name in expected)
     if 2 * there < len(expected):
         raise PatchloomError(_too_few(source, state, prefix, expected, there))
