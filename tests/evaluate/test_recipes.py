@@ -23,7 +23,7 @@ from patchloom.evaluate.protocols import protocol_of
 from patchloom.evaluate.recipes import Recipe, of_step, validation_images
 from patchloom.evaluate.trained import plan_for
 from patchloom.evaluate.views import Views
-from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder, outline
 from patchloom.nets.weights import EncoderCard
 from patchloom.options import parse_evaluate
 from patchloom.verbs import of_evaluate
@@ -183,6 +183,21 @@ def test_a_step_has_even_batches_and_repeats() -> None:
     assert of_step(of_size("B", "mae", mixup=0.0, cutmix=0.0), 15) == (15, 15)
     with pytest.raises(PatchloomError, match="need 2 images in a batch"):
         of_step(of_size("B", "mae"), 1)
+
+
+@pytest.mark.parametrize("n", [2, 256, 257, 1025, 1281, 16_001])
+def test_parts_divide_the_step_of_a_probe(n: int) -> None:
+    """Else fewer images are encoded than those by which the rate is scaled."""
+    recipe = PROBES["mae"][0]
+    images, _ = of_step(recipe, n)
+    assert 0.95 * n < images <= n and images % recipe.parts(images) == 0
+
+
+@pytest.mark.parametrize(("size", "epochs"), [("tiny", 100), ("small", 100), ("base", 100), ("large", 50)])
+def test_a_swin_has_the_values_of_its_own_size(size: str, epochs: int) -> None:
+    """Swin-B's last stage is as wide as ViT-L."""
+    spec = EncoderSpec(f"swin_{size}_patch4_window7_224", (224, 224), 4, positions="none")
+    assert recipe_for("droppos", outline(spec), {}).epochs == epochs
 
 
 @pytest.mark.parametrize("mixed", [True, False])

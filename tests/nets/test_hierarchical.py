@@ -1,5 +1,7 @@
 """Swin: equal to timm on whole images and on closed-up ones, and blind to places that are withheld."""
 
+import re
+
 import pytest
 import timm
 import torch
@@ -203,6 +205,12 @@ def test_one_of_each_cell():
         (EncoderSpec("swin-nano", (32, 32), 2), "leave out --positions sincos"),
         (EncoderSpec("swinv2_tiny_window8_256", (256, 256), 4, positions="none"), "SwinTransformerV2"),
         (spec_of(always_partition=True), "always_partition of the model is not free"),
+        (spec_of(num_heads=3), "--model.num_heads 3 does not fit a Swin of 2 stages: .* such as '.1, 2.'"),
+        (spec_of(num_heads=[1, 2, 4]), "num_heads .1, 2, 4. does not fit a Swin of 2 stages"),
+        (
+            EncoderSpec("swin-nano", (32, 32), 1, positions="none", options={"depths": [2] * 4}),
+            "num_heads, which are 3 in swin-nano, do not fit 4 stages",
+        ),
         (spec_of(class_token=True), "timm cannot build swin_tiny_patch4_window7_224"),
     ],
 )
@@ -224,3 +232,39 @@ def test_weights_of_other_windows_are_brought_to_these(tmp_path):
     torch.testing.assert_close(net.layers[0].blocks[0].attn.qkv.weight, source.layers[0].blocks[0].attn.qkv.weight)
     same = {"x.relative_position_bias_table": torch.randn(25, 2)}
     assert not fit_biases(dict(same), same)
+
+
+def theirs(net):
+    """A Swin's weights as Microsoft's program saves them: patch merging ends a stage, and windows are kept."""
+    named = {}
+    for name, value in net.state_dict().items():
+        if ".downsample." in name:
+            stage = int(name.split(".")[1])
+            name = name.replace(f"layers.{stage}.", f"layers.{stage - 1}.")
+        named[name] = value
+    named["layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(16, 16, dtype=torch.long)
+    return named | {"layers.0.blocks.1.attn_mask": torch.zeros(4, 16, 16)}
+
+
+@pytest.mark.parametrize("prefix", ["", "encoder."])
+def test_the_authors_names_of_a_swin_become_timms(tmp_path, prefix):
+    source, net = swin(**DEEP), build_encoder(spec_of(**DEEP))
+    torch.save({"model": {prefix + name: value for name, value in theirs(source).items()}}, tmp_path / "swin.pth")
+    done = load_public(net, tmp_path / "swin.pth")
+    assert not done.missing and not done.unexpected and not done.resampled
+    assert all(torch.equal(value, net.state_dict()[name]) for name, value in source.state_dict().items())
+
+
+@pytest.mark.parametrize("depths", [[2, 2], [1, 1, 1]])
+def test_a_swin_of_other_stages_is_refused_with_its_own(tmp_path, depths):
+    source, net = swin(depths=depths, num_heads=DEEP["num_heads"][: len(depths)]), swin(**DEEP | {"depths": [2, 2, 6]})
+    torch.save(source.state_dict(), tmp_path / "swin.pth")
+    with pytest.raises(PatchloomError, match=re.escape(f"stages of {depths} blocks and this encoder [2, 2, 6]: give")):
+        load_public(net, tmp_path / "swin.pth")
+
+
+def test_a_stage_of_a_swin_is_no_vit(tmp_path):
+    torch.save(swin(**DEEP).state_dict(), tmp_path / "swin.pth")
+    spec = EncoderSpec("nano", (32, 32), 4, options={"depth": 2, "embed_dim": 32, "num_heads": 2})
+    with pytest.raises(PatchloomError, match="holds a Swin, and this encoder is a plain ViT"):
+        load_public(build_encoder(spec), tmp_path / "swin.pth")

@@ -9,7 +9,7 @@ from typing import Any
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.recipes import ProbeRecipe, Recipe
 from patchloom.nets.encode import width
-from patchloom.nets.hierarchical import Encoder
+from patchloom.nets.hierarchical import Encoder, is_hierarchical
 
 # the recipe of ViT-B, which is the default, and changes for other sizes
 Sized = tuple[Recipe, dict[str, dict[str, Any]]]
@@ -66,9 +66,9 @@ PROBES: dict[str, Sized] = {
 
 
 def size_of(vit: Encoder) -> str:
-    """XS (narrower than ViT-S), S, B or L, by width and depth."""
+    """XS (narrower than ViT-S), S, B or L, by width and depth; of a Swin B up to Swin-B, whose last stage is 1024."""
     d = width(vit)
-    if d >= 1024 or len(vit.feature_info) >= 24:
+    if d > 1024 or (not is_hierarchical(vit) and (d == 1024 or len(vit.feature_info) >= 24)):
         return "L"
     return "XS" if d < 384 else "S" if d == 384 else "B"
 

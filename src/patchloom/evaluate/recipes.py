@@ -229,7 +229,8 @@ def of_step(recipe: Recipe, n: int) -> tuple[int, int]:
     images = min(max(1, recipe.batch // recipe.repeats), n)
     if recipe.mixes and images * recipe.repeats % 2:
         images -= 1
-    images -= images % recipe.parts(images)
+    while left := images % recipe.parts(images):  # fewer images may be of fewer parts, which divide them no more
+        images -= left
     if not images:
         raise PatchloomError("mixup and cutmix need 2 images in a batch: use --mixup 0 --cutmix 0")
     return images, images * recipe.repeats

@@ -221,12 +221,30 @@ def _check_sizes(spec: EncoderSpec) -> None:
         for one in value if isinstance(value, list | tuple) else [value]:
             if one is not None and not low <= one <= high:
                 raise PatchloomError(f"--model.{name} must be {low} to {high}, not {one}")
+    _check_stages(spec)
     h, w = spec.img_size
     if h % spec.patch_size or w % spec.patch_size:
         raise PatchloomError(
             f"patches of {spec.patch_size} pixels do not divide images of {h}x{w}: choose an image size that is a "
             f"multiple of {spec.patch_size}, such as {max(1, round(h / spec.patch_size)) * spec.patch_size}"
         )
+
+
+def _check_stages(spec: EncoderSpec) -> None:
+    """Refuse numbers of heads for other stages than a Swin has, of which timm would only say that an index fails."""
+    base, sizes = PRESETS.get(spec.model, (spec.model, {}))
+    if spec.options.keys().isdisjoint(("num_heads", "depths")) or not is_hierarchical(stock := _stock(base)):
+        return
+    heads, own = spec.options.get("num_heads"), {**sizes, **spec.options}
+    stages = len(own.get("depths") or stock.layers)
+    usual = len(sizes.get("num_heads", stock.layers))
+    if heads is None and usual < stages:
+        problem = f"--model.num_heads, which are {usual} in {spec.model}, do not fit {stages} stages"
+    elif heads is not None and (not isinstance(heads, list | tuple) or len(heads) != stages):
+        problem = f"--model.num_heads {heads} does not fit a Swin of {stages} stages"
+    else:
+        return
+    raise PatchloomError(f"{problem}: give a number for each of them, such as '{[2**i for i in range(stages)]}'")
 
 
 def outline(spec: EncoderSpec) -> Encoder:

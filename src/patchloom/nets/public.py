@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,6 +74,8 @@ class Matched(NamedTuple):
 
 
 # what changes what the blocks compute, and no plain ViT, or not this one, has
+_STAGE = re.compile(r"(^|\.)layers\.\d+\.$")
+_STAGES = re.compile(r"layers\.(\d+)\.blocks\.(\d+)\.")
 _INSIDE = re.compile(r"^reg_token$|relative_position_bias_table|\.ls\d\.gamma$|[qk]_norm\.|\.mlp\.w\d|\.mlp\.fc1_g")
 
 
@@ -208,6 +211,8 @@ def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Fou
                 best = rank, path, state, prefix
     expected = [name for name in target if name.startswith(("blocks.", "layers."))]
     _, path, state, prefix = best or ((), *max(states, key=lambda one: len(one[1]), default=("", {})), "")
+    if _STAGE.search(prefix):  # its blocks have the names of a ViT's
+        raise PatchloomError(f"{source} holds a Swin, and this encoder is a plain ViT: give the --model of a Swin")
     there = sum(prefix + name in state for name in expected)
     if 2 * there < len(expected):
         raise PatchloomError(_too_few(source, state, prefix, expected, there))
@@ -226,6 +231,10 @@ def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Fou
 def _too_few(source: str, state: State, prefix: str, expected: list[str], there: int) -> str:
     if not state:
         return f"{source} holds no tensors: give a file with a state_dict of timm's names, or timm:NAME"
+    if expected[0].startswith("layers."):
+        theirs, here = _depths(name.removeprefix(prefix) for name in state), _depths(expected)
+        if theirs and theirs != here:
+            return f"{source} has stages of {theirs} blocks and this encoder {here}: give --model.depths '{theirs}'"
     depth = len({name.split(".")[1] for name in expected if prefix + name in state})
     own = len({name.split(".")[1] for name in expected})
     if 0 < depth < own:
@@ -234,6 +243,12 @@ def _too_few(source: str, state: State, prefix: str, expected: list[str], there:
         f"{source} has {there} of the {len(expected)} weights of this encoder's blocks: its names are like "
         f"{', '.join(list(state)[:3])}, and timm's, like {expected[0]}, are expected"
     )
+
+
+def _depths(names: Iterable[str]) -> list[int]:
+    """Blocks in each stage of a Swin, as weights' names tell."""
+    blocks = {(int(found[1]), int(found[2])) for name in names if (found := _STAGES.match(name))}
+    return [count for _, count in sorted(Counter(stage for stage, _ in blocks).items())]
 
 
 def _numbers(found: _Found, name: str) -> Tensor:
