@@ -1,5 +1,6 @@
 """Recipes are what their files, the page and the papers say; what is given beside them wins; and they are resumed."""
 
+import re
 import shlex
 from dataclasses import replace
 from importlib.resources import files
@@ -122,6 +123,14 @@ def test_a_recipe_says_all_that_is_asked_of_it(name):
         assert recipe.published.get("fine-tuned") == score
     said = dict(recipe.rows())
     assert said["measured here"] == recipe.measured or (said["measured here"], recipe.measured) == ("not run", "")
+
+
+@pytest.mark.parametrize("name", ["mp3-cifar100", "mp3-tiny-imagenet", "mae-vit-b"])
+def test_the_smaller_batch_that_it_names_makes_several_steps(name, capsys):
+    assert main(["recipes", name]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    batch = int(re.search(r"--batch_size (\d+) makes several steps", said)[1])
+    assert recipe_named(name).batch // batch > 1 and recipe_named(name).batch % batch == 0
 
 
 @pytest.mark.parametrize("name", NAMES)

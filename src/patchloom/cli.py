@@ -34,7 +34,7 @@ _MEANT = {
     **dict.fromkeys(("info", "inspect", "stats", "propose"), "check"),
 }
 _ON_FEWER = (
-    "What you give beside --recipe wins. An update has {:,} images: where fewer fit in a step, --batch_size 256 makes "
+    "What you give beside --recipe wins. An update has {:,} images: where fewer fit in a step, --batch_size {} makes "
     "several steps of an update, and --accumulate follows."
 )
 _HELP = ("-h", "--help", "--help=all", "--help-all", "--help_all")
@@ -237,7 +237,7 @@ def _recipes(words: list[str]) -> None:
         )
         print(f"patchloom pretrain DATA --recipe {recipe.name}", "is short for", sep="\n")
         print(*recipe.command("DATA", width), "", sep="\n")
-        print(*filled(_ON_FEWER.format(recipe.batch)), sep="\n")
+        print(*filled(_ON_FEWER.format(recipe.batch, min(256, recipe.batch // 4))), sep="\n")
         return
     found = [recipe_named(name) for name in recipe_names()]
     rows = [("recipe", "paper", "epochs", "published")]
