@@ -202,6 +202,7 @@ def test_what_cannot_be_compared_is_refused(make: Make, tmp_path: Path) -> None:
     assert f"{bare} has logged no loss yet" in refused([a, bare])
     assert "all of these runs have patch_size 4: give runs that differ in it" in refused([a, b], against="patch_size")
     assert "--against epoch is no setting of these runs; did you mean epochs?" in refused([a, b], against="epoch")
+    assert "all of these runs have task.name mp3" in refused([a, b], against="task"), "as --task is typed"
     assert "--of knn is for --against SETTING" in refused([a, b], of="knn")
     said = refused([a, b], against="epochs", of="finetune")
     assert "--of finetune is no result of these runs. These runs have position-accuracy." in said

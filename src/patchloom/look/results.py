@@ -147,7 +147,7 @@ def setting_of(runs: Sequence[PastRun], name: str) -> tuple[str, list[Any]]:
         PatchloomError: a run has no such setting, or all have the same value.
     """
     known = list(dict.fromkeys(one for run in runs for one in run.became))
-    full = next((one for one in (name, f"task.{name}", f"model.{name}") if one in known), None)
+    full = next((one for one in (name, f"{name}.name", f"task.{name}", f"model.{name}") if one in known), None)
     if full is None:
         near = suggestion(name, [*known, *map(_short, known)])
         raise PatchloomError(
