@@ -167,6 +167,9 @@ def test_captions_say_what_was_done():
     (sheet,) = task.draw(pictures(task), seeded())
     assert sheet.caption.startswith("Degradation: zoom_out without padding, 75% of the patches not given. Mean over 3")
     assert sheet.columns["given"].isnan().float().mean() == 0.75
+    task = make(degradation="blur")
+    (sheet,) = task.draw(pictures(task), seeded())
+    assert sheet.caption.startswith("Degradation: blur, no patches masked. Mean over 3")
 
 
 @pytest.mark.parametrize("name", ["restore", "mixture"])

@@ -273,8 +273,9 @@ class Restoration(Pixels):
         off = (encoded.plain(recovered) - self.degradation.frame(encoded.plain(encoded.images))).square().mean()
         masked = 1 - self.with_content(encoded.given).shape[1] / self.geometry.n
         lacking = "masked" if self.degradation.padded else "not given"
+        share = f"{masked:.0%} of the" if masked else "no"
         return (
-            f"Degradation: {self.degradation.title}, {masked:.0%} of the patches {lacking}. Mean over "
+            f"Degradation: {self.degradation.title}, {share} patches {lacking}. Mean over "
             f"{len(encoded.images)} images: loss {error:.3f}, mean squared error {off:.4f} in pixels from 0 to 1, with "
             "each patch's own statistics where pixels are normalised."
         )
