@@ -68,6 +68,15 @@ def test_a_dry_run_says_the_plan_and_writes_nothing(images, tmp_path, capsys):
     assert run.folder == tmp_path / "run" and "takes about" in run.summary and not run.folder.exists()
 
 
+def test_what_auto_became_stands_in_one_column_whatever_the_longest_name(images, tmp_path, capsys):
+    words = typed(images, tmp_path / "run", {"task": "mp3", "epochs": 1})
+    assert main([*words, "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    became = [line for line in lines if re.fullmatch(r"  [a-z_.]+ +\S+ +\(.*\)", line)]
+    assert len(became) > 2 and any("task.context_mask_ratio" in line for line in became)
+    assert len({re.match(r"  \S+ +", line).end() for line in became}) == 1
+
+
 def test_what_the_plan_measures_does_not_reach_the_training(images, tmp_path, monkeypatch):
     for task in ("droppos", "extrema"):
         pretrain(images, task, out=tmp_path / task / "measured" / "run", **SMALL | {"epochs": 2})

@@ -223,6 +223,7 @@ def announce(
         say(f"  {held.sentence('the images of the measures')}")
     elif (start := held.start) and (more := wanted(asked, whole)) > len(held_out):
         say(f"  not {more:,} are held out: all others are copies, or the weights of {start} were trained on them")
+    wide = max([20, *map(len, plan.reasons)])
     for name, why in plan.reasons.items():
         owner, _, option = name.rpartition(".")
         value = getattr(s, owner)[option] if owner else getattr(s, name)
@@ -230,7 +231,7 @@ def announce(
             value["name"] if name in ("model", "task") else "x".join(map(str, value)) if name == "img_size" else value
         )
         shown = f"{shown:.4g}" if isinstance(shown, float) else shown
-        say(f"  {name:<20} {shown!s:<12} ({why})")
+        say(f"  {name:<{wide}} {shown!s:<12} ({why})")
     if plan.stats.unreadable:
         say(f"  {len(plan.stats.unreadable)} of {plan.stats.sampled} sampled files cannot be read and are skipped")
     encoder = sum(weight.numel() for weight in task.encoder.parameters())
