@@ -75,7 +75,7 @@ def classifier(**options) -> Classifier:
         ("mp3", "B", {"pooling": "class", "repeats": 3, "erasing": 0.25, "drop_path": 0.1, "layer_decay": 1.0}),
         ("mp3", "B", {"epochs": 150, "batch": 2048, "blr": 5e-4 / 2, "weight_decay": 0.05, "smoothing": 0.1}),
         ("mp3-cifar100", "S", {"epochs": 400, "batch": 256, "blr": 5e-4 / 2, "pooling": "class", "repeats": 3}),
-        ("mp3-tiny", "B", {"epochs": 400, "batch": 512, "blr": 5e-4 / 2, "pooling": "class", "repeats": 3}),
+        ("mp3-tiny-imagenet", "B", {"epochs": 400, "batch": 512, "blr": 5e-4 / 2, "pooling": "class", "repeats": 3}),
     ],
 )
 def test_recipes_are_the_papers(name: str, size: str, values: dict) -> None:
@@ -149,7 +149,7 @@ def test_auto_values_follow_from_the_data() -> None:
     assert small.settled(1437, "cuda").epochs == 300
     assert of_size("B", "mae").settled(1437, "cpu") == of_size("B", "mae")  # the papers' train on all, to the end
     assert recipe_for("small", build_encoder(SPEC), {}).blr > small.blr == of_size("B", "small").blr
-    papers = "droppos mae mp3 mp3-cifar100 mp3-tiny restore simmim extrema extrema-22k extrema-few lut"
+    papers = "droppos mae mp3 mp3-cifar100 mp3-tiny-imagenet restore simmim extrema extrema-22k extrema-few lut"
     assert set(RECIPES) == {"small", *papers.split()}
     for protocol in ("finetune", "blocks:2", "few-shot"):  # whose help names them all
         named = next(option.about for option in of_evaluate(protocol).options if option.name == "recipe")

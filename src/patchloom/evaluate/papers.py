@@ -45,7 +45,7 @@ RECIPES: dict[str, Sized] = {
     "droppos": (replace(_MAE, layer_decay=0.8), {"L": {"epochs": 50}}),
     "mp3": (_MP3, {}),
     "mp3-cifar100": (replace(_MP3_SMALL, batch=256), {}),
-    "mp3-tiny": (replace(_MP3_SMALL, batch=512), {}),
+    "mp3-tiny-imagenet": (replace(_MP3_SMALL, batch=512), {}),
     "restore": (replace(_MAE, pooling="class"), {}),
     "simmim": (_SIMMIM, {}),
     "extrema": (_MAE, _EXTREMA_S),

@@ -20,7 +20,7 @@ from patchloom.evaluate.fit import FitPlan, seconds_of_step, seeded, train
 from patchloom.evaluate.frozen import THE_UNTRAINED, UNTRAINED, majority
 from patchloom.evaluate.pace import TimeLeft, waiting_for
 from patchloom.evaluate.papers import RECIPES, Sized, recipe_for
-from patchloom.evaluate.recipes import Recipe
+from patchloom.evaluate.recipes import Recipe, of_step, validation_images
 from patchloom.evaluate.report import Report, Row, compared, lost_images
 from patchloom.evaluate.settings import EvalSettings, Parts
 from patchloom.evaluate.training import Trained
@@ -214,6 +214,8 @@ def report_of(
 
 def _recipe_sentence(plan: FitPlan, parts: Parts, row_settings: Mapping[str, Any]) -> str:
     values = {name: row_settings[name] for name in (*plan.recipe.plain(), "precision")}
+    n = len(parts.train)
+    values["batch"] = of_step(plan.recipe, n - validation_images(plan.recipe.validation, n))[1]  # as there are images
     values["blr"] = " or ".join(f"{rate:g}" for rate in plan.rates)
     if plan.recipe.lr:  # no base learning rate has had a say
         del values["blr"]

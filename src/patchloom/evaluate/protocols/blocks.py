@@ -41,8 +41,8 @@ def blocks(
     Args:
         run, data, settings: as in `patchloom.evaluate.evaluate`.
         count: number of blocks.
-        recipe: small (ours), or a paper's: mae, droppos, mp3, mp3-cifar100, mp3-tiny, restore, simmim, extrema,
-            extrema-22k, extrema-few or lut; each value below replaces one of its own.
+        recipe: small (ours), or a paper's: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, restore, simmim,
+            extrema, extrema-22k, extrema-few or lut; each value below replaces one of its own.
         control: do the same on an untrained encoder, too.
         precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
         changes: values of the recipe.

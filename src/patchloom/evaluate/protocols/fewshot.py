@@ -56,8 +56,8 @@ def fewshot(
         per_class: number of images per class, instead of a share.
         method: finetune or linear; the options from recipe on are for finetune.
         head_on: put the head on the features, or on the first layer of the run's projection, as ExtreMA does.
-        recipe: small (ours), or a paper's: mae, droppos, mp3, mp3-cifar100, mp3-tiny, restore, simmim, extrema,
-            extrema-22k, extrema-few or lut; each value below replaces one of its own.
+        recipe: small (ours), or a paper's: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, restore, simmim,
+            extrema, extrema-22k, extrema-few or lut; each value below replaces one of its own.
         positions: keep, fixed, learned, relative or none, as in finetune.
         control: train from scratch, too.
         precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.

@@ -50,8 +50,8 @@ def finetune(
 
     Args:
         run, data, settings: as in `patchloom.evaluate.evaluate`.
-        recipe: small (ours), or a paper's: mae, droppos, mp3, mp3-cifar100, mp3-tiny, restore, simmim, extrema,
-            extrema-22k, extrema-few or lut; each value below replaces one of its own.
+        recipe: small (ours), or a paper's: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, restore, simmim,
+            extrema, extrema-22k, extrema-few or lut; each value below replaces one of its own.
         positions: keep the encoder's, fixed sine-cosine, learned, relative (a bias in each attention), or none; auto
             is keep, or learned for an encoder without positions.
         control: train from scratch, too.
