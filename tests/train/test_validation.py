@@ -22,7 +22,7 @@ def test_the_untrained_knn_is_that_of_fresh_weights(tmp_path, monkeypatch):
     images, asked = draw_images(tmp_path / "images"), []
     monkeypatch.setattr(
         "patchloom.train.validation.untrained_twin",
-        lambda card, seed: asked.append(seed) or untrained_twin(card, seed=seed),
+        lambda card, head, seed: asked.append(seed) or untrained_twin(card, head, seed),
     )
     runs = [pretrain(images, out=tmp_path / "fresh", **QUICK).folder]
     assert not asked, "the weights at the start are fresh ones: nothing is measured twice"
@@ -49,6 +49,8 @@ def test_knn_of_the_instance_representation(tmp_path, kind, pooling):
     if pooling is None:
         assert "instance_knn" not in rows[0]
         return
+    begun = float(rows[0]["instance_knn"])  # with fresh weights, which are their own control
+    assert float(rows[0]["instance_knn:untrained"]) == begun and rows[0]["instance_knn:raw pixels"]
     loaded = load_task(run)
     source = open_data(images).train
     training, held_out = stored_held_out(loaded.folder, loaded.settings, source).parts(source)

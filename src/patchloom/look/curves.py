@@ -70,8 +70,8 @@ def draw_curves(
 
     Args:
         metrics_csv: columns ``epoch`` and, each of them optional, ``loss``; ``held_out`` with ``baseline:NAME``;
-            ``knn`` and ``instance_knn`` with ``knn:NAME``. Accuracies are shares in [0, 1], cells may be empty, other
-            columns are ignored.
+            ``knn`` and ``instance_knn``, each with ``...:NAME``. Accuracies are shares in [0, 1], cells may be empty,
+            other columns are ignored.
         out: the picture; its folder is made if it is missing.
         measure: what ``held_out`` measures, in words; written as percentages if it is an accuracy.
         smooth: width of the loss's smoothing (standard deviation of a Gaussian), as a share of the curve.
@@ -88,7 +88,7 @@ def draw_curves(
         panel_of(columns, "loss", None, "training loss", "as logged", False, smooth),
         panel_of(columns, "held_out", "baseline:", measure, f"on {images}", "accuracy" in measure, 0),
         panel_of(columns, "knn", "knn:", "kNN accuracy", "nearest neighbours among the encoder's features", True, 0),
-        panel_of(columns, "instance_knn", "knn:", "kNN accuracy, instance", "by the task's representation", True, 0),
+        panel_of(columns, "instance_knn", "instance_knn:", "kNN, instance", "by the task's representation", True, 0),
     ]
     panels = [p for p in panels if len(p.values)]
     if not panels:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
-from timm.models.vision_transformer import VisionTransformer
 
 from patchloom.data import Source, normalize, plain_batches
 from patchloom.evaluate import ImageFeatures, classes_of, extract, has_labels, knn_accuracies, pixel_features
 from patchloom.nets.encode import input_size
 from patchloom.nets.heads import InstanceHead
+from patchloom.nets.hierarchical import Encoder
 from patchloom.nets.weights import EncoderCard, untrained_twin
 from patchloom.questions.measure import Measure
 from patchloom.runs.settings import Settings
@@ -69,8 +69,9 @@ class Validation:
             self.task.train()
         if first and self.gallery is not None:
             with Waiting("measuring what needs no training"):
-                untrained = self._untrained_knn(device, row["knn"])
-                row |= {"knn:untrained": untrained, "knn:raw pixels": self._raw_pixel_knn()}
+                pixels = self._raw_pixel_knn()
+                for name, untrained in self._untrained_knn(device, row).items():
+                    row |= {f"{name}:untrained": untrained, f"{name}:raw pixels": pixels}
         return measure, row
 
     def _columns(self, measure: Measure, device: torch.device) -> dict[str, float]:
@@ -78,30 +79,23 @@ class Validation:
         row |= {f"held_out:{name}": values.mean().item() for name, values in measure.details.items()}
         row |= {f"teacher:{name}": value for name, value in measure.diversity.items()}
         if self.gallery is not None:
-            head, pooling = instance_head(self.task), instance_pooling(self.task)
-            found = self._knn_of(self.task.encoder, device, head, {"mean", pooling})
-            row["knn"] = found["mean"]
-            if pooling != "mean":
-                row["instance_knn"] = found[pooling]
+            row |= self._knn_of(self.task.encoder, instance_head(self.task), device)
         return row
 
-    def _knn_of(
-        self,
-        vit: VisionTransformer,
-        device: torch.device,
-        head: InstanceHead | None = None,
-        poolings: Collection[str] = ("mean",),
-    ) -> dict[str, float]:
-        """kNN accuracy of an encoder by each of the ``poolings``."""
-        reading = self._reading()
-        return self._knn(lambda source: extract(vit, self.card, source, device=device, head=head, **reading), poolings)
+    def _knn_of(self, vit: Encoder, head: InstanceHead | None, device: torch.device) -> dict[str, float]:
+        """kNN accuracy of an encoder by mean patch tokens, and by what represents an image where that is another."""
+        reading, pooling = self._reading(), instance_pooling(self.task)
+        poolings = {"knn": "mean"} if pooling == "mean" else {"knn": "mean", "instance_knn": pooling}
+        found = self._knn(
+            lambda source: extract(vit, self.card, source, device=device, head=head, **reading), poolings.values()
+        )
+        return {name: found[pooling] for name, pooling in poolings.items()}
 
-    def _untrained_knn(self, device: torch.device, now: float) -> float:
-        """kNN accuracy of fresh weights on the same images; ``now`` is the encoder's, which may begin with such."""
+    def _untrained_knn(self, device: torch.device, now: Mapping[str, float]) -> dict[str, float]:
+        """That of fresh weights on the same images; ``now`` has the encoder's, which may begin with such."""
         if self.fresh:
-            return now
-        twin, _ = untrained_twin(self.card, seed=self.seed)
-        return self._knn_of(twin, device)["mean"]
+            return {name: now[name] for name in ("knn", "instance_knn") if name in now}
+        return self._knn_of(*untrained_twin(self.card, instance_head(self.task), self.seed), device)
 
     def _raw_pixel_knn(self) -> float:
         """kNN accuracy of raw pixels on the same images."""
