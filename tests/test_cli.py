@@ -190,7 +190,10 @@ def test_folders_without_images(capsys, tmp_path):
         (["pretrain", "shapes", "--task.mask_rato", "0.5"], "did you mean --task.mask_ratio"),
         (["pretrain", "shapes", "--task.mask_ratio", "1.5"], "mask ratio of 1.5"),
         (["pretrain", "shapes:50", "--model", "vit_tinny_patch16_224"], "did you mean vit_tiny_patch16_224"),
-        (["pretrain", "shapes:50", "--model", "resnet18"], "patchloom serves timm's plain VisionTransformer only"),
+        (
+            ["pretrain", "shapes:50", "--model", "resnet18"],
+            "patchloom serves timm's plain VisionTransformer and SwinTransformer only",
+        ),
         (["pretrain", "shapes:50", "--img_size", "60", "--patch_size", "8"], "do not divide images of 60x60"),
         (["pretrain", "shapes:50", "--img_size", "huge"], "--img_size cannot be huge"),
         (["pretrain", "shapes:50", "--model.num_heads", "7"], "timm cannot build"),

@@ -14,7 +14,8 @@ from patchloom.errors import PatchloomError
 from patchloom.export import export
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
-from patchloom.runs.folder import RunFolder, _yaml
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.sealed import write_sealed
 from patchloom.runs.settings import Settings
 
 SMALL = {"embed_dim": 32, "depth": 2}
@@ -103,7 +104,7 @@ def test_a_run_whose_images_have_moved_is_exported(photos, tmp_path, moved):
     folder = RunFolder(path.parent)
     path.rename(folder.encoder)
     settings = Settings(moved.format(touched), {"name": "mae"}, {"name": "nano"}, img_size=(16, 16), patch_size=4)
-    folder.config.write_text(_yaml(settings.plain()))
+    write_sealed(folder.config, settings.plain())
     done = export(folder.path)
     why = "not to be had" if moved == "gone" else "only run for who types it"
     assert why in done.notes[0] and not touched.exists()

@@ -167,7 +167,7 @@ def test_another_run_does_not_bring_its_teacher(tmp_path):
     begun, now = build("distill"), build("distill", seed=1, asked={"features_of": changed_teacher(tmp_path)})
     own = now.questions["features"].teacher.encoder.norm.weight.clone()
     start = Start.__new__(Start)
-    start.run = start.asked = SimpleNamespace(task={"name": "distill"}, from_run="before")
+    start.run = start.asked = SimpleNamespace(task={"name": "distill"}, from_run="before", init=None)
     start.checkpoint, start.sentences = (begun.state_dict(), {}), []
     start.rest(now)
     question = now.questions["features"]
