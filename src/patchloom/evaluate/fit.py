@@ -51,14 +51,18 @@ class FitPlan:
         """The same with another base learning rate."""
         return replace(self, recipe=replace(self.recipe, blr=rate))
 
+    def batch(self, n: int) -> int:
+        """Images of a step, repeats included, of a training on ``n`` images."""
+        return of_step(self.recipe, n - validation_images(self.recipe.validation, n))[1]
+
     def peak(self, n: int) -> float:
         """The highest learning rate of a training on ``n`` images."""
-        return self.recipe.peak(of_step(self.recipe, n - validation_images(self.recipe.validation, n))[1])
+        return self.recipe.peak(self.batch(n))
 
     def steps(self, n: int) -> int:
         """Updates of a training on ``n`` images, unless its patience ends it before."""
-        n -= validation_images(self.recipe.validation, n)
-        return self.recipe.epochs * max(1, n // of_step(self.recipe, n)[1])
+        trained_on = n - validation_images(self.recipe.validation, n)
+        return self.recipe.epochs * max(1, trained_on // self.batch(n))
 
     def begin(self, model: Classifier, source: Source) -> Training:
         """A training of ``model`` on ``source``, before its first step."""

@@ -20,7 +20,7 @@ from patchloom.evaluate.fit import FitPlan, seconds_of_step, seeded, train
 from patchloom.evaluate.frozen import THE_UNTRAINED, UNTRAINED, majority
 from patchloom.evaluate.pace import TimeLeft, waiting_for
 from patchloom.evaluate.papers import RECIPES, Sized, recipe_for
-from patchloom.evaluate.recipes import Recipe, of_step, validation_images
+from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.report import Report, Row, compared, lost_images
 from patchloom.evaluate.settings import EvalSettings, Parts
 from patchloom.evaluate.training import Trained
@@ -214,12 +214,11 @@ def report_of(
 
 def _recipe_sentence(plan: FitPlan, parts: Parts, row_settings: Mapping[str, Any]) -> str:
     values = {name: row_settings[name] for name in (*plan.recipe.plain(), "precision")}
-    n = len(parts.train)
-    values["batch"] = of_step(plan.recipe, n - validation_images(plan.recipe.validation, n))[1]  # as there are images
+    values["batch"] = plan.batch(len(parts.train))  # of which there may be fewer than the recipe's
     values["blr"] = " or ".join(f"{rate:g}" for rate in plan.rates)
     if plan.recipe.lr:  # no base learning rate has had a say
         del values["blr"]
-    recipe = ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in values.items())
+    recipe = ", ".join(f"{name.replace('_', ' ')} {in_words(value)}" for name, value in values.items())
     chosen = ""
     if len(plan.rates) > 1:
         chosen = (
@@ -236,7 +235,8 @@ def _recipe_sentence(plan: FitPlan, parts: Parts, row_settings: Mapping[str, Any
     )
 
 
-def _plain(value: Any) -> str:
+def in_words(value: Any) -> str:
+    """A recipe's value, as a sentence has it."""
     if isinstance(value, float):
         return f"{value:g}"
     return str(value).lower() if isinstance(value, bool) else str(value)

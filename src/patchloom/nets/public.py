@@ -20,7 +20,7 @@ from torch import Tensor
 from patchloom.errors import PatchloomError
 from patchloom.nets.encode import attention_heads, entry_width, grid_size
 from patchloom.nets.fitting import PROJECTION, Grid, State, by, fit_biases, fit_positions, fit_projection
-from patchloom.nets.recognise import Foreign, recognise
+from patchloom.nets.recognise import Foreign, elsewhere, place_of, recognise, teaches, under
 from patchloom.nets.states import read_states
 from patchloom.nets.timm_names import timm_names
 from patchloom.nets.weights import is_ours, load_encoder, read_card, weights_file
@@ -205,8 +205,7 @@ def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Fou
                     alike[name.removesuffix(ours)] += value.shape == target[ours].shape
         for prefix, count in named.items():
             # of a student and a teacher, which have the same shapes, papers use the teacher
-            teaches = not {"ema", "teacher"}.isdisjoint(re.split(r"[._]", f"{path}.{prefix}"))
-            rank = (alike[prefix], count, teaches, -order)
+            rank = (alike[prefix], count, teaches(path, prefix), -order)
             if best is None or rank > best[0]:
                 best = rank, path, state, prefix
     expected = [name for name in target if name.startswith(("blocks.", "layers."))]
@@ -216,16 +215,9 @@ def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Fou
     there = sum(prefix + name in state for name in expected)
     if 2 * there < len(expected):
         raise PatchloomError(_too_few(source, state, prefix, expected, there))
-    if place := ".".join(part for part in (path, prefix.rstrip(".")) if part):
+    if place := place_of(path, prefix):
         source = f"{source} ({place})"
-    elsewhere: Counter[str] = Counter()
-    for where, other in states:
-        if other is not state:
-            elsewhere[where.partition(".")[0] or "the top level"] += len(other)
-    others = [name for name in state if not name.startswith(prefix)]
-    others += [f"{count} tensor{'s' * (count > 1)} of {part}" for part, count in elsewhere.items()]
-    weights = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-    return _Found(source, weights, prefix, others)
+    return _Found(source, under(prefix, state), prefix, elsewhere(prefix, state, states))
 
 
 def _too_few(source: str, state: State, prefix: str, expected: list[str], there: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -58,21 +59,20 @@ def recognise(states: list[tuple[str, State]], programs: tuple[Program, ...] = P
         places = [(path, prefix, state) for path, state in named for prefix in _prefixes(program, state)]
         if not places:
             continue
-        teachers = [place for place in places if _teaches(*place[:2])]
+        teachers = [place for place in places if teaches(*place[:2])]
         students = [place for place in places if place not in teachers] or teachers
         if program.evaluated == "teacher" and not program.teacher and teachers:
             students = teachers  # of DINO nothing but an encoder is of use, and that is the teacher's
         path, prefix, state = students[0]
-        weights, left = translated(program, program.names, _under(prefix, state))
+        weights, left = translated(program, program.names, under(prefix, state))
         if program.teacher and teachers and teachers[0] is not students[0]:
-            theirs, unused = translated(program, program.teacher, _under(teachers[0][1], teachers[0][2]))
+            theirs, unused = translated(program, program.teacher, under(teachers[0][1], teachers[0][2]))
             weights |= theirs
             left += unused
         if program is BEYOND_MASKING:
             weights |= _computed(weights)
-        left += _elsewhere(path, prefix, state, named, teachers if program.teacher else [])
-        place = ".".join(part for part in (path, prefix.rstrip(".")) if part)
-        return Foreign(program, place, weights, tuple(left))
+        left += elsewhere(prefix, state, named, teachers if program.teacher else [])
+        return Foreign(program, place_of(path, prefix), weights, tuple(left))
     return None
 
 
@@ -155,21 +155,26 @@ def whole_root(n: int) -> int:
     return side if side**2 == n else 0
 
 
-def _teaches(path: str, prefix: str) -> bool:
+def teaches(path: str, prefix: str) -> bool:
     """Whether the weights at a place in a file are a moving average's."""
     return not {"ema", "teacher"}.isdisjoint(f"{path}.{prefix}".replace("_", ".").split("."))
 
 
-def _under(prefix: str, state: State) -> State:
+def place_of(path: str, prefix: str) -> str:
+    """Where in a file weights are whose names have a prefix, such as "state_dict.module"."""
+    return ".".join(part for part in (path, prefix.rstrip(".")) if part)
+
+
+def under(prefix: str, state: State) -> State:
+    """The weights whose names have a prefix, by what follows it."""
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
-def _elsewhere(
-    path: str,
+def elsewhere(
     prefix: str,
     state: State,
     named: list[tuple[str, State]],
-    used: list[tuple[str, str, State]],
+    used: Sequence[tuple[str, str, State]] = (),
 ) -> list[str]:
     """What else is in a file: other names of the same state dict, and how many tensors are in its other parts."""
     others = [name for name in state if not name.startswith((prefix, *(one[1] for one in used if one[2] is state)))]

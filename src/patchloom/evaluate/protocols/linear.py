@@ -16,10 +16,10 @@ from patchloom.evaluate.frozen import UNTRAINED, FrozenProtocol, Score, measure_
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, STRENGTHS, linear_probe
 from patchloom.evaluate.papers import PROBES, published
 from patchloom.evaluate.probe import Probe
-from patchloom.evaluate.recipes import ProbeRecipe, Recipe, of_step, takes_recipe
+from patchloom.evaluate.recipes import ProbeRecipe, Recipe, takes_recipe
 from patchloom.evaluate.report import Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
-from patchloom.evaluate.trained import Build, Candidate, plan_for, train_and_test
+from patchloom.evaluate.trained import Build, Candidate, in_words, plan_for, train_and_test
 from patchloom.hints import check_options
 from patchloom.nets.encode import has_class_token
 from patchloom.nets.heads import InstanceHead
@@ -102,7 +102,7 @@ def _builder(vit: Encoder, card: EncoderCard, head: InstanceHead | None, classes
 
 def _done(plan: FitPlan, paper: Recipe, n: int, stands_in: bool) -> str:
     """What was trained, and in what it is not as the paper has it."""
-    batch, own = of_step(plan.recipe, n)[1], paper.plain()
+    batch, own = plan.batch(n), paper.plain()
     said = (
         f"The linear probe of {_PAPERS[plan.name]}: a batch norm without scale and shift, then a linear layer, trained "
         "by LARS on random crops seen by the frozen encoder."
@@ -110,7 +110,7 @@ def _done(plan: FitPlan, paper: Recipe, n: int, stands_in: bool) -> str:
     now, epochs = {**plan.recipe.plain(), "blr": _or(plan.rates)}, plan.recipe.epochs
     own = {**own, "warmup_epochs": round(own["warmup_epochs"] * epochs / own["epochs"], 2)}
     changed = [name for name in now if now[name] != own[name] and name not in ("batch", "pooling")]
-    differs = [f"{name.replace('_', ' ')} {_said(now[name])}, not {_said(own[name])}" for name in changed]
+    differs = [f"{name.replace('_', ' ')} {in_words(now[name])}, not {in_words(own[name])}" for name in changed]
     if batch != own["batch"]:
         why = f" (there are {n:,} images)" if n < own["batch"] else ""
         differs.append(f"batch {batch:,}, not {own['batch']:,}{why}, with the rate in proportion")
@@ -128,10 +128,6 @@ def _done(plan: FitPlan, paper: Recipe, n: int, stands_in: bool) -> str:
 
 def _or(rates: Sequence[float]) -> float | str:
     return rates[0] if len(rates) == 1 else " or ".join(f"{rate:g}" for rate in rates)
-
-
-def _said(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
 def _fit(train: ImageFeatures, pooling: str, settings: EvalSettings) -> Score:
