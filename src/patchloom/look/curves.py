@@ -136,15 +136,21 @@ def panel_of(
     columns: dict[str, np.ndarray], name: str, prefix: str | None, title: str, note: str, percent: bool, smooth: float
 ) -> Panel:
     """The panel of column ``name``, with the columns that start with ``prefix`` as its baselines; perhaps empty."""
-    nothing = np.empty(0)
-    epochs, values = (columns["epoch"], columns[name]) if name in columns else (nothing, nothing)
-    known = np.isfinite(epochs) & np.isfinite(values)
+    epochs, values = curve_of(columns, name)
     baselines = {}
     for other, column in columns.items():
         measured = column[np.isfinite(column)]
         if prefix is not None and other.startswith(prefix) and len(measured):
             baselines[other.removeprefix(prefix)] = float(measured[-1])
-    return Panel(title, note, epochs[known], values[known], baselines, percent, smooth)
+    return Panel(title, note, epochs, values, baselines, percent, smooth)
+
+
+def curve_of(columns: dict[str, np.ndarray], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Epochs [n] and values [n] of a column where it has any; both empty if there is no such column."""
+    nothing = np.empty(0)
+    epochs, values = (columns["epoch"], columns[name]) if name in columns else (nothing, nothing)
+    known = np.isfinite(epochs) & np.isfinite(values)
+    return epochs[known], values[known]
 
 
 def draw_panel(axes: Axes, panel: Panel, longest: float) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from patchloom.calls import PathLike
 from patchloom.errors import PatchloomError
 from patchloom.hints import suggestion
-from patchloom.look.curves import read_metrics
+from patchloom.look.curves import curve_of, read_metrics
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.sealed import read_sealed
 from patchloom.runs.settings import LAUNCH
@@ -70,11 +70,9 @@ class PastRun:
         Raises:
             PatchloomError: it has logged none yet.
         """
-        if "loss" in self.metrics:
-            epochs, losses = self.metrics["epoch"], self.metrics["loss"]
-            known = np.isfinite(epochs) & np.isfinite(losses)
-            if known.any():
-                return epochs[known], losses[known]
+        epochs, losses = curve_of(self.metrics, "loss")
+        if len(losses):
+            return epochs, losses
         raise PatchloomError(f"{self.path} has logged no loss yet: let it train first, or leave it out")
 
     @cached_property

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor, nn
+from torch import nn
 
 from patchloom.nets.decode import Decoder
 from patchloom.nets.fitting import State, by
 from patchloom.nets.foreign import AGREEMENT, ENCODER, PIXELS, PLACES, TEACHER
 from patchloom.nets.public import load_public
-from patchloom.nets.recognise import Foreign
+from patchloom.nets.recognise import Foreign, depth_of
 
 # what is taken as a whole or not at all, by our names and in words; a teacher's only with the student's
 _PARTS = (
@@ -87,7 +85,7 @@ def _misfit(beginning: str, theirs: State, mine: State, task: nn.Module, foreign
         return advice
     if not theirs or not mine:
         return ""
-    if beginning.endswith("instance_head.") and (depth := _depth(theirs, beginning)) != _depth(mine, beginning):
+    if beginning.endswith("instance_head.") and (depth := depth_of(theirs, beginning)) != depth_of(mine, beginning):
         return f"it is {depth} deep: give --task.attention_blocks {depth} to take it"
     for name in sorted({*theirs, *mine} - {f"{PIXELS}.positions"}):
         if name not in theirs or name not in mine:
@@ -109,20 +107,15 @@ def _other_decoder(beginning: str, theirs: State, mine: State, decoder: Decoder,
     norm = f"{beginning}norm.weight"
     if norm not in theirs or norm not in mine or not theirs[norm].ndim:
         return ""
-    width, depth = len(theirs[norm]), _depth(theirs, beginning)
+    width, depth = len(theirs[norm]), depth_of(theirs, beginning)
     heads = foreign.program.decoder_heads.get(width, decoder.heads)
     pixels_beside = beginning == f"{PIXELS}." and foreign.program.task == "droppos"
     give = {
         "decoder_width": (width, len(mine[norm])),
-        "pixel_decoder_depth" if pixels_beside else "decoder_depth": (depth, _depth(mine, beginning)),
+        "pixel_decoder_depth" if pixels_beside else "decoder_depth": (depth, depth_of(mine, beginning)),
         "decoder_heads": (heads, decoder.heads),
     }
     options = [f"--task.{name} {value}" for name, (value, here) in give.items() if value != here]
     if not options:
         return ""
     return f"it is {width} wide and {depth} deep with {heads} heads: give {' '.join(options)} to take it"
-
-
-def _depth(weights: dict[str, Tensor], beginning: str) -> int:
-    counted = re.compile(re.escape(beginning) + r"(?:blocks|layers)\.(\d+)\.")
-    return len({found[1] for name in weights if (found := counted.match(name))})

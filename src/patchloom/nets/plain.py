@@ -18,7 +18,7 @@ from patchloom.nets.fitting import POSITIONS
 from patchloom.nets.foreign import ANY, EXTREMA, IMAGENET, TEACHER
 from patchloom.nets.heads import InstanceHead, Stem, Use
 from patchloom.nets.public import Matched, load_public
-from patchloom.nets.recognise import Foreign, recognise
+from patchloom.nets.recognise import Foreign, depth_of, recognise
 from patchloom.nets.shape import Shape, positions_of, shape_of
 from patchloom.nets.states import read_states
 from patchloom.nets.weights import EncoderCard, is_ours, read_card, stock_encoder, weights_file
@@ -88,8 +88,7 @@ def plain_module(path: Path, use: Use) -> nn.Module | None:
     head, first = (foreign.beginning(f"{TEACHER}.{part}.") for part in ("instance_head", "projection"))
     try:
         if use == "pooling":
-            depth = len({name.split(".")[1] for name in head if name.startswith("layers.")})
-            module: nn.Module = InstanceHead(shape.width, shape.heads, depth)
+            module: nn.Module = InstanceHead(shape.width, shape.heads, depth_of(head))
             module.load_state_dict(head, strict=True)
         else:
             module = Stem.fresh(shape.width, len(first["0.weight"]), "instance")

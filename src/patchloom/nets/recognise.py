@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -158,6 +159,12 @@ def whole_root(n: int) -> int:
 def teaches(path: str, prefix: str) -> bool:
     """Whether the weights at a place in a file are a moving average's."""
     return not {"ema", "teacher"}.isdisjoint(f"{path}.{prefix}".replace("_", ".").split("."))
+
+
+def depth_of(names: Iterable[str], beginning: str = "") -> int:
+    """How many blocks, or layers, weights have whose names go on so after ``beginning``."""
+    counted = re.compile(re.escape(beginning) + r"(?:blocks|layers)\.(\d+)\.")
+    return len({found[1] for name in names if (found := counted.match(name))})
 
 
 def place_of(path: str, prefix: str) -> str:

@@ -9,7 +9,7 @@ import timm
 
 from patchloom.nets.fitting import POSITIONS, PROJECTION, State
 from patchloom.nets.foreign import BEYOND_MASKING, Program
-from patchloom.nets.recognise import halves, whole_root
+from patchloom.nets.recognise import depth_of, halves, whole_root
 
 # of a width: timm's name, the depth, and attention heads (Touvron et al. 2021; Dosovitskiy et al. 2021, Table 1)
 _USUAL = {
@@ -61,7 +61,7 @@ def shape_of(weights: State, program: Program | None = None) -> Shape | None:
     width, channels, p, across = projection.shape
     if any(weights[name].ndim != 3 for name in ("cls_token", "reg_token") if name in weights):
         return None
-    depth = len({found[1] for name in weights if (found := re.match(r"blocks\.(\d+)\.", name))})
+    depth = depth_of(weights)
     if width not in _USUAL or p != across or first.shape[1] != width:
         return None
     model, usual_depth, usual_heads = _USUAL[width]
