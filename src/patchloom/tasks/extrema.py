@@ -22,9 +22,9 @@ from patchloom.questions.question import ROWS, Outcome, Sheet
 from patchloom.tasks.sizes import (
     AGREEMENT_UPDATES,
     agreement_heads,
-    check_momentum,
     momentum_for,
     refuse_unused,
+    teacher_momentum,
     visible_of,
 )
 from patchloom.tasks.task import Size, Task
@@ -77,7 +77,6 @@ class ExtreMA(Task):
     ):
         super().__init__(encoder)
         loss = self.resolve_auto("loss", loss, "byol", _PAPER)
-        momentum = self.resolve_auto("momentum", momentum, 0.996, _PAPER)
         for name, value, kinds in (("loss", loss, Loss), ("class_token", class_token, Representation)):
             check(f"task.{name}", value, kinds)
         n = self.geometry.n
@@ -95,7 +94,7 @@ class ExtreMA(Task):
             temperature = self.resolve_auto("temperature", temperature, 0.2, "the paper's")
             if temperature <= 0:
                 raise PatchloomError(f"--task.temperature must be above 0, not {temperature}")
-        check_momentum(momentum)
+        momentum = teacher_momentum(self, momentum)
         if class_token == "vit" and not encoder.has_class_token:
             raise PatchloomError("--task.class_token vit needs an encoder that has one: give --model.class_token true")
         self.augment = TwoViews(self.augment.size, crop=crop, color=color)

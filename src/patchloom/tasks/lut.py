@@ -22,12 +22,12 @@ from patchloom.questions.question import ROWS, Encoded, Outcome, Sheet
 from patchloom.tasks.sizes import (
     AGREEMENT_UPDATES,
     agreement_heads,
-    check_momentum,
     check_normalizable,
     momentum_for,
     patch_decoder,
     patches_of_unit,
     refuse_unused,
+    teacher_momentum,
     visible_of,
 )
 from patchloom.tasks.task import Size, Task
@@ -77,8 +77,7 @@ class LUT(Task):
         check("task.base", base, Base)
         if min(context_weight, pixel_weight) < 0 or not context_weight:
             raise PatchloomError("lut asks for agreement: give --task.context_weight above 0, and no negative weight")
-        momentum = self.resolve_auto("momentum", momentum, 0.996, "the paper's")
-        check_momentum(momentum)
+        momentum = teacher_momentum(self, momentum)
         g, sparse = self.geometry, base == "mae"
         mask_ratio = self.resolve_auto("mask_ratio", mask_ratio, 0.75 if sparse else 0.6, f"the paper's on {base}")
         normalized = self.resolve_auto("normalized_pixels", normalized_pixels, sparse, f"usual for {base}")

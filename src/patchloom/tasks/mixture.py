@@ -23,14 +23,15 @@ from patchloom.questions.question import Question
 from patchloom.tasks.degradations import STRENGTHS, build_degradation, others_needed
 from patchloom.tasks.sizes import (
     AGREEMENT_UPDATES,
+    MOMENTUM,
     agreement_heads,
-    check_momentum,
     check_normalizable,
     decoder_sizes,
     frozen_teacher,
     momentum_for,
     patch_decoder,
     refuse_unused,
+    teacher_momentum,
     visible_of,
 )
 from patchloom.tasks.task import Size, Task
@@ -134,10 +135,9 @@ class Mixture(Task):
         partly = 0 < self.withhold.get("drop_positions", 0) < 1
         self.position_token = nn.Parameter(torch.empty(d).normal_(std=0.02)) if partly else None
         if "agreement" in self.question_weights:
-            momentum = self.resolve_auto("momentum", momentum, 0.996, "as in extrema and lut")
-            check_momentum(momentum)
+            momentum = teacher_momentum(self, momentum)
         else:
-            written = "auto" if momentum == 0.996 else momentum  # which former versions wrote for every run
+            written = "auto" if momentum == MOMENTUM else momentum  # which former versions wrote for every run
             refuse_unused("agreement is not asked", head_width=head_width, head_out=head_out, momentum=written)
         if not {"pixels", "features"} & self.question_weights.keys():
             refuse_unused("neither pixels nor features are asked", decoder_depth=decoder_depth)

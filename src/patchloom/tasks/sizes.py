@@ -253,23 +253,25 @@ def check_normalizable(geometry: Geometry, each_channel: bool = False) -> None:
 
 # The papers' 0.996 remembers 250 updates, of hundreds of thousands. In a run of hundreds the teacher would stay what it
 # begins as, a random network: its memory becomes a hundredth of the training there.
-_MOMENTUM, _MEMORY = 0.996, 0.01
+MOMENTUM, _MEMORY = 0.996, 0.01
 AGREEMENT_UPDATES = 1_000, "a teacher has to be followed for a while"
 
 
 def momentum_for(updates: int) -> tuple[float, str]:
     """A teacher's momentum at the start of a training of so many updates, with the reason."""
     usual = 1 - 1 / (_MEMORY * updates)
-    if usual >= _MOMENTUM:
-        return _MOMENTUM, "the paper's"
+    if usual >= MOMENTUM:
+        return MOMENTUM, "the paper's"
     return round(max(0.0, usual), 4), f"the teacher remembers a hundredth of {updates:,} updates"
 
 
-def check_momentum(momentum: float) -> None:
-    """Refuse a momentum with which no teacher can follow.
+def teacher_momentum(task: Task, momentum: float | Literal["auto"]) -> float:
+    """The momentum of a task's teacher; auto, which a run has resolved by its updates, is that of long trainings.
 
     Raises:
-        PatchloomError: it is no share.
+        PatchloomError: it is no share, so that no teacher can follow.
     """
+    momentum = task.resolve_auto("momentum", momentum, MOMENTUM, "the paper's")
     if not 0 <= momentum <= 1:
         raise PatchloomError(f"--task.momentum must lie in [0, 1], not at {momentum}")
+    return momentum
