@@ -24,9 +24,8 @@ from lightning_fabric.strategies import DDPStrategy, ModelParallelStrategy
 from safetensors.torch import load_file
 from torch import distributed as dist
 
+from patchloom import launch as launching
 from patchloom import processes
-from patchloom.runs.settings import Settings
-from patchloom.train import launch as launching
 from patchloom.train import pretrain as pretraining
 
 SMALL = {"model": {"name": "nano", "embed_dim": 64, "depth": 2, "num_heads": 2}, "img_size": 32, "patch_size": 8}
@@ -61,11 +60,11 @@ class Group:
         return getattr(dist, name)
 
 
-def launch(asked: Settings, device: str) -> Fabric:
+def launch(device: str, devices: int | str, nodes: int, strategy: str) -> Fabric:
     """As patchloom's for several processes, but of one."""
-    sharded = asked.strategy == "fsdp"
-    strategy = ModelParallelStrategy(launching._shard, 1, 1) if sharded else DDPStrategy()
-    fabric = Fabric(accelerator=device, devices=1, strategy=strategy)
+    sharded = strategy == "fsdp"
+    how = ModelParallelStrategy(launching._shard, 1, 1) if sharded else DDPStrategy()
+    fabric = Fabric(accelerator=device, devices=1, strategy=how)
     fabric.launch()
     return fabric
 

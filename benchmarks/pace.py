@@ -8,9 +8,9 @@ import time
 import torch
 
 from patchloom.data import channels_of, hold_out, normalize, open_data, statistics_of, training_batches
+from patchloom.launch import launch
 from patchloom.runs.settings import request
 from patchloom.runs.task import prepare_task
-from patchloom.train.launch import launch
 from patchloom.train.optim import build_optimizer
 from patchloom.train.resolve import resolve
 
@@ -25,7 +25,7 @@ class Stepper:
         stats = statistics_of(training, channels)
         asked = request(data, task, {"workers": 0, "epochs": 1, **settings})
         self.settings, _ = resolve(asked, len(training), channels, stats)
-        self.fabric = launch(self.settings, self.settings.device)
+        self.fabric = launch(self.settings.device)
         self.task = prepare_task(self.settings, stats.mean, stats.std)
         optimizer = build_optimizer(self.task, 0.05, self.settings.device)
         self.net, self.optimizer = self.fabric.setup(self.task, optimizer)

@@ -267,3 +267,13 @@ def workers(device: str, here: Cores, least: int = 0) -> tuple[int, str]:
     if device == "cpu":
         return max(least, here.each // 4), f"most of {here.each} cores are for computing{shared}"
     return min(16, max(1, here.each - 1)), f"one for each of {here.each} cores but one{shared}"
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not there.
+
+    Raises:
+        PatchloomError: it is not.
+    """
+    if device != "cpu" and not getattr(torch, device).is_available():
+        raise PatchloomError(f"there is no {device} device here: use --device cpu, or auto")

@@ -23,12 +23,12 @@ from patchloom.errors import PatchloomError
 from patchloom.files import interruptibly
 from patchloom.machine import Cores
 from patchloom.options import parse_pretrain
+from patchloom.rendezvous import meet
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import request
 from patchloom.train import forecast, limits
 from patchloom.train.plan import Planner
 from patchloom.train.pretrain import pretrain
-from patchloom.train.rendezvous import meet
 from patchloom.train.resolve import resolve
 from patchloom.train.sketch import Sizes, sketch, upper
 from patchloom.train.trial import Step
@@ -222,7 +222,7 @@ def interrupt_after(seconds: float) -> threading.Timer:
 
 def test_nobody_is_waited_for_longer_than_said(monkeypatch, capsys):
     monkeypatch.setenv("PATCHLOOM_RENDEZVOUS", "0.6")
-    monkeypatch.setattr("patchloom.train.rendezvous._QUIET", 0.1)
+    monkeypatch.setattr("patchloom.rendezvous._QUIET", 0.1)
     port = free_port()
     with pytest.raises(PatchloomError, match=f"1 of 2 processes came to 127.0.0.1:{port} within 0.6 seconds: run"):
         meet("127.0.0.1", port, 0, 2, 2, "gloo")

@@ -31,16 +31,6 @@ def device() -> tuple[str, str]:
     return "cpu", "no GPU was found"
 
 
-def check_device(device: str) -> None:
-    """Refuse a device that is not there.
-
-    Raises:
-        PatchloomError: it is not.
-    """
-    if device != "cpu" and not getattr(torch, device).is_available():
-        raise PatchloomError(f"there is no {device} device here: use --device cpu, or auto")
-
-
 def threads(device: str) -> tuple[int, str]:
     """As many as multiply fastest."""
     if device != "cpu":

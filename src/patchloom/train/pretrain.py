@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from patchloom.calls import checked
 from patchloom.data import Arriving, DataLike, Source, cache_images, is_given, is_object, open_data, steps_per_epoch
 from patchloom.errors import AlreadyReported, PatchloomError, Stopped
+from patchloom.launch import first_decides, launch
 from patchloom.machine import Cores, cores
 from patchloom.memory import keep_freed_memory
 from patchloom.nets.native import missing
@@ -34,10 +35,10 @@ from patchloom.tasks import AUTO
 from patchloom.tasks.code import label
 from patchloom.tasks.task import Task
 from patchloom.train.batches import batches_of
+from patchloom.train.device_defaults import device as best_device
 from patchloom.train.failures import explained
 from patchloom.train.final_evaluation import FinalEvaluation
 from patchloom.train.journal import Journal
-from patchloom.train.launch import device_of, first_decides, launch
 from patchloom.train.optim import learning_rate
 from patchloom.train.plan import Planner, announce, check_same
 from patchloom.train.progress import Reporter
@@ -116,7 +117,8 @@ def pretrain(
 
     # ---- the processes that train together, and the plan that the first of them makes for all: new, or resumed
     keep_freed_memory()
-    fabric = launch(asked, folder.read_config().device if folder.config.exists() else device_of(asked))
+    kind = folder.read_config().device if folder.config.exists() else asked.device
+    fabric = launch(best_device()[0] if kind == "auto" else kind, asked.devices, asked.nodes, asked.strategy)
     planner = Planner(asked, opened, folder, cores_here(), why_task(data, task, asked.recipe))
     plan = first_decides(fabric, planner.plan)
     if not fabric.is_global_zero and opened.train.fingerprint() != plan.fingerprint:

@@ -8,7 +8,7 @@ from typing import Any
 
 from patchloom.data import Stats, steps_per_epoch
 from patchloom.errors import PatchloomError
-from patchloom.machine import Cores, cores
+from patchloom.machine import Cores, check_device, cores
 from patchloom.nets.build import PRESETS, swin_sizes
 from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import Auto, Settings
@@ -52,7 +52,7 @@ def resolve(
         return value
 
     device = auto("device", *device_defaults.device())
-    device_defaults.check_device(device)
+    check_device(device)
     auto("channels", channels, "what the images have")
     swin = swin_sizes(settings.model.get("name", "auto"), settings.model)
     task_class(settings.task["name"]).refuse_swin(swin is not None)

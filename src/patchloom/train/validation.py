@@ -11,6 +11,7 @@ import torch
 
 from patchloom.data import Source, normalize, plain_batches
 from patchloom.evaluate import ImageFeatures, classes_of, extract, has_labels, knn_accuracies, pixel_features
+from patchloom.launch import gathered_weights
 from patchloom.nets.encode import input_size
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.hierarchical import Encoder
@@ -18,7 +19,6 @@ from patchloom.nets.weights import EncoderCard, untrained_twin
 from patchloom.questions.measure import Measure
 from patchloom.runs.settings import Settings
 from patchloom.tasks.task import Task
-from patchloom.train.launch import gathered_weights
 from patchloom.waiting import Waiting
 
 _K = 20

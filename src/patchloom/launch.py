@@ -17,11 +17,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from patchloom.errors import AlreadyReported, PatchloomError
+from patchloom.machine import check_device
 from patchloom.processes import wait_for_all, world
-from patchloom.runs.settings import Settings
-from patchloom.train.device_defaults import check_device
-from patchloom.train.device_defaults import device as best_device
-from patchloom.train.rendezvous import PORT, Meeting
+from patchloom.rendezvous import PORT, Meeting
 
 T = TypeVar("T")
 
@@ -41,12 +39,14 @@ _FABRIC_RUN = ("LT_CLI_USED", "LT_ACCELERATOR", "LT_DEVICES", "LT_NUM_NODES", "L
 _LEAVING = 0.5
 
 
-def launch(asked: Settings, device: str) -> Fabric:
-    """Start the processes that ``asked`` wants, or find out how torchrun, ``fabric run`` or SLURM have started them.
+def launch(device: str, devices: int | str = "auto", nodes: int = 1, strategy: str = "auto") -> Fabric:
+    """Start the processes that are asked for, or find out how torchrun, ``fabric run`` or SLURM have started them.
 
     Args:
-        asked: devices, nodes and strategy.
-        device: as `Settings.device`.
+        device: cpu, cuda or mps.
+        devices: processes on each machine, with a device each; auto is what was started, else 1.
+        nodes: machines.
+        strategy: fsdp gives every process its part of the weights, anything else all of them.
 
     Raises:
         PatchloomError: there is no such device, what started the processes says another number of them, or not all of
@@ -57,8 +57,8 @@ def launch(asked: Settings, device: str) -> Fabric:
     given = {name: os.environ.pop(name) for name in _FABRIC_RUN if name in os.environ}
     if given.get("LT_PRECISION"):
         raise PatchloomError("give --precision to patchloom, not to fabric run")
-    sharded = "fsdp" in (asked.strategy, given.get("LT_STRATEGY"))
-    nodes, devices = _started(asked)
+    sharded = "fsdp" in (strategy, given.get("LT_STRATEGY"))
+    nodes, devices = _started(nodes, devices)
     others: list[subprocess.Popen[bytes]] = []
     try:
         if nodes * devices == 1:
@@ -66,9 +66,9 @@ def launch(asked: Settings, device: str) -> Fabric:
         else:
             if nodes > 1:
                 os.environ.setdefault("MASTER_PORT", PORT)  # Fabric would draw one, which nobody else knows
-            strategy = _Sharded(_shard, nodes * devices, 1) if sharded else _Whole()
-            fabric = Fabric(accelerator=device, devices=devices, num_nodes=nodes, strategy=strategy)
-            others = getattr(strategy.launcher, "procs", others)
+            how = _Sharded(_shard, nodes * devices, 1) if sharded else _Whole()
+            fabric = Fabric(accelerator=device, devices=devices, num_nodes=nodes, strategy=how)
+            others = getattr(how.launcher, "procs", others)
             atexit.register(_leave, others)
         fabric.launch()
     except KeyboardInterrupt:
@@ -93,7 +93,7 @@ def _kill(processes: list[subprocess.Popen[bytes]]) -> None:
         process.kill()
 
 
-def _started(asked: Settings) -> tuple[int, int]:
+def _started(asked_nodes: int, asked_devices: int | str) -> tuple[int, int]:
     """Nodes, and devices on each: as the environment says, which must agree with what was asked for."""
     found: tuple[int, int] | None = None
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -102,10 +102,10 @@ def _started(asked: Settings) -> tuple[int, int]:
     elif os.environ.get("SLURM_NTASKS", "1") != "1" and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
         nodes = int(os.environ.get("SLURM_NNODES", "1"))
         found = nodes, int(os.environ["SLURM_NTASKS"]) // nodes
-    wanted = asked.nodes, 1 if asked.devices == "auto" else asked.devices
+    wanted = asked_nodes, 1 if asked_devices == "auto" else int(asked_devices)
     if found is None:
         return wanted
-    if asked.nodes not in (1, found[0]) or asked.devices not in ("auto", 1, found[1]):
+    if asked_nodes not in (1, found[0]) or asked_devices not in ("auto", 1, found[1]):
         raise PatchloomError(
             f"--nodes {wanted[0]} --devices {wanted[1]} does not fit the {found[0]} x {found[1]} processes that were "
             "started: leave both out"
@@ -156,8 +156,3 @@ def first_decides(fabric: Fabric, decide: Callable[[], T]) -> T:
     if text is not None:
         raise AlreadyReported(text)
     return answer
-
-
-def device_of(asked: Settings) -> str:
-    """The kind of device on which ``asked`` trains."""
-    return best_device()[0] if asked.device == "auto" else asked.device

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from patchloom import launch
 from patchloom.errors import AlreadyReported
-from patchloom.train import launch
 
 
 def fails():
