@@ -218,3 +218,55 @@ def test_worker_threads():
     finally:
         torch.set_num_threads(before)
     assert all((batch.views[0] == 1).all() for batch in batches)
+
+
+def annotated_batches(source, first_step=0, steps=6, batch_size=4, truth=lambda i: torch.full((9, 9), i), **more):
+    """Views and truths are both cut at the same random place; a truth says which image it is of."""
+
+    def cut(image, truth, rng):
+        top, left = rng.integers(4, size=2)
+        return (image[:, top : top + 6, left : left + 6],), truth[top : top + 6, left : left + 6] + 100 * int(top)
+
+    return list(training_batches(source, cut, batch_size, 3, first_step, steps, channels=1, truth=truth, **more))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_truths_follow_the_images_and_a_resumed_run_sees_the_same(workers):
+    full, tail = annotated_batches(Holed(11)), annotated_batches(Holed(11), first_step=3, workers=workers)
+    for batch in full:
+        assert len(batch.truths) == len(batch.indices) == 4
+        assert [int(truth[0, 0]) % 100 for truth in batch.truths] == batch.indices.tolist()
+        numbers = torch.stack([truth % 100 for truth in batch.truths])
+        assert torch.equal(batch.views[0][:, 0], numbers.to(torch.uint8))
+    assert len({int(truth[0, 0]) // 100 for batch in full for truth in batch.truths}) > 1
+    assert all(map(same, tail, full[3:]))
+    for one, other in zip(tail, full[3:], strict=True):
+        assert all(map(torch.equal, one.truths, other.truths))
+    assert [int(truth[0, 0]) % 100 for truth in full[0].first(2).truths] == full[0].indices[:2].tolist()
+    assert len(full[0].on("cpu").truths) == 4
+
+
+def test_with_truths_the_order_of_images_stays():
+    plain = training_batches(Holed(11), CROP, 4, 3, 0, 6, channels=1)
+    assert all(torch.equal(a.indices, b.indices) for a, b in zip(annotated_batches(Holed(11)), plain, strict=True))
+    assert next(training_batches(Holed(11), CROP, 4, 3, 0, 1, channels=1)).truths == ()
+
+
+def test_the_truth_of_an_unreadable_image_is_replaced_with_it():
+    def truth(i):
+        assert i not in (3, 4)  # nobody asks for the truth of an image that is not there
+        if i == 7:
+            raise Unreadable("7.png is broken")
+        return torch.full((9, 9), i)
+
+    batches = annotated_batches(Holed(12, [3, 4]), truth=truth)
+    seen = [[int(truth[0, 0]) % 100 for truth in batch.truths] for batch in batches]
+    assert seen == [batch.indices.tolist() for batch in batches] and all(len(set(one)) == 4 for one in seen)
+    assert {name for batch in batches for name in batch.unreadable} == {f"holed #{i}" for i in (3, 4, 7)}
+
+
+def test_processes_take_their_own_truths():
+    alone = annotated_batches(Holed(20), steps=2, batch_size=8)
+    ranks = [annotated_batches(Holed(20), steps=2, batch_size=4, rank=rank, world=2) for rank in (0, 1)]
+    for whole, first, second in zip(alone, *ranks, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(whole.truths, first.truths + second.truths, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from patchloom.errors import PatchloomError
 _MAX_TRIES = 100
 
 Augment = Callable[[Tensor, np.random.Generator], tuple[Tensor, ...]]
+# the same for an image and what is known of it, such as its label map
+AnnotatedAugment = Callable[[Tensor, Any, np.random.Generator], tuple[tuple[Tensor, ...], Any]]
 
 
 def steps_per_epoch(n: int, batch_size: int, world: int = 1) -> int:
@@ -33,7 +36,7 @@ def steps_per_epoch(n: int, batch_size: int, world: int = 1) -> int:
 
 def training_batches(
     source: Source,
-    augment: Augment,
+    augment: Augment | AnnotatedAugment,
     batch_size: int,
     seed: int,
     first_step: int,
@@ -44,6 +47,7 @@ def training_batches(
     world: int = 1,
     device: torch.device | str | None = None,
     prepare: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
+    truth: Callable[[int], Any] | None = None,
 ) -> Iterator[Batch]:
     """The batches of steps ``first_step`` ... ``steps`` - 1 of a run.
 
@@ -54,7 +58,7 @@ def training_batches(
 
     Args:
         source: training images.
-        augment: makes an image's views.
+        augment: makes an image's views; with ``truth``, from the image and its truth, and returns both.
         batch_size: images per process.
         seed: of permutations and augmentation.
         first_step: where to begin.
@@ -65,6 +69,8 @@ def training_batches(
         world: number of processes.
         device: where the batches go (see `Arriving`); None leaves them on the CPU.
         prepare: is applied to the iterator of batches before they are sent to the device.
+        truth: what is known of image i, such as its label map; batches have it as ``truths``. One that raises
+            `Unreadable` counts as an unreadable image.
 
     Raises:
         PatchloomError: at once if there are fewer images than processes; while iterating if more than 100 images in a
@@ -74,7 +80,7 @@ def training_batches(
         raise PatchloomError(
             f"{source.name} holds {len(source)} images for {world} processes: use at most one per image"
         )
-    batches = _TrainingBatches(source, augment, batch_size, seed, channels, rank, world)
+    batches = _TrainingBatches(source, augment, batch_size, seed, channels, rank, world, truth)
     return _arriving(prepare(in_workers(batches, range(first_step, steps), workers, _on_gpu(device))), device)
 
 
@@ -116,9 +122,17 @@ class _TrainingBatches(Dataset[Batch | PatchloomError]):
     """Step -> Batch. One worker makes a whole batch, so that a replacement cannot be an image that it already has."""
 
     def __init__(
-        self, source: Source, augment: Augment, batch_size: int, seed: int, channels: int, rank: int, world: int
+        self,
+        source: Source,
+        augment: Augment | AnnotatedAugment,
+        batch_size: int,
+        seed: int,
+        channels: int,
+        rank: int,
+        world: int,
+        truth: Callable[[int], Any] | None,
     ) -> None:
-        self.source, self.augment, self.seed, self.channels = source, augment, seed, channels
+        self.source, self.augment, self.seed, self.channels, self.truth = source, augment, seed, channels, truth
         self.rank, self.world = rank, world
         self.batch_size = min(batch_size, len(source) // world)
         self.steps = steps_per_epoch(len(source), batch_size, world)
@@ -138,7 +152,7 @@ class _TrainingBatches(Dataset[Batch | PatchloomError]):
         mine = range(start, start + self.batch_size)
         # Replacements lie after the global batch, every process with its own stride, so that none takes another's.
         spare = range(end + self.rank, end + n - self.world * self.batch_size, self.world)
-        views, draws, indices, unreadable, failed = [], [], [], [], 0
+        views, truths, draws, indices, unreadable, failed = [], [], [], [], [], 0
         split = getattr(self.augment, "split", None)
         for position in (*mine, *spare):
             if len(indices) == self.batch_size:
@@ -146,6 +160,7 @@ class _TrainingBatches(Dataset[Batch | PatchloomError]):
             index = int(order[position % n])
             try:
                 image = _read(self.source, index, self.channels)
+                truth = None if self.truth is None else self.truth(index)
             except Unreadable as error:
                 unreadable.append(self.source.describe(index))
                 failed += 1
@@ -156,8 +171,12 @@ class _TrainingBatches(Dataset[Batch | PatchloomError]):
                 continue
             failed = 0
             rng = np.random.default_rng((self.seed, epoch, index))
-            if split is None:
-                views.append(self.augment(image, rng))
+            if self.truth is not None:
+                some, changed = cast(AnnotatedAugment, self.augment)(image, truth, rng)
+                views.append(some)
+                truths.append(changed)
+            elif split is None:
+                views.append(cast(Augment, self.augment)(image, rng))
             else:
                 some, draw = split(image, rng)
                 views.append(some)
@@ -170,7 +189,7 @@ class _TrainingBatches(Dataset[Batch | PatchloomError]):
                 f"nothing in {self.source.name} could be read{by}, beginning with {unreadable[0]}: mend what "
                 f"patchloom check names{fewer}"
             )
-        batch = _stack(views, indices, unreadable)
+        batch = _stack(views, indices, unreadable)._replace(truths=tuple(truths))
         if not draws:
             return batch
         return batch._replace(colors=tuple(plan_colors(one, self.channels) for one in torch.stack(draws, dim=1)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,12 +19,14 @@ class Batch(NamedTuple):
         indices: int64 [b], of the images in the source; always on the CPU.
         unreadable: names of images that could not be read on the way.
         colors: for each view the colour changes that `recolor` has still to apply, or None.
+        truths: of each image what its annotation became with its views; always on the CPU; () without annotations.
     """
 
     views: tuple[Tensor, ...]
     indices: Tensor
     unreadable: list[str]
     colors: tuple[ColorPlan, ...] | None = None
+    truths: tuple[Any, ...] = ()
 
     def on(self, device: torch.device | str) -> Batch:
         """The same with its views on a device; where colours are changed, the views become float32 in [0, 1].
@@ -42,7 +44,10 @@ class Batch(NamedTuple):
             return self
         colors = None if self.colors is None else tuple(plan.first(count) for plan in self.colors)
         return self._replace(
-            views=tuple(view[:count] for view in self.views), indices=self.indices[:count], colors=colors
+            views=tuple(view[:count] for view in self.views),
+            indices=self.indices[:count],
+            colors=colors,
+            truths=self.truths[:count],
         )
 
 
