@@ -107,7 +107,7 @@ def test_heads_pixels_and_groups_decide_too() -> None:
         source.groups = None if film is None else np.arange(40) // film
         recipe = Recipe(epochs=1, warmup_epochs=0, batch=8, validation=0.25)
         training = Training(Classifier(encoder, 10, "mean"), source, recipe, (0.5,), (0.2,), EvalSettings(device="cpu"))
-        return json.dumps(training._about, sort_keys=True)
+        return json.dumps(training.about, sort_keys=True)
 
     assert key() == key()
     assert len({key(), key(heads=4), key(side=16), key(film=4), key(film=5)}) == 5

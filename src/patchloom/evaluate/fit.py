@@ -15,11 +15,12 @@ from patchloom.data import Source
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier
 from patchloom.evaluate.features import Precision
+from patchloom.evaluate.loop import Trained
 from patchloom.evaluate.pace import TimeLeft
 from patchloom.evaluate.probe import Probe, ProbeTraining
 from patchloom.evaluate.recipes import Recipe, of_step, validation_images
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.evaluate.training import Trained, Training
+from patchloom.evaluate.training import Training
 from patchloom.nets.weights import EncoderCard
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from inspect import Parameter, signature
 from typing import Any, Literal, get_type_hints
@@ -96,18 +96,7 @@ class Recipe:
         Raises:
             PatchloomError: a value of another type, or out of its range.
         """
-        for name, hint in get_type_hints(type(self)).items():
-            check(name, getattr(self, name), hint)
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name, low)
-            if value != "auto" and not low <= value <= high:
-                bounds = f"{low:g} or more" if high == float("inf") else f"{low:g} to {high:g}"
-                raise PatchloomError(f"--{name} must be {bounds}, not {value}")
-        for name in ("blr", "layer_decay", "crop_scale", "patience"):
-            if getattr(self, name) == 0:
-                raise PatchloomError(f"--{name} must be above 0")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise PatchloomError(f"--betas must lie in [0, 1), not {list(self.betas)}")
+        check_values(self, _RANGES, ("blr", "layer_decay", "crop_scale", "patience"))
         if "auto" not in (self.epochs, self.warmup_epochs) and self.warmup_epochs > self.epochs:
             raise PatchloomError(f"--warmup_epochs {self.warmup_epochs} is more than --epochs {self.epochs}: lower it")
         if self.batch != "auto" and self.mixes and self.batch % 2:
@@ -215,6 +204,31 @@ _RANGES = {
 }
 
 
+def check_values(recipe: Any, ranges: Mapping[str, tuple[float, float]], positive: Iterable[str]) -> None:
+    """Validate the values of a recipe's fields.
+
+    Args:
+        recipe: a dataclass.
+        ranges: lowest and highest value by field; a pair of numbers lies in them, too.
+        positive: fields that cannot be 0.
+
+    Raises:
+        PatchloomError: a value of another type, or out of its range.
+    """
+    for name, hint in get_type_hints(type(recipe)).items():
+        check(name, getattr(recipe, name), hint)
+    for name, (low, high) in ranges.items():
+        value = getattr(recipe, name, low)
+        if value != "auto" and not all(low <= one <= high for one in (value if isinstance(value, tuple) else (value,))):
+            bounds = f"{low:g} or more" if high == float("inf") else f"{low:g} to {high:g}"
+            raise PatchloomError(f"--{name} must be {bounds}, not {value}")
+    for name in positive:
+        if getattr(recipe, name) == 0:
+            raise PatchloomError(f"--{name} must be above 0")
+    if not all(0 <= beta < 1 for beta in recipe.betas):
+        raise PatchloomError(f"--betas must lie in [0, 1), not {list(recipe.betas)}")
+
+
 def validation_images(share: float, n: int) -> int:
     """How many of ``n`` training images are held out to choose the epoch, where that is a ``share`` of them."""
     return min(max(1, round(share * n)), MAX_HELD_OUT, n - 1) if share else 0
@@ -236,27 +250,33 @@ def of_step(recipe: Recipe, n: int) -> tuple[int, int]:
     return images, images * recipe.repeats
 
 
-def takes_recipe(protocol: Callable[..., Report], kind: type[Recipe] = Recipe) -> Callable[..., Report]:
+def takes_recipe(protocol: Callable[..., Report], kind: type[Any] = Recipe) -> Callable[..., Report]:
     """Decorator that replaces the last parameter ``**changes`` of a protocol by the options of a kind of recipe.
 
-    Signature and docstring follow from the fields and their descriptions, so that neither is written twice. The base
+    Signature and docstring follow from the fields and their descriptions, so that neither is written twice. A base
     learning rate may be a list, of which the best on held-out training images is chosen.
+
+    Args:
+        protocol: is given the options that were said.
+        kind: a dataclass whose ``options`` are the names of fields.
     """
     own, names = signature(protocol), kind.options()
     hints = {name: hint | None for name, hint in get_type_hints(kind).items() if name in names}
-    hints["blr"] = float | list[float] | None
+    if "blr" in hints:
+        hints["blr"] = float | list[float] | None
     added = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=hints[name]) for name in names]
     own_options = [parameter for parameter in own.parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD]
     protocol.__signature__ = own.replace(parameters=[*own_options, *added])  # type: ignore[attr-defined]
     protocol.__annotations__ |= hints
-    described = {name: text for one in (Recipe, kind) for name, text in _descriptions(one).items()}
-    described["blr"] = described["blr"].replace("rate;", "rate, or a list to choose from;")
+    described = {name: text for one in reversed(kind.__mro__) for name, text in _descriptions(one).items()}
+    if "blr" in hints:
+        described["blr"] = described["blr"].replace("rate;", "rate, or a list to choose from;")
     lines = "".join(f"    {name}:{described[name]}" for name in names)
     protocol.__doc__ = re.sub(r"^    changes: .*\n", lambda _: lines, inspect.getdoc(protocol) + "\n", flags=re.M)
     return protocol
 
 
-def _descriptions(kind: type[Recipe]) -> dict[str, str]:
+def _descriptions(kind: type[Any]) -> dict[str, str]:
     """What a recipe's docstring says of each of its own fields, line breaks and all."""
     text = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2] + "\n"
     return dict(re.findall(r"^    (\w+):(.*\n(?:     .*\n)*)", text, flags=re.M))

@@ -18,12 +18,12 @@ from patchloom.evaluate.classifier import Classifier, class_names
 from patchloom.evaluate.features import Precision, classes_of, labels_of, trains_in_bfloat16
 from patchloom.evaluate.fit import FitPlan, seconds_of_step, seeded, train
 from patchloom.evaluate.frozen import THE_UNTRAINED, UNTRAINED, majority
+from patchloom.evaluate.loop import Trained
 from patchloom.evaluate.pace import TimeLeft, waiting_for
 from patchloom.evaluate.papers import RECIPES, Sized, recipe_for
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.report import Report, Row, compared, lost_images
 from patchloom.evaluate.settings import EvalSettings, Parts
-from patchloom.evaluate.training import Trained
 from patchloom.nets.native.choice import choose_kernels
 from patchloom.nets.weights import EncoderCard
 from patchloom.waiting import duration

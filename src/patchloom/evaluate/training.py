@@ -1,12 +1,7 @@
-"""The training of a classifier by a recipe: the same whether it is stopped and gone on with or not."""
+"""The training of a classifier by a recipe."""
 
 from __future__ import annotations
 
-import math
-import statistics
-import time
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,60 +9,32 @@ from timm.data import Mixup
 from timm.data.random_erasing import RandomErasing
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from timm.scheduler import CosineLRScheduler
-from timm.utils import ModelEmaV3, random_seed
+from timm.utils import ModelEmaV3
 from torch import Tensor
 
 from patchloom.data import Batch, Source, hold_out, normalize, training_batches
 from patchloom.data.groups import splittable
-from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate.answers import predictions
-from patchloom.evaluate.best_epoch import BestEpoch, score_of
+from patchloom.evaluate.best_epoch import BestEpoch, Score, score_of
 from patchloom.evaluate.cache import digest_of
 from patchloom.evaluate.classifier import Classifier
 from patchloom.evaluate.features import labels_of
-from patchloom.evaluate.pace import TimeLeft
+from patchloom.evaluate.loop import Loop
 from patchloom.evaluate.recipes import Recipe, of_step
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.evaluate.unfinished import Unfinished
 from patchloom.evaluate.views import Views
 from patchloom.memory import keep_freed_memory
 from patchloom.nets.encode import attention_heads
 from patchloom.nets.native.blocks import use_native
 from patchloom.nets.performance import fuse_attention
-from patchloom.runs.checkpoint import restore, tensors_of
-from patchloom.stopping import Stop
 from patchloom.version import __version__
-from patchloom.waiting import Waiting, duration
 
-_CHECKED = 50  # times in a training that a GPU is waited for, to look at the loss
-_MEASURED = 4  # steps of which the time is taken, the first of which does not count
 # to be raised with changes of the code after which a training that was stopped cannot go on
 _PROGRAMS = ("training 1", __version__, torch.__version__)
-_AVERAGE, _BEST = "average.", "best."  # in the names of a checkpoint
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A classifier, and what was chosen on validation images: nothing, if there were none."""
-
-    model: Classifier
-    chosen: dict[str, Any]
-
-
-class _Progress(Waiting):
-    """The line of a training: the time left of all trainings first, since a narrow terminal cuts the end."""
-
-    def __init__(self, name: str, left: TimeLeft):
-        super().__init__(name)
-        self.left, self.text = left, "the first step"
-
-    def line(self) -> str:
-        """See `Waiting`."""
-        return f"{self.left} · {self.what} · {self.text}"
-
-
-class Training:
-    """A model, its optimiser, and how far they are.
+class Training(Loop):
+    """The training of a classifier.
 
     Args:
         model: is trained in place.
@@ -92,8 +59,8 @@ class Training:
         native: bool = False,
     ) -> None:
         self.recipe, self.mean, self.std, self.settings, self.half = recipe, mean, std, settings, half
-        self.device, self.seed = settings.at, settings.seed
-        self._about = self._all_that_decides(model, source, native) if settings.cache else None
+        self.device, self.seed, self.clip = settings.at, settings.seed, recipe.clip
+        self.about = self._all_that_decides(model, source, native) if settings.cache else None
         self.held: Source | None = None
         if recipe.validation:
             source, self.held = hold_out(splittable(source), recipe.validation, seed=settings.seed)
@@ -104,7 +71,7 @@ class Training:
         use_native(model, native)
         n, (self.images, self.batch) = len(source), of_step(recipe, len(source))
         self.per_epoch = max(1, n // self.batch)
-        self.steps, self.step = recipe.epochs * self.per_epoch, 0
+        self.steps = recipe.epochs * self.per_epoch
         held = 0 if self.held is None else len(self.held)
         self.best = BestEpoch(held, recipe.epochs, self.per_epoch, recipe.patience)
         self.views = Views(model.size, recipe, mean)
@@ -131,79 +98,22 @@ class Training:
             return None
         return Mixup(self.recipe.mixup, self.recipe.cutmix, label_smoothing=self.recipe.smoothing, num_classes=classes)
 
-    @property
-    def tested(self) -> Classifier:
-        """The model whose predictions count."""
-        return self.average.module if self.average else self.model
-
-    def seconds_of_step(self) -> float:
-        """Seconds of a step, the reading of its images included, from a few steps."""
-        seconds = []
-        batches = self._batches(_MEASURED, workers=0)
-        for step in range(_MEASURED):
-            begun = time.perf_counter()
-            self._step(step, next(batches)).item()
-            seconds.append(time.perf_counter() - begun)
-        return statistics.median(seconds[1:])
-
     def _batches(self, steps: int, workers: int) -> Any:
         reading = self.seed, self.step, steps, workers, self.model.channels
         return training_batches(self.source, self.views, self.images, *reading, device=self.device)
 
-    def run(self, name: str, left: TimeLeft) -> Trained:
-        """Train to the end; arguments and errors as of `patchloom.evaluate.fit.train`."""
-        kept, losses, begun = Unfinished(self._about), list[Tensor](), time.perf_counter()
-        ended = self._restored(kept, name, left)
-        left.begin()
-        progress = _Progress(name, left)
-        with Stop() as stop, ExitStack() as reading, progress:
-            if not ended:
-                workers = self.settings.workers_for(self.source, self.steps - self.step, trained=True)
-                batches = reading.enter_context(closing(self._batches(self.steps, workers)))
-            while not ended:
-                batch = next(batches)
-                self.unreadable.update(batch.unreadable)
-                random_seed((self.seed * 1_000_003 + self.step) % 2**32)
-                losses.append(self._step(self.step, batch))
-                self.step += 1
-                left.step()
-                if self.best.due(self.step):
-                    self.best.compare(self.step, self._validated(), self.tested)
-                ended = self.step == self.steps or self.best.hopeless(self.step)
-                if ended or self.device.type == "cpu" or self.step % max(1, self.steps // _CHECKED) == 0:
-                    progress.text = self._told(self._mean(losses))
-                    losses = losses[-self.per_epoch :]
-                saved = False
-                if stop.asked or (kept.worth if ended else kept.due):
-                    saved = kept.save(*self._state(ended))
-                if stop.asked:
-                    after = f"stopped at epoch {self.epoch:.1f} of {self.recipe.epochs} of {name}"
-                    raise Stopped(f"{after}: the same command goes on from there" if saved else after)
-        left.skip(self.steps - self.step)
-        chosen = self.best.choose(self.tested)
-        print(f"  {name}: {self._outcome(chosen)}, {duration(time.perf_counter() - begun)}", flush=True)
-        if self.unreadable:
-            count, first = len(self.unreadable), min(self.unreadable)
-            print(f"  {name}: {count:,} training images could not be read and were left out, such as {first}")
-        return Trained(self.tested.eval(), chosen)
+    def _workers(self) -> int:
+        return self.settings.workers_for(self.source, self.steps - self.step, trained=True)
 
-    @property
-    def epoch(self) -> float:
-        """How many have been trained."""
-        return self.step / self.per_epoch
+    def _rate_option(self) -> str:
+        return self.recipe.rate_option()
 
-    def _step(self, step: int, batch: Batch) -> Tensor:
-        self.schedule.step_update(step + 1)
+    def _position(self) -> str:
+        return f"epoch {self.epoch:.1f} of {self.recipe.epochs}"
+
+    def _loss(self, batch: Batch) -> Tensor:
         logits, labels = self._answered(batch)
-        loss = self.loss(logits.float(), labels)
-        loss.backward()
-        if self.recipe.clip:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.average:
-            self.average.update(self.model, step + 1)
-        return loss.detach()
+        return self.loss(logits.float(), labels)
 
     def _answered(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits, and the labels, or shares of all classes, that they are compared with."""
@@ -217,13 +127,7 @@ class Training:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
             return self.model(images), labels
 
-    def _mean(self, losses: list[Tensor]) -> float:
-        loss = torch.stack(losses).mean().item()
-        if not math.isfinite(loss):
-            raise PatchloomError(f"the loss is not finite after {self.step} steps: lower {self.recipe.rate_option()}")
-        return loss
-
-    def _validated(self) -> Any:
+    def _validated(self) -> Score:
         precision = "bfloat16" if self.half else "float32"
         logits, indices, _ = predictions(self.tested, self.held, self.mean, self.std, self.settings, precision)
         self.model.train()
@@ -258,33 +162,3 @@ class Training:
             "numbers": [self.mean, self.std, self.seed],
             "device": [self.device.type, self.half, native],
         }
-
-    def _state(self, ended: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors = tensors_of(self.model, self.optimizer)
-        if self.average:
-            average = self.average.module.state_dict()
-            tensors |= {_AVERAGE + name: value.cpu().contiguous() for name, value in average.items()}
-        tensors |= {_BEST + name: value for name, value in self.best.weights.items()}
-        about = {"step": self.step, "ended": ended, "best": self.best.plain(), "unreadable": sorted(self.unreadable)}
-        return tensors, about
-
-    def _restored(self, kept: Unfinished, name: str, left: TimeLeft) -> bool:
-        """Go to where an earlier process was; whether it had reached the end."""
-        found = kept.read()
-        if found is None:
-            return False
-        tensors, about = found
-        average, best = (
-            {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-            for prefix in (_AVERAGE, _BEST)
-        )
-        own = {key: value for key, value in tensors.items() if not key.startswith((_AVERAGE, _BEST))}
-        restore(own, self.model, self.optimizer)
-        if self.average:
-            self.average.module.load_state_dict(average)
-        self.best.restore(about["best"], best)
-        self.step, self.unreadable = about["step"], set(about["unreadable"])
-        left.skip(self.step)
-        if not about["ended"]:
-            print(f"  {name} goes on at epoch {self.epoch:.1f} of {self.recipe.epochs}.", flush=True)
-        return bool(about["ended"])

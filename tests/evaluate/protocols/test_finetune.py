@@ -21,8 +21,9 @@ from patchloom.evaluate import EvalSettings, Report, evaluate, features, setting
 from patchloom.evaluate.answers import answers
 from patchloom.evaluate.classifier import Classifier, load_classifier, read_classifier, variant_of
 from patchloom.evaluate.fit import seeded
+from patchloom.evaluate.loop import Trained
 from patchloom.evaluate.trained import Candidate, fit, plan_for
-from patchloom.evaluate.training import Trained, Training
+from patchloom.evaluate.training import Training
 from patchloom.nets import native
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.encode import grid_size, patch_positions

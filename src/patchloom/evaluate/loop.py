@@ -1,0 +1,230 @@
+"""A training of an evaluation, step by step: the same whether it is stopped and gone on with or not.
+
+What is trained, and on what, is said by those that build on it: `patchloom.evaluate.training.Training` for classifiers
+and `patchloom.evaluate.dense.training.DenseTraining` for maps and boxes.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from abc import ABC, abstractmethod
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from timm.scheduler.scheduler import Scheduler
+from timm.utils import ModelEmaV3, random_seed
+from torch import Tensor, nn
+
+from patchloom.data import Batch
+from patchloom.errors import PatchloomError, Stopped
+from patchloom.evaluate.best_epoch import BestEpoch, Score
+from patchloom.evaluate.pace import TimeLeft
+from patchloom.evaluate.unfinished import Unfinished
+from patchloom.processes import rank, smallest, total, world
+from patchloom.runs.checkpoint import restore, tensors_of
+from patchloom.stopping import Stop
+from patchloom.waiting import Waiting, duration, is_first
+
+_CHECKED = 50  # times in a training that a GPU is waited for, to look at the loss
+_MEASURED = 4  # steps of which the time is taken, the first of which does not count
+_AVERAGE, _BEST = "average.", "best."  # in the names of a checkpoint
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model, and what was chosen on validation images: nothing, if there were none."""
+
+    model: Any
+    chosen: dict[str, Any]
+
+
+class _Progress(Waiting):
+    """The line of a training: the time left of all trainings first, since a narrow terminal cuts the end."""
+
+    def __init__(self, name: str, left: TimeLeft):
+        super().__init__(name)
+        self.left, self.text = left, "the first step"
+
+    def line(self) -> str:
+        """See `Waiting`."""
+        return f"{self.left} · {self.what} · {self.text}"
+
+
+class Loop(ABC):
+    """A model, its optimiser, and how far they are. Several processes may train together: each has its own batches.
+
+    Attributes:
+        model: is trained in place.
+        average: the moving average of its weights, if that is what will be tested.
+        device, seed: of the training.
+        clip: maximal norm of the gradient; 0 switches it off.
+        steps, step: how many there are, and have been made.
+        per_epoch: steps of an epoch.
+        best: which weights are best on validation images.
+        about: all that decides the training, as JSON has it; None keeps nothing of one that is stopped.
+        unreadable: names of images.
+    """
+
+    model: nn.Module
+    average: ModelEmaV3 | None = None
+    optimizer: torch.optim.Optimizer
+    schedule: Scheduler
+    device: torch.device
+    seed: int
+    clip: float
+    steps: int
+    step: int = 0
+    per_epoch: int
+    best: BestEpoch
+    about: dict[str, Any] | None
+    unreadable: set[str]
+
+    @abstractmethod
+    def _batches(self, steps: int, workers: int) -> Any:
+        """The batches from this step up to ``steps``."""
+
+    @abstractmethod
+    def _workers(self) -> int:
+        """Processes that read them."""
+
+    @abstractmethod
+    def _loss(self, batch: Batch) -> Tensor:
+        """The loss of a batch."""
+
+    @abstractmethod
+    def _validated(self) -> Score:
+        """How good the model is on the validation images."""
+
+    @abstractmethod
+    def _position(self) -> str:
+        """How far the training is, as "epoch 2.0 of 10"."""
+
+    @abstractmethod
+    def _told(self, loss: float) -> str:
+        """What the line of progress says."""
+
+    @abstractmethod
+    def _outcome(self, chosen: dict[str, Any]) -> str:
+        """What is said at the end."""
+
+    @abstractmethod
+    def _rate_option(self) -> str:
+        """The option that says what the learning rate is, with its value."""
+
+    def _chosen(self) -> dict[str, Any]:
+        """Take the best weights; what to write beside the result."""
+        return self.best.choose(self.tested)
+
+    @property
+    def tested(self) -> Any:
+        """The model whose predictions count."""
+        return self.average.module if self.average else self.model
+
+    def seconds_of_step(self) -> float:
+        """Seconds of a step, the reading of its images included, from a few steps."""
+        seconds = []
+        batches = self._batches(_MEASURED, workers=0)
+        for step in range(_MEASURED):
+            begun = time.perf_counter()
+            self._step(step, next(batches)).item()
+            seconds.append(time.perf_counter() - begun)
+        return statistics.median(seconds[1:])
+
+    def run(self, name: str, left: TimeLeft) -> Trained:
+        """Train to the end; arguments and errors as of `patchloom.evaluate.fit.train`."""
+        kept, losses, begun = Unfinished(self.about), list[Tensor](), time.perf_counter()
+        ended = self._restored(kept, name, left)
+        left.begin()
+        progress = _Progress(name, left)
+        with Stop() as stop, ExitStack() as reading, progress:
+            if not ended:
+                batches = reading.enter_context(closing(self._batches(self.steps, self._workers())))
+            while not ended:
+                batch = next(batches)
+                self.unreadable.update(batch.unreadable)
+                random_seed((self.seed * 1_000_003 + self.step * world() + rank()) % 2**32)
+                losses.append(self._step(self.step, batch))
+                self.step += 1
+                left.step()
+                if self.best.due(self.step):
+                    self.best.compare(self.step, self._validated(), self.tested)
+                ended = self.step == self.steps or self.best.hopeless(self.step)
+                if ended or self.device.type == "cpu" or self.step % max(1, self.steps // _CHECKED) == 0:
+                    progress.text = self._told(self._mean(losses))
+                    losses = losses[-self.per_epoch :]
+                asked, saved = anyone(stop.asked), False
+                if asked or anyone(kept.worth if ended else kept.due):
+                    saved = kept.save(*self._state(ended))
+                if asked:
+                    after = f"stopped at {self._position()} of {name}"
+                    raise Stopped(f"{after}: the same command goes on from there" if saved else after)
+        left.skip(self.steps - self.step)
+        chosen = self._chosen()
+        if is_first():
+            print(f"  {name}: {self._outcome(chosen)}, {duration(time.perf_counter() - begun)}", flush=True)
+        if self.unreadable:
+            count, first = len(self.unreadable), min(self.unreadable)
+            print(f"  {name}: {count:,} training images could not be read and were left out, such as {first}")
+        return Trained(self.tested.eval(), chosen)
+
+    @property
+    def epoch(self) -> float:
+        """How many have been trained."""
+        return self.step / self.per_epoch
+
+    def _step(self, step: int, batch: Batch) -> Tensor:
+        self.schedule.step_update(step + 1)
+        loss = self._loss(batch)
+        loss.backward()
+        if self.clip:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.average:
+            self.average.update(self.model, step + 1)
+        return loss.detach()
+
+    def _mean(self, losses: list[Tensor]) -> float:
+        loss = (total(torch.stack(losses).mean()) / world()).item()
+        if not math.isfinite(loss):
+            raise PatchloomError(f"the loss is not finite after {self.step} steps: lower {self._rate_option()}")
+        return loss
+
+    def _state(self, ended: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors = tensors_of(self.model, self.optimizer)
+        if self.average:
+            average = self.average.module.state_dict()
+            tensors |= {_AVERAGE + name: value.cpu().contiguous() for name, value in average.items()}
+        tensors |= {_BEST + name: value for name, value in self.best.weights.items()}
+        about = {"step": self.step, "ended": ended, "best": self.best.plain(), "unreadable": sorted(self.unreadable)}
+        return tensors, about
+
+    def _restored(self, kept: Unfinished, name: str, left: TimeLeft) -> bool:
+        """Go to where an earlier process was; whether it had reached the end."""
+        found = kept.read()
+        if found is None:
+            return False
+        tensors, about = found
+        average, best = (
+            {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+            for prefix in (_AVERAGE, _BEST)
+        )
+        own = {key: value for key, value in tensors.items() if not key.startswith((_AVERAGE, _BEST))}
+        restore(own, self.model, self.optimizer)
+        if self.average:
+            self.average.module.load_state_dict(average)
+        self.best.restore(about["best"], best)
+        self.step, self.unreadable = about["step"], set(about["unreadable"])
+        left.skip(self.step)
+        if not about["ended"] and is_first():
+            print(f"  {name} goes on at {self._position()}.", flush=True)
+        return bool(about["ended"])
+
+
+def anyone(flag: bool) -> bool:
+    """Whether it is true in any of the processes; all must ask."""
+    return smallest(0 if flag else 1) == 0
