@@ -126,7 +126,17 @@ def compared(row: Row, control: Row, called: str) -> str:
     """
     if row.right is None or control.right is None or len(row.right) != len(control.right):
         return f"It cannot be compared with {called}, which was asked other images."
-    points, low, high = (100 * share for share in paired_difference(row.right, control.right))
+    return difference_in_words(paired_difference(row.right, control.right), called)
+
+
+def difference_in_words(difference: tuple[float, float, float], called: str) -> str:
+    """A sentence on whether an encoder is better than a control.
+
+    Args:
+        difference: how much higher its share is, and the interval of that: low, high.
+        called: the control, such as "the untrained one".
+    """
+    points, low, high = (100 * share for share in difference)
     interval = f"[{low:+.1f}, {high:+.1f}]"
     if low <= 0 <= high:
         return f"The encoder is not told apart from {called} ({points:+.1f} points {interval})."
