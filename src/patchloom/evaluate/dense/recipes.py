@@ -1,0 +1,234 @@
+"""What a recipe of segmentation and of detection is: values by which they are trained, each of them an option."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, TypeVar
+
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.recipes import Auto, check_values
+
+_UPDATES = {"cpu": 1_000, "gpu": 20_000}  # of a training whose steps are auto: an hour or so
+_BATCH = {"cpu": 8, "gpu": 16}
+_VALIDATION_SHARE, _LEAST_VALIDATION, _MOST_VALIDATION = 0.15, 10, 500
+
+R = TypeVar("R", bound="DenseRecipe")
+
+
+@dataclass(frozen=True)
+class DenseRecipe:
+    """Hyper-parameters that segmentation and detection share.
+
+    Attributes:
+        steps: updates; auto is 1,000 on a CPU and 20,000 on a GPU.
+        warmup_steps: updates in which the learning rate rises; auto is a tenth of the steps. Scaled in proportion where
+            only the steps are changed.
+        batch: images per step, of all processes together; auto is 8 on a CPU and 16 on a GPU, or fewer of small sets.
+        lr: the highest learning rate.
+        weight_decay: of AdamW, for weights of two and more dimensions.
+        betas: of AdamW.
+        layer_decay: ratio of the learning rates of a block and the next one; 1 switches it off.
+        drop_path: rate of stochastic depth in the last block; it grows linearly from 0.
+        decay: how the rate falls after the warm-up: linear (poly of power 1), to 0; or steps, to a tenth after 8/12 of
+            the training, and again after 11/12.
+        size: height and width in pixels of what the encoder is given in training and in testing; auto is 1.5 times what
+            it was pre-trained at.
+        scale: range of the random factor by which training images are resized.
+        flip: mirror half of the images. Switch it off where left and right differ in meaning.
+        color: change brightness, contrast, saturation and hue at random, where there are three channels.
+        clip: maximal norm of the gradient; 0 switches it off.
+        validation: share of the training images that is not trained on but decides which step's weights are tested,
+            where the data brings none for it; auto is 0.15, at most 500 images, and 0 where that is below 10 images; 0
+            trains on all and tests the last weights, also where the data brings validation images.
+        patience: share of the steps; so many without a higher score on the validation images end the training. 1
+            switches it off.
+    """
+
+    steps: int | Auto = 160_000
+    warmup_steps: int | Auto = 1_500
+    batch: int | Auto = 16
+    lr: float = 1e-4
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.999)
+    layer_decay: float = 0.65
+    drop_path: float = 0.1
+    decay: Literal["linear", "steps"] = "linear"
+    size: int | Auto = 512
+    scale: tuple[float, float] = (0.5, 2.0)
+    flip: bool = True
+    color: bool = True
+    clip: float = 0.0
+    validation: float | Auto = 0.0
+    patience: float = 1.0
+
+    def check(self) -> None:
+        """Validate the values.
+
+        Raises:
+            PatchloomError: a value of another type, or out of its range.
+        """
+        check_values(self, _RANGES, ("lr", "layer_decay", "patience"))
+        if self.scale[0] > self.scale[1]:
+            raise PatchloomError(f"--scale {list(self.scale)} has the larger number first: turn them round")
+        if "auto" not in (self.steps, self.warmup_steps) and self.warmup_steps > self.steps:
+            raise PatchloomError(f"--warmup_steps {self.warmup_steps} is more than --steps {self.steps}: lower it")
+
+    def settled(self: R, n: int, device: str, side: int, patch: int, own_validation: int) -> R:
+        """The recipe with every ``auto`` resolved.
+
+        Args:
+            n: training images.
+            device: its type.
+            side: the shorter side in pixels of what the encoder was pre-trained at.
+            patch: what sizes are multiples of, in pixels.
+            own_validation: validation images that the data brings.
+        """
+        kind = "cpu" if device == "cpu" else "gpu"
+        steps, warmup, batch, validation, size = self.steps, self.warmup_steps, self.batch, self.validation, self.size
+        if validation == "auto":
+            held = round(_VALIDATION_SHARE * n)
+            validation = _VALIDATION_SHARE if own_validation or held >= _LEAST_VALIDATION else 0.0
+        if steps == "auto":
+            steps = _UPDATES[kind]
+        if warmup == "auto":
+            warmup = round(steps / 10)
+        if batch == "auto":
+            batch = _BATCH[kind]
+        if size == "auto":
+            size = round(1.5 * side / patch) * patch
+        batch = min(batch, max(1, n - (0 if own_validation else held_out(validation, n))))
+        return replace(self, steps=steps, warmup_steps=warmup, batch=batch, validation=validation, size=size)
+
+    def plain(self) -> dict[str, Any]:
+        """As a dict for JSON."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def options(cls) -> tuple[str, ...]:
+        """Fields that are options; of the batch, the settings common to all protocols tell."""
+        return tuple(field.name for field in fields(cls) if field.name != "batch")
+
+
+@dataclass(frozen=True)
+class SegmentRecipe(DenseRecipe):
+    """Hyper-parameters of segmentation.
+
+    Attributes:
+        side: the shorter side in pixels to which images are resized, in training before the random factor; auto is the
+            size. Larger images are tested in windows of that size, which overlap by a third.
+        head_width: channels of the head; auto is the encoder's width, from 64 to 512 (mmseg's heads have the width of
+            the encoder).
+        auxiliary: weight of the loss of a second head on the third of the four maps; 0 leaves it away.
+    """
+
+    side: int | Auto = "auto"
+    head_width: int | Auto = "auto"
+    auxiliary: float = 0.4
+
+    def check(self) -> None:
+        """See `DenseRecipe`."""
+        super().check()
+        check_values(self, {"side": (8, 2**14), "head_width": (1, 2**14), "auxiliary": (0, 100)}, ())
+
+    def settled_head(self, width: int) -> SegmentRecipe:
+        """The recipe with the widths that follow from an encoder's."""
+        side = self.size if self.side == "auto" else self.side
+        return replace(self, side=side, head_width=_within(width) if self.head_width == "auto" else self.head_width)
+
+
+@dataclass(frozen=True)
+class DetectRecipe(DenseRecipe):
+    """Hyper-parameters of detection.
+
+    Attributes:
+        heads: papers, as ViTDet's: four convolutions before boxes and masks, 512 regions an image; or light: fewer of
+            both.
+        head_width: channels of the pyramid and the heads; auto is 256, and 64 to 256 of light ones, by the encoder's
+            width.
+        window: side in patches of the windows in which all but four blocks attend; auto is about the grid at which the
+            encoder was pre-trained, where the images are larger than that; 0 has none.
+        score: lowest score of what is counted as found.
+    """
+
+    heads: Literal["papers", "light"] = "papers"
+    head_width: int | Auto = "auto"
+    window: int | Auto = "auto"
+    score: float = 0.05
+
+    def check(self) -> None:
+        """See `DenseRecipe`."""
+        super().check()
+        check_values(self, {"head_width": (1, 2**14), "window": (0, 2**14), "score": (0, 1)}, ())
+
+    def settled_head(self, width: int) -> DetectRecipe:
+        """The recipe with the widths that follow from an encoder's."""
+        usual = 256 if self.heads == "papers" else min(256, _within(width))
+        return replace(self, head_width=usual if self.head_width == "auto" else self.head_width)
+
+
+def _within(width: int) -> int:
+    return min(512, max(64, width))
+
+
+_ANY = (0, float("inf"))
+_RANGES = {
+    **{"steps": (1, float("inf")), "warmup_steps": _ANY, "batch": (1, float("inf")), "lr": _ANY, "weight_decay": _ANY},
+    **{"layer_decay": (0, 1), "drop_path": (0, 0.99), "size": (8, 2**14), "scale": (0.01, 100), "clip": _ANY},
+    **{"validation": (0, 0.9), "patience": (0, 1)},
+}
+
+# for small data on one machine: as long as there is patience for, light heads, weights chosen on validation images
+_SMALL: dict[str, Any] = {
+    **{"steps": "auto", "warmup_steps": "auto", "batch": "auto", "size": "auto", "lr": 1e-3, "layer_decay": 0.75},
+    **{"drop_path": 0.0, "clip": 5.0, "validation": "auto"},
+}
+# UPerNet on ADE20K: MAE's (160,000 steps, 1e-4, 0.65), which LUT takes over; DropPos trains half as long
+_PAPERS = SegmentRecipe()
+SEGMENT: dict[str, SegmentRecipe] = {
+    "small": SegmentRecipe(**_SMALL),
+    "mae": _PAPERS,
+    "lut": _PAPERS,
+    "droppos": replace(_PAPERS, steps=80_000),
+    "restore": _PAPERS,
+    "extrema": _PAPERS,
+}
+# a linear layer on the frozen encoder, which neither decays by layer nor drops paths
+LINEAR = replace(SEGMENT["small"], lr=5e-3, weight_decay=0.0, layer_decay=1.0, auxiliary=0.0)
+# ViTDet (Li et al. 2022) with the papers' rate and layer decay, at the length of the 1x schedule
+DETECT: dict[str, DetectRecipe] = {
+    "small": DetectRecipe(**_SMALL | {"scale": (0.5, 1.5)}, heads="light"),
+    "vitdet": DetectRecipe(
+        steps=90_000,
+        warmup_steps=1_000,
+        lr=3e-4,
+        weight_decay=0.1,
+        layer_decay=0.75,
+        decay="steps",
+        size=1024,
+        scale=(0.1, 2.0),
+        color=False,
+    ),
+}
+
+
+def held_out(share: float, n: int) -> int:
+    """How many of ``n`` training images are held out, where that is a ``share`` of them."""
+    return min(max(1, round(share * n)), _MOST_VALIDATION, n - 1) if share else 0
+
+
+def dense_recipe(name: str, known: dict[str, R], changes: dict[str, Any]) -> R:
+    """A recipe by its name with ``changes``, in which None means no change.
+
+    Raises:
+        PatchloomError: no such recipe, or an invalid value.
+    """
+    if name not in known:
+        raise PatchloomError(f"there is no recipe {name}: choose one of {', '.join(known)}")
+    recipe = known[name]
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in changes.items()}
+    given = {key: value for key, value in given.items() if value is not None}
+    if isinstance(given.get("steps"), int) and "auto" not in (recipe.steps, recipe.warmup_steps):
+        given.setdefault("warmup_steps", round(recipe.warmup_steps * given["steps"] / recipe.steps))
+    recipe = replace(recipe, **given)
+    recipe.check()
+    return recipe
