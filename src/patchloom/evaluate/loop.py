@@ -10,6 +10,7 @@ import math
 import statistics
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
@@ -22,15 +23,19 @@ from torch import Tensor, nn
 from patchloom.data import Batch
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate.best_epoch import BestEpoch, Score
+from patchloom.evaluate.cache import digest_of
 from patchloom.evaluate.pace import TimeLeft
 from patchloom.evaluate.unfinished import Unfinished
 from patchloom.processes import rank, smallest, total, world
 from patchloom.runs.checkpoint import restore, tensors_of
 from patchloom.stopping import Stop
+from patchloom.version import __version__
 from patchloom.waiting import Waiting, duration, is_first
 
 _CHECKED = 50  # times in a training that a GPU is waited for, to look at the loss
 _MEASURED = 4  # steps of which the time is taken, the first of which does not count
+# to be raised with changes of the code after which a training that was stopped cannot go on
+_PROGRAMS = ("training 1", __version__, torch.__version__)
 _AVERAGE, _BEST = "average.", "best."  # in the names of a checkpoint
 
 
@@ -223,6 +228,28 @@ class Loop(ABC):
         if not about["ended"] and is_first():
             print(f"  {name} goes on at {self._position()}.", flush=True)
         return bool(about["ended"])
+
+
+def what_decides(
+    model: nn.Module, recipe: Mapping[str, Any], numbers: Sequence[Any], device: Sequence[Any]
+) -> dict[str, Any]:
+    """What decides a training besides its images, as JSON has it.
+
+    Args:
+        model: before its first step.
+        recipe: as plain values.
+        numbers: mean and std of the images, and the seed.
+        device: its type, and how it computes.
+    """
+    return {
+        "programs": _PROGRAMS,
+        "weights": digest_of(model.state_dict()),
+        # what is frozen is not seen in the weights
+        "model": [str(model), [name for name, weight in model.named_parameters() if weight.requires_grad]],
+        "recipe": recipe,
+        "numbers": numbers,
+        "device": device,
+    }
 
 
 def anyone(flag: bool) -> bool:

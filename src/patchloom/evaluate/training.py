@@ -19,7 +19,7 @@ from patchloom.evaluate.best_epoch import BestEpoch, Score, score_of
 from patchloom.evaluate.cache import digest_of
 from patchloom.evaluate.classifier import Classifier
 from patchloom.evaluate.features import labels_of
-from patchloom.evaluate.loop import Loop
+from patchloom.evaluate.loop import Loop, what_decides
 from patchloom.evaluate.recipes import Recipe, of_step
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.views import Views
@@ -27,10 +27,6 @@ from patchloom.memory import keep_freed_memory
 from patchloom.nets.encode import attention_heads
 from patchloom.nets.native.blocks import use_native
 from patchloom.nets.performance import fuse_attention
-from patchloom.version import __version__
-
-# to be raised with changes of the code after which a training that was stopped cannot go on
-_PROGRAMS = ("training 1", __version__, torch.__version__)
 
 
 class Training(Loop):
@@ -148,17 +144,13 @@ class Training(Loop):
         )
 
     def _all_that_decides(self, model: Classifier, source: Source, native: bool) -> dict[str, Any]:
+        numbers, device = [self.mean, self.std, self.seed], [self.device.type, self.half, native]
         return {
-            "programs": _PROGRAMS,
-            "weights": digest_of(model.state_dict()),
-            # neither what is frozen nor heads and pixels are seen in the weights, nor the latter two in the layers
-            "model": [str(model), [name for name, weight in model.named_parameters() if weight.requires_grad]],
+            **what_decides(model, self.recipe.plain(), numbers, device),
+            # neither heads nor pixels are seen in the weights, nor in the layers
             "sizes": [attention_heads(model.encoder), model.size],
             "images": source.fingerprint(),
             "labels": digest_of({"labels": labels_of(source)}),
             # by which the images for validation are drawn
             "groups": None if source.groups is None else digest_of({"groups": torch.from_numpy(source.groups)}),
-            "recipe": self.recipe.plain(),
-            "numbers": [self.mean, self.std, self.seed],
-            "device": [self.device.type, self.half, native],
         }

@@ -1,0 +1,152 @@
+"""The training of a head for maps or boxes, with its encoder or on a frozen one, by one process or by several.
+
+Letters: b batch, c channels, h w height and width, k classes.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Generic
+
+import torch
+from timm.scheduler import MultiStepLRScheduler, PolyLRScheduler
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from patchloom.data import training_batches
+from patchloom.data.annotated.base import Annotated, T
+from patchloom.evaluate.best_epoch import BestEpoch, Score
+from patchloom.evaluate.dense.recipes import DenseRecipe
+from patchloom.evaluate.loop import Loop, what_decides
+from patchloom.evaluate.settings import EvalSettings
+from patchloom.memory import keep_freed_memory
+from patchloom.nets.native.blocks import use_native
+from patchloom.nets.performance import fuse_attention
+from patchloom.nets.weights import EncoderCard
+from patchloom.processes import rank, world
+
+_VALIDATED = 10  # times in a training
+
+
+class DenseTraining(Loop, Generic[T]):
+    """A model that answers with maps or boxes, its optimiser, and how far they are.
+
+    Args:
+        model: is trained in place; has ``groups``.
+        train: annotated images.
+        held: others, by which the weights are chosen; None takes the last ones.
+        recipe: with every ``auto`` resolved.
+        card: its mean and std normalise the images.
+        settings: seed, device and workers.
+        half: take matrix products in bfloat16.
+        native: with our own kernels.
+    """
+
+    measure: str  # of the validation, in what is printed
+    augment: Callable[..., Any]
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train: Annotated[T],
+        held: Annotated[T] | None,
+        recipe: DenseRecipe,
+        card: EncoderCard,
+        settings: EvalSettings,
+        *,
+        half: bool,
+        native: bool,
+    ) -> None:
+        self.recipe, self.card, self.settings, self.half, self.train_on, self.held = (
+            *(recipe, card, settings, half, train, held),
+        )
+        self.device, self.seed, self.clip = settings.at, settings.seed, recipe.clip
+        numbers, device = [card.mean, card.std, self.seed], [self.device.type, half, native, world()]
+        images = [train.fingerprint(), None if held is None else held.fingerprint()]
+        plain = {"recipe": recipe.plain(), "images": images}
+        self.about = what_decides(model, plain, numbers, device) if settings.cache else None
+        self.model = model.to(self.device).train()
+        if world() > 1 and self.device.type == "cuda":
+            self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
+        keep_freed_memory()
+        fuse_attention(self.model, not (half and self.device.type == "cpu"))
+        use_native(self.model, native)
+        self.parallel = DistributedDataParallel(self.model) if world() > 1 else self.model
+        self.batch = recipe.batch // world()
+        self.steps, self.per_epoch = recipe.steps, max(1, len(train) // recipe.batch)
+        every = max(1, math.ceil(self.steps / _VALIDATED))
+        self.best = BestEpoch(0 if held is None else len(held), 1, self.steps, recipe.patience, every)
+        groups = self.model.groups(recipe.weight_decay, recipe.layer_decay)
+        fused = self.device.type in ("cpu", "cuda")
+        self.optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=fused)
+        self.schedule = _schedule(self.optimizer, recipe)
+        self.unreadable: set[str] = set()
+
+    @abstractmethod
+    def score(self, images: Annotated[T]) -> float:
+        """The score of what is tested, on some images; all processes must ask."""
+
+    def _batches(self, steps: int, workers: int) -> Any:
+        reading = self.batch, self.seed, self.step, steps, workers, self.model.channels, rank(), world()
+        images, truth = self.train_on.images, self.train_on.truth
+        return training_batches(images, self.augment, *reading, device=self.device, truth=truth)
+
+    def _workers(self) -> int:
+        return self.settings.workers_for(self.train_on.images, self.steps - self.step, trained=True)
+
+    def _validated(self) -> Score:
+        assert self.held is not None
+        found = self.score(self.held)
+        self.model.train()
+        return Score(found, 0.0)
+
+    def _chosen(self) -> dict[str, Any]:
+        found = super()._chosen()
+        if not found:
+            return {}
+        return {
+            "best_step": self.best.step,
+            "validation_score": found["validation_accuracy"],
+            "validation_images": found["validation_images"],
+        }
+
+    def _position(self) -> str:
+        return f"step {self.step:,} of {self.steps:,}"
+
+    def _told(self, loss: float) -> str:
+        found = self.best.latest
+        validated = "" if found is None else f" · validation {self.measure} {found.accuracy:.1%}"
+        return f"step {self.step:,}/{self.steps:,} · loss {loss:.3f}{validated}"
+
+    def _outcome(self, chosen: dict[str, Any]) -> str:
+        if not chosen:
+            return f"trained for {self.steps:,} steps"
+        early = f", ended after {self.step:,}" if self.step < self.steps else ""
+        return (
+            f"step {chosen['best_step']:,} of {self.steps:,} was best{early} ({self.measure} "
+            f"{chosen['validation_score']:.1%} on {chosen['validation_images']:,} validation images)"
+        )
+
+    def _rate_option(self) -> str:
+        return f"--lr (now {self.recipe.lr:g})"
+
+
+def padded_out(images: Tensor, sizes: list[tuple[int, int]]) -> Tensor:
+    """Images [b c h w] with zeros outside of their own (h, w), whatever the padding was."""
+    rows = torch.arange(images.shape[-2], device=images.device)[None, :, None]
+    columns = torch.arange(images.shape[-1], device=images.device)[None, None, :]
+    own = torch.tensor(sizes, device=images.device)
+    inside = (rows < own[:, 0, None, None]) & (columns < own[:, 1, None, None])
+    return images * inside[:, None]
+
+
+def _schedule(optimizer: torch.optim.Optimizer, recipe: DenseRecipe) -> Any:
+    """The learning rate of each step. It never is 0: of the linear decay there is one step more than is made."""
+    warmup = min(recipe.warmup_steps, recipe.steps - 1)
+    if recipe.decay == "steps":
+        drops = [recipe.steps * eighth // 12 for eighth in (8, 11)]
+        return MultiStepLRScheduler(optimizer, drops, 0.1, warmup_t=warmup, t_in_epochs=False)
+    total = recipe.steps - warmup + 1
+    return PolyLRScheduler(optimizer, total, power=1.0, warmup_t=warmup, warmup_prefix=True, t_in_epochs=False)
