@@ -137,8 +137,10 @@ def _centre(height: int, width: int, ratio: float) -> tuple[int, int, int, int]:
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-def resize_part(image: Tensor, top: int, left: int, h: int, w: int, size: tuple[int, int]) -> Tensor:
-    """Resize a part of an image [c h w] to ``size`` by antialiased bicubic interpolation; the dtype stays."""
+def resize_part(
+    image: Tensor, top: int, left: int, h: int, w: int, size: tuple[int, int], mode: str = "bicubic"
+) -> Tensor:
+    """Resize a part of an image [c h w] to ``size`` by antialiased interpolation, bicubic or bilinear; dtype stays."""
     if image.dtype == torch.uint8 and len(image) == 3:
         # The same as below in one call, with a batch stride that marks the memory as channels-last, as decoders leave
         # it, so that torch makes no copy. Only its code for 3 channels gains by that.
@@ -148,5 +150,5 @@ def resize_part(image: Tensor, top: int, left: int, h: int, w: int, size: tuple[
     else:
         part = image[None, :, top : top + h, left : left + w]
     # uint8 stays uint8 all the way: torch resizes it several times faster than float.
-    view = interpolate(part, size, mode="bicubic", antialias=True)[0]
+    view = interpolate(part, size, mode=mode, antialias=True)[0]
     return view if view.dtype == torch.uint8 else view.clamp(0, 1)  # bicubic overshoots at edges
