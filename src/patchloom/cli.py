@@ -160,7 +160,9 @@ def _evaluate(words: list[str]) -> None:
 
         from patchloom.evaluate import evaluate
 
-    evaluate(**given).print(Console(highlight=False))
+    report = evaluate(**given)
+    if is_first():
+        report.print(Console(highlight=False))
 
 
 def _look(words: list[str]) -> None:

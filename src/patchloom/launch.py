@@ -93,15 +93,26 @@ def _kill(processes: list[subprocess.Popen[bytes]]) -> None:
         process.kill()
 
 
-def _started(asked_nodes: int, asked_devices: int | str) -> tuple[int, int]:
-    """Nodes, and devices on each: as the environment says, which must agree with what was asked for."""
-    found: tuple[int, int] | None = None
+def started() -> int:
+    """How many processes torchrun or SLURM started; 1 if none of them did."""
+    found = _by_launcher()
+    return 1 if found is None else found[0] * found[1]
+
+
+def _by_launcher() -> tuple[int, int] | None:
+    """Nodes, and processes on each, as the environment says."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         local = int(os.environ["LOCAL_WORLD_SIZE"])
-        found = int(os.environ["WORLD_SIZE"]) // local, local
-    elif os.environ.get("SLURM_NTASKS", "1") != "1" and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        return int(os.environ["WORLD_SIZE"]) // local, local
+    if os.environ.get("SLURM_NTASKS", "1") != "1" and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
         nodes = int(os.environ.get("SLURM_NNODES", "1"))
-        found = nodes, int(os.environ["SLURM_NTASKS"]) // nodes
+        return nodes, int(os.environ["SLURM_NTASKS"]) // nodes
+    return None
+
+
+def _started(asked_nodes: int, asked_devices: int | str) -> tuple[int, int]:
+    """Nodes, and devices on each: as the environment says, which must agree with what was asked for."""
+    found = _by_launcher()
     wanted = asked_nodes, 1 if asked_devices == "auto" else int(asked_devices)
     if found is None:
         return wanted

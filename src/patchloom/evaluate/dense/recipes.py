@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
@@ -73,15 +74,16 @@ class DenseRecipe:
         if "auto" not in (self.steps, self.warmup_steps) and self.warmup_steps > self.steps:
             raise PatchloomError(f"--warmup_steps {self.warmup_steps} is more than --steps {self.steps}: lower it")
 
-    def settled(self: R, n: int, device: str, side: int, patch: int, own_validation: int) -> R:
+    def settled(self: R, n: int, device: str, own_validation: int, side: int, patch: int, width: int) -> R:
         """The recipe with every ``auto`` resolved.
 
         Args:
             n: training images.
             device: its type.
+            own_validation: validation images that the data brings.
             side: the shorter side in pixels of what the encoder was pre-trained at.
             patch: what sizes are multiples of, in pixels.
-            own_validation: validation images that the data brings.
+            width: of the encoder.
         """
         kind = "cpu" if device == "cpu" else "gpu"
         steps, warmup, batch, validation, size = self.steps, self.warmup_steps, self.batch, self.validation, self.size
@@ -97,7 +99,12 @@ class DenseRecipe:
         if size == "auto":
             size = round(1.5 * side / patch) * patch
         batch = min(batch, max(1, n - (0 if own_validation else held_out(validation, n))))
-        return replace(self, steps=steps, warmup_steps=warmup, batch=batch, validation=validation, size=size)
+        same = {"steps": steps, "warmup_steps": warmup, "batch": batch, "validation": validation, "size": size}
+        return replace(self, **same, **self._of_head(size, width))
+
+    def _of_head(self, size: int, width: int) -> dict[str, Any]:
+        """The values of a head's own."""
+        return {}
 
     def plain(self) -> dict[str, Any]:
         """As a dict for JSON."""
@@ -130,10 +137,9 @@ class SegmentRecipe(DenseRecipe):
         super().check()
         check_values(self, {"side": (8, 2**14), "head_width": (1, 2**14), "auxiliary": (0, 100)}, ())
 
-    def settled_head(self, width: int) -> SegmentRecipe:
-        """The recipe with the widths that follow from an encoder's."""
-        side = self.size if self.side == "auto" else self.side
-        return replace(self, side=side, head_width=_within(width) if self.head_width == "auto" else self.head_width)
+    def _of_head(self, size: int, width: int) -> dict[str, Any]:
+        side = size if self.side == "auto" else self.side
+        return {"side": side, "head_width": _within(width) if self.head_width == "auto" else self.head_width}
 
 
 @dataclass(frozen=True)
@@ -160,10 +166,9 @@ class DetectRecipe(DenseRecipe):
         super().check()
         check_values(self, {"head_width": (1, 2**14), "window": (0, 2**14), "score": (0, 1)}, ())
 
-    def settled_head(self, width: int) -> DetectRecipe:
-        """The recipe with the widths that follow from an encoder's."""
+    def _of_head(self, size: int, width: int) -> dict[str, Any]:
         usual = 256 if self.heads == "papers" else min(256, _within(width))
-        return replace(self, head_width=usual if self.head_width == "auto" else self.head_width)
+        return {"head_width": usual if self.head_width == "auto" else self.head_width}
 
 
 def _within(width: int) -> int:
@@ -216,7 +221,7 @@ def held_out(share: float, n: int) -> int:
     return min(max(1, round(share * n)), _MOST_VALIDATION, n - 1) if share else 0
 
 
-def dense_recipe(name: str, known: dict[str, R], changes: dict[str, Any]) -> R:
+def dense_recipe(name: str, known: Mapping[str, R], changes: Mapping[str, Any]) -> R:
     """A recipe by its name with ``changes``, in which None means no change.
 
     Raises:

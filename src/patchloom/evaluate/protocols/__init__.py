@@ -17,8 +17,10 @@ from patchloom.evaluate.rows import append_rows, check_rows
 from patchloom.evaluate.settings import EvalSettings, telling
 from patchloom.evaluate.unfinished import until_done
 from patchloom.hints import check_options, listing, suggestion
+from patchloom.launch import started
 from patchloom.runs.encoder import check_model
 from patchloom.typos import no_option
+from patchloom.waiting import is_first
 
 # paths of functions: a protocol is imported when it is needed
 PROTOCOLS: dict[str, str] = {
@@ -32,7 +34,10 @@ PROTOCOLS: dict[str, str] = {
     "blocks": "patchloom.evaluate.protocols.blocks.blocks",
     "few-shot": "patchloom.evaluate.protocols.fewshot.fewshot",
     "ensemble": "patchloom.evaluate.protocols.ensemble.ensemble",
+    "segment": "patchloom.evaluate.protocols.segment.segment",
+    "detect": "patchloom.evaluate.protocols.detect.detect",
 }
+_OF_SEVERAL = ("segment", "detect")  # which several processes can share
 
 
 def protocol_of(name: str) -> tuple[Callable[..., Report], dict[str, Any]]:
@@ -89,13 +94,15 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Re
     settings.check()
     check_model(run, settings.model)
     results = None
-    if not str(run).startswith("timm:") and Path(run).is_dir():
+    if started() > 1 and protocol not in _OF_SEVERAL:
+        raise PatchloomError(f"{protocol} is for one process: start it without torchrun (which is for segment, detect)")
+    if not str(run).startswith("timm:") and Path(run).is_dir() and is_first():
         results = Path(run) / "results.csv"
         check_rows(results)
     reports: list[Report] = []
     with telling(), until_done():
         for seed in range(settings.seed, settings.seed + settings.seeds):
-            if settings.seeds > 1:
+            if settings.seeds > 1 and is_first():
                 print(f"Seed {seed}, {seed - settings.seed + 1} of {settings.seeds}:", flush=True)
             report = function(run, data, replace(settings, seed=seed), **given, **options)
             reports.append(report if settings.workers != "auto" else _with_readers(report, settings))

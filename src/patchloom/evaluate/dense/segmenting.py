@@ -1,0 +1,121 @@
+"""Training and testing of segmentation. Letters: b batch, c channels, h w height and width, k classes, n images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from patchloom.data import Batch, normalize
+from patchloom.data.annotated import PixelAugment
+from patchloom.data.annotated.base import IGNORED, Annotated
+from patchloom.data.read import Unreadable, to_channels
+from patchloom.evaluate.dense.confusion import confusion, mean_iou, overlaps
+from patchloom.evaluate.dense.recipes import SegmentRecipe
+from patchloom.evaluate.dense.sliding import segment_image
+from patchloom.evaluate.dense.training import DenseTraining
+from patchloom.evaluate.features import Precision, runs_in_bfloat16
+from patchloom.evaluate.pace import watched
+from patchloom.evaluate.settings import EvalSettings
+from patchloom.nets.dense.segmenter import Segmenter
+from patchloom.nets.weights import EncoderCard
+from patchloom.processes import collected, rank, world
+
+
+class SegmentTraining(DenseTraining[Tensor]):
+    """The training of a `Segmenter`: cross-entropy of each pixel that counts, and of a second head's answer.
+
+    Arguments are those of `DenseTraining`.
+    """
+
+    measure = "mIoU"
+    model: Segmenter
+    recipe: SegmentRecipe
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        recipe = self.recipe
+        self.augment = PixelAugment(self.model.size, recipe.side, recipe.scale, recipe.flip, recipe.color)
+
+    def _loss(self, batch: Batch) -> Tensor:
+        truth = torch.stack(batch.truths).to(self.device, non_blocking=True).long()
+        images = normalize(batch.views[0], self.card.mean, self.card.std)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            answer = self.parallel(images)
+        loss = pixel_loss(answer.main, truth)
+        if answer.auxiliary is not None:
+            loss = loss + self.recipe.auxiliary * pixel_loss(answer.auxiliary, truth)
+        return loss
+
+    def score(self, images: Annotated[Tensor]) -> float:
+        """mIoU."""
+        found, _ = tested(self.tested, images, self.card, self.settings, self.recipe.side, half=self.half)
+        return mean_iou(found.sum(0)).item()
+
+
+def pixel_loss(logits: Tensor, truth: Tensor) -> Tensor:
+    """Mean cross-entropy of the pixels that count; 0 if none does.
+
+    Args:
+        logits: [b k h' w'], resized to the truth bilinearly.
+        truth: [b h w], with `IGNORED`.
+    """
+    whole = F.interpolate(logits.float(), truth.shape[-2:], mode="bilinear", align_corners=False)
+    each = F.cross_entropy(whole, truth, ignore_index=IGNORED, reduction="sum")
+    return each / (truth != IGNORED).sum().clamp_min(1)
+
+
+def tested(
+    model: Segmenter,
+    images: Annotated[Tensor],
+    card: EncoderCard,
+    settings: EvalSettings,
+    side: int,
+    *,
+    precision: Precision = "auto",
+    half: bool | None = None,
+    name: str = "",
+) -> tuple[Tensor, list[str]]:
+    """Compare answers and truth of every image; several processes take turns, and all must ask.
+
+    Args:
+        model: is moved to the device, and put into eval mode.
+        images: annotated.
+        card: its mean and std normalise the images.
+        settings: the device.
+        side: of the recipe.
+        precision: of matrix products, unless ``half`` says it.
+        half: whether they are in bfloat16.
+        name: of the model, in a line of progress; there is none without it.
+
+    Returns:
+        [n 3 k], what `overlaps` gives of each image, in order, with zeros for the unreadable ones; their names.
+    """
+    device = settings.at
+    model.to(device).eval()
+    if half is None:
+        half = runs_in_bfloat16(device, precision)
+    found: list[tuple[int, Tensor]] = []
+    unreadable: list[str] = []
+    what = name and f"{name}: segmenting {images.images.name}"
+    for i in mine(len(images), what):
+        try:
+            image = to_channels(images.images.read(i), model.channels)
+        except Unreadable:
+            unreadable.append(images.images.describe(i))
+            continue
+        answer = segment_image(model, image, card.mean, card.std, side, device, half)
+        found.append((i, overlaps(confusion(answer, images.truth(i), model.classes))))
+    each = torch.zeros(len(images), 3, model.classes, dtype=torch.int64)
+    for i, one in collected(found):
+        each[i] = one
+    return each, collected(unreadable)
+
+
+def mine(n: int, what: str) -> Iterable[int]:
+    """The images, of ``n``, whose turn it is in this process, with a line of progress."""
+    turns = range(rank(), n, world())
+    return watched(turns, len(turns), what)

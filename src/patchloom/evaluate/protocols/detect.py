@@ -1,0 +1,184 @@
+"""Detection: a Mask R-CNN or Faster R-CNN on a simple feature pyramid of the encoder, beside the same from scratch."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from patchloom.data import DataLike, to_channels
+from patchloom.data.annotated import open_boxes
+from patchloom.data.annotated.base import Annotated, Objects
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.classifier import PositionChoice
+from patchloom.evaluate.dense.average_precision import Precision as Score
+from patchloom.evaluate.dense.average_precision import average_precision
+from patchloom.evaluate.dense.compare import (
+    Candidate,
+    Setup,
+    check_outputs,
+    keep,
+    report_of,
+    set_up,
+    train_each,
+)
+from patchloom.evaluate.dense.detecting import DetectTraining, found_in
+from patchloom.evaluate.dense.found import Found, coco_tool
+from patchloom.evaluate.dense.matches import bootstrap_precision, paired_precision
+from patchloom.evaluate.dense.recipes import DETECT, DetectRecipe
+from patchloom.evaluate.features import Precision
+from patchloom.evaluate.recipes import takes_recipe
+from patchloom.evaluate.report import Drawing, Report, Row, difference_in_words
+from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.trained import SCRATCH
+from patchloom.hints import check_options
+from patchloom.nets.dense.detector import Detector
+from patchloom.nets.dense.windows import window_for
+from patchloom.nets.encode import grid_size
+from patchloom.nets.hierarchical import Encoder
+from patchloom.nets.weights import untrained_twin
+from patchloom.processes import rank
+
+_SHOWN = 2  # of the best images, and of the worst
+_CERTAIN = 0.5  # lowest score of what is drawn
+_DONE = (
+    "Detection: {kind} on a simple feature pyramid of the encoder's last map, as ViTDet has it, trained together with "
+    "the encoder. From scratch is the same with fresh weights."
+)
+_MEASURED = (
+    "AP is COCO's: the mean over classes, and over intersections over union from 0.5 to 0.95; S, M and L are objects "
+    "of up to 32x32 pixels, up to 96x96, and above. Intervals of AP are of draws of the test images."
+)
+
+
+@functools.partial(takes_recipe, kind=DetectRecipe)
+def detect(
+    run: str | Path,
+    data: DataLike,
+    settings: EvalSettings,
+    *,
+    recipe: str = "small",
+    masks: bool | Literal["auto"] = "auto",
+    positions: PositionChoice = "auto",
+    control: bool = True,
+    from_scratch: bool = False,
+    precision: Precision = "auto",
+    save: bool = False,
+    out: str | None = None,
+    **changes: Any,
+) -> Report:
+    """Train a detector on the encoder, and measure average precision of boxes and masks on the test images.
+
+    It is torchvision's Mask R-CNN, or Faster R-CNN without masks, on the pyramid of ViTDet (Li et al. 2022): strides 4,
+    8, 16 and 32 from the last map, and windows in which all blocks but four attend, where images are large.
+
+    Args:
+        run, settings: as in `patchloom.evaluate.evaluate`.
+        data: images with boxes, as `patchloom.data.annotated.open_boxes` takes them.
+        recipe: small (ours), or vitdet, the papers'; each value below replaces one of its own.
+        masks: find the mask of each object, too; auto does where all training images have masks.
+        positions: keep the encoder's, fixed sine-cosine, learned, relative, or none; auto is keep, or learned for an
+            encoder without positions.
+        control: train from scratch, too.
+        from_scratch: train only from scratch.
+        precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
+        save: keep the trained model, by which ``patchloom predict`` finds objects.
+        out: file of the saved model; by default detected/DATA-SEED.safetensors in the run.
+        changes: values of the recipe.
+
+    Raises:
+        PatchloomError: no such encoder, data or recipe, boxes that do not fit, or values that do not.
+    """
+    check_options(detect, locals())
+    check_outputs(settings, from_scratch, save, out)
+    coco_tool("mask")  # what scores is missed now, and not after the training
+    setup = set_up(run, lambda: open_boxes(data), settings, recipe, DETECT, changes, positions, precision)
+    values, classes = setup.recipe, setup.classes
+    with_masks = _has_masks(setup.train) if masks == "auto" else masks
+    if with_masks and not _has_masks(setup.train):
+        raise PatchloomError(f"{setup.train.images.name} has boxes without masks: leave out --masks true")
+    window = None if values.window == 0 else values.window
+    if values.window == "auto":
+        window = window_for(grid_size(setup.encoder(setup.vit)), grid_size(setup.vit))
+    options = {"masks": with_masks, "width": values.head_width, "window": window, "light": values.heads == "light"}
+
+    def begin(model: Detector) -> DetectTraining:
+        images = setup.train, setup.held, values, setup.card, settings
+        return DetectTraining(model, *images, half=setup.half, native=setup.native)
+
+    def built(encoder: Encoder) -> Detector:
+        return Detector(setup.encoder(encoder), len(classes), **options)
+
+    twin, _ = untrained_twin(setup.card, seed=settings.seed)
+    candidates = [] if from_scratch else [Candidate(setup.card.name, lambda: built(setup.vit))]
+    if control or from_scratch:
+        candidates.append(Candidate(SCRATCH, lambda: built(twin)))
+    models = train_each(candidates, setup, begin)
+    if save or out is not None:
+        keep(models[0][0], setup, "detect", values.size, options, out)
+    # every choice has been made: now the test images are read
+    test, found, rows, scores = setup.parts.test, [], [], []
+    for candidate, (model, chosen) in zip(candidates, models, strict=True):
+        how = {"precision": precision, "name": f"  {candidate.name}"}
+        found.append(found_in(model, test, setup.card, settings, values.score, **how))
+        its = setup.row_settings(masks=with_masks, **chosen)
+        score, of = _scored(candidate.name, its, test, found[-1], settings.seed)
+        scores.append(score)
+        rows.append(of)
+    verdict = ""
+    if len(rows) > 1:
+        difference = paired_precision(scores[0].matches, scores[1].matches, seed=settings.seed)
+        verdict = difference_in_words(difference, "training from scratch")
+    done = _DONE.format(kind="Mask R-CNN" if with_masks else "Faster R-CNN")
+    lost = [test.images.describe(i) for i, one in enumerate(found[0]) if one is None]
+    drawings = _drawings(found[0], setup)
+    return report_of(setup, f"Detection ({recipe})", "AP of boxes", rows, [done, _MEASURED], lost, verdict, drawings)
+
+
+def _has_masks(images: Annotated[Objects]) -> bool:
+    return all(images.truth(i).masks is not None for i in range(min(len(images), 100)))
+
+
+def _scored(
+    name: str, settings: dict[str, Any], test: Annotated[Objects], found: Sequence[Found | None], seed: int
+) -> tuple[Score, list[Row]]:
+    """Scores of the boxes, and rows of boxes and masks: AP with its interval first."""
+    kept = [i for i, one in enumerate(found) if one is not None]
+    images, answers = test.subset(kept), [one for one in found if one is not None]
+    rows = []
+    boxes = average_precision(images, answers, test.classes, "bbox")
+    kinds = [("", boxes)]
+    if settings["masks"] and _has_masks(images):
+        kinds.append((" of masks", average_precision(images, answers, test.classes, "segm")))
+    for of, score in kinds:
+        named = score.there()
+        if len(test.classes) > 1:
+            named |= {f"AP {name}": value for name, value in score.by_class(test.classes).items()}
+        for measure, value in named.items():
+            ends = bootstrap_precision(score.matches, seed) if measure == "AP" else (value, value)
+            rows.append(Row(name, "-", "detect", {**settings, "measure": f"{measure}{of}"}, value, *ends))
+    return boxes, rows
+
+
+def _drawings(found: Sequence[Found | None], setup: Setup[Objects, DetectRecipe]) -> tuple[Drawing, ...]:
+    """The best and the worst test images: truth beside answer."""
+    path = setup.place("pictures", ".png", "detect-")
+    if path is None or rank():
+        return ()
+    test = setup.parts.test
+    scores: dict[int, float] = {}
+    for i, one in enumerate(found):
+        score = math.nan if one is None else average_precision([test.truth(i)], [one], test.classes, "bbox").ap
+        if not math.isnan(score):
+            scores[i] = score
+    order = sorted(scores, key=lambda i: -scores[i])
+    rows = []
+    for i in dict.fromkeys([*order[:_SHOWN], *order[-_SHOWN:]]):
+        image = to_channels(test.images.read(i), len(setup.card.mean))
+        answer = found[i]
+        assert answer is not None
+        title = f"{Path(test.images.describe(i)).name}: {scores[i]:.1%} AP"
+        rows.append((image, test.truth(i), answer.above(_CERTAIN), title))
+    return (Drawing("patchloom.look.dense.detection_picture", path, {"rows": rows, "classes": test.classes}),)

@@ -1,0 +1,185 @@
+"""Segmentation: UPerNet on the encoder, fine-tuned, or a linear layer on the frozen one, beside the same without it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from patchloom.data import DataLike, to_channels
+from patchloom.data.annotated import open_label_maps
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.classifier import PositionChoice
+from patchloom.evaluate.dense.compare import (
+    Candidate,
+    Setup,
+    check_outputs,
+    keep,
+    report_of,
+    set_up,
+    train_each,
+)
+from patchloom.evaluate.dense.confusion import class_ious, mean_iou, pixel_accuracy
+from patchloom.evaluate.dense.intervals import bootstrap, middle, paired_bootstrap, resampled
+from patchloom.evaluate.dense.recipes import LINEAR, SEGMENT, SegmentRecipe
+from patchloom.evaluate.dense.segmenting import SegmentTraining, tested
+from patchloom.evaluate.dense.sliding import segment_image
+from patchloom.evaluate.features import Precision
+from patchloom.evaluate.frozen import PIXELS, THE_UNTRAINED, UNTRAINED
+from patchloom.evaluate.recipes import takes_recipe
+from patchloom.evaluate.report import Drawing, Report, Row, difference_in_words
+from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.trained import SCRATCH
+from patchloom.hints import check_options
+from patchloom.nets.dense.segmenter import PixelSegmenter, Segmenter
+from patchloom.nets.encode import input_channels, patch_side
+from patchloom.nets.hierarchical import Encoder
+from patchloom.nets.weights import untrained_twin
+from patchloom.processes import rank
+
+_SHOWN = 2  # of the best images, and of the worst
+_DONE = {
+    "upernet": (
+        "Segmentation: UPerNet on four evenly spaced blocks, trained together with the encoder. From scratch is the "
+        "same with fresh weights."
+    ),
+    "linear": (
+        "Segmentation: a batch norm and a linear layer on the last tokens of the frozen encoder. Untrained is the same "
+        "on fresh weights, raw pixels on the pixels of each patch."
+    ),
+}
+_MEASURED = (
+    "mIoU is the mean over the classes of intersection over union, each of one sum over all test images, and aAcc the "
+    "share of right pixels; intervals are of 1,000 draws of the test images."
+)
+
+
+@functools.partial(takes_recipe, kind=SegmentRecipe)
+def segment(
+    run: str | Path,
+    data: DataLike,
+    settings: EvalSettings,
+    *,
+    recipe: str = "small",
+    head: Literal["upernet", "linear"] = "upernet",
+    positions: PositionChoice = "auto",
+    ignore: int = 255,
+    control: bool = True,
+    from_scratch: bool = False,
+    precision: Precision = "auto",
+    save: bool = False,
+    out: str | None = None,
+    **changes: Any,
+) -> Report:
+    """Train a head that gives each pixel a class, and measure mIoU on the test images.
+
+    UPerNet (Xiao et al. 2018) stands on four evenly spaced blocks, and the encoder is trained with it, beside the same
+    from scratch: the papers' protocol. linear is a batch norm and a linear layer on the frozen encoder's last tokens,
+    beside an untrained encoder and raw pixels: quick, and it shows what the encoder knows by itself.
+
+    Args:
+        run, settings: as in `patchloom.evaluate.evaluate`.
+        data: images with a class for each pixel, as `patchloom.data.annotated.open_label_maps` takes them.
+        recipe: small (ours), or a paper's, which train UPerNet: mae, lut, droppos, restore or extrema; each value below
+            replaces one of its own.
+        head: upernet, or linear on the frozen encoder.
+        positions: keep the encoder's, fixed sine-cosine, learned, relative, or none; auto is keep, or learned for an
+            encoder without positions.
+        ignore: number in the label maps of pixels that do not count.
+        control: train the controls, too.
+        from_scratch: train only from scratch.
+        precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
+        save: keep the trained model, by which ``patchloom predict`` writes label maps.
+        out: file of the saved model; by default segmented/DATA-SEED.safetensors in the run.
+        changes: values of the recipe.
+
+    Raises:
+        PatchloomError: no such encoder, data or recipe, label maps that do not fit, or values that do not.
+    """
+    check_options(segment, locals())
+    linear = head == "linear"
+    if linear:
+        _check_linear(recipe, from_scratch, changes)
+    check_outputs(settings, from_scratch, save, out)
+    known = {**SEGMENT, "small": LINEAR} if linear else SEGMENT
+    setup = set_up(run, lambda: open_label_maps(data, ignore), settings, recipe, known, changes, positions, precision)
+    values, classes = setup.recipe, setup.classes
+    options = {"head": head, "head_width": values.head_width, "auxiliary": values.auxiliary > 0}
+
+    def begin(model: Segmenter) -> SegmentTraining:
+        native = setup.native and isinstance(model, Segmenter)
+        images = setup.train, setup.held, values, setup.card, settings
+        return SegmentTraining(model, *images, half=setup.half, native=native)
+
+    def built(encoder: Encoder) -> Segmenter:
+        return Segmenter(setup.encoder(encoder), len(classes), **options)
+
+    def pixels() -> PixelSegmenter:
+        return PixelSegmenter(len(classes), setup.size, input_channels(setup.vit), patch_side(setup.vit))
+
+    twin, _ = untrained_twin(setup.card, seed=settings.seed)
+    candidates = [] if from_scratch else [Candidate(setup.card.name, lambda: built(setup.vit))]
+    if linear and control:
+        candidates += [Candidate(UNTRAINED, lambda: built(twin)), Candidate(PIXELS, pixels)]
+    elif control or from_scratch:
+        candidates.append(Candidate(SCRATCH, lambda: built(twin)))
+    models = train_each(candidates, setup, begin)
+    if save or out is not None:
+        keep(models[0][0], setup, "segment", values.side, options, out)
+    # every choice has been made: now the test images are read
+    found, rows, lost = [], [], []
+    for candidate, (model, chosen) in zip(candidates, models, strict=True):
+        how = {"precision": precision, "name": f"  {candidate.name}"}
+        each, lost = tested(model, setup.parts.test, setup.card, settings, values.side, **how)
+        found.append(each)
+        rows.append(_rows(candidate.name, setup.row_settings(head=head, **chosen), each, classes, settings.seed))
+    verdict = ""
+    if len(rows) > 1:
+        called = THE_UNTRAINED if linear else "training from scratch"
+        verdict = difference_in_words(paired_bootstrap(mean_iou, *found[:2], seed=settings.seed), called)
+    title = "Linear segmentation of the frozen encoder" if linear else f"Segmentation ({recipe}, UPerNet)"
+    drawings = _drawings(models[0][0], found[0], setup)
+    return report_of(setup, title, "mIoU", rows, [_DONE[head], _MEASURED], lost, verdict, drawings)
+
+
+def _check_linear(recipe: str, from_scratch: bool, changes: Mapping[str, Any]) -> None:
+    if recipe != "small":
+        raise PatchloomError(f"--recipe {recipe} trains UPerNet: leave it out with --head linear")
+    if from_scratch:
+        raise PatchloomError("--head linear leaves the encoder as it is, so nothing is trained from scratch")
+    for name in ("layer_decay", "drop_path", "head_width", "auxiliary"):
+        if changes.get(name) is not None:
+            raise PatchloomError(f"--{name} has no effect with --head linear, which trains one layer: leave it out")
+
+
+def _rows(name: str, settings: dict[str, Any], each: Tensor, classes: Sequence[str], seed: int) -> list[Row]:
+    """mIoU, pixel accuracy and the IoU of each class that occurs, with intervals; ``each`` [n 3 k] is of the images."""
+    total = each.sum(0)
+    low, high = middle(resampled(class_ious, each, seed))
+    measures = [("mIoU", mean_iou(total).item(), bootstrap(mean_iou, each, seed))]
+    measures.append(("aAcc", pixel_accuracy(total).item(), bootstrap(pixel_accuracy, each, seed)))
+    for number, value in enumerate(class_ious(total).tolist()):
+        if value == value:  # nan: neither in truth nor in answers
+            measures.append((classes[number], value, (low[number].item(), high[number].item())))
+    return [Row(name, "-", "segment", {**settings, "measure": what}, value, *ends) for what, value, ends in measures]
+
+
+def _drawings(model: Segmenter, each: Tensor, setup: Setup[Tensor, SegmentRecipe]) -> tuple[Drawing, ...]:
+    """The best and the worst test images: image, truth, answer."""
+    path = setup.place("pictures", ".png", "segment-")
+    if path is None or rank():
+        return ()
+    scores = mean_iou(each)
+    there = [i for i in scores.argsort(descending=True).tolist() if scores[i] == scores[i]]
+    chosen = dict.fromkeys([*there[:_SHOWN], *there[-_SHOWN:]])
+    test, card = setup.parts.test, setup.card
+    rows = []
+    for i in chosen:
+        image = to_channels(test.images.read(i), model.channels)
+        answer = segment_image(model.cpu(), image, card.mean, card.std, setup.recipe.side)
+        title = f"{Path(test.images.describe(i)).name}: {scores[i]:.1%} mIoU"
+        rows.append((image, test.truth(i), answer, title))
+    return (Drawing("patchloom.look.dense.segmentation_picture", path, {"rows": rows, "classes": setup.classes}),)
