@@ -57,7 +57,7 @@ KNOWING = [
     SOURCE / "nets" / name
     for name in (
         *("build.py", "encode.py", "hierarchical.py", "performance.py", "partial.py", "queries.py"),
-        *("native/blocks.py", "decode.py"),
+        *("native/blocks.py", "decode.py", "dense/blocks.py"),
     )
 ]
 COMMON = {

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import torch
 from timm.models.vision_transformer import Block, VisionTransformer
-from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
 from patchloom.data import Source
@@ -23,13 +22,13 @@ from patchloom.nets.encode import (
     has_positions,
     input_channels,
     input_size,
-    layer_patterns,
     patch_count,
     pooled_norm,
     prefix_count,
 )
 from patchloom.nets.encode import width as token_width
 from patchloom.nets.heads import InstanceHead, represent
+from patchloom.nets.layer_groups import LayerGroups
 from patchloom.nets.variants import Variant, vary
 from patchloom.nets.weights import (
     EncoderCard,
@@ -48,7 +47,7 @@ Pool = Literal["class", "mean", "instance"]
 PositionChoice = Literal["auto", "keep", "fixed", "learned", "relative", "none"]
 
 
-class Classifier(nn.Module):
+class Classifier(LayerGroups):
     """Logits from images. Letters: b batch, d width, c classes.
 
     Args:
@@ -118,30 +117,6 @@ class Classifier(nn.Module):
         tokens = self.body(tokens) if frozen else tokens
         pooled = tokens[:, 0] if self.pooling == "class" else tokens[:, prefix_count(vit) :].mean(1)
         return self.norm(pooled) if frozen else pooled_norm(vit, final_norm(vit, pooled))
-
-    def groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
-        """Parameter groups for an optimiser, with layer-wise learning rate decay (``lr_scale``).
-
-        As in facebookresearch/mae (util/lr_decay.py): patch embedding, tokens and positions are the lowest layer, each
-        block is a layer, and everything else, the encoder's last norm included, is the top one, whose scale is 1. A
-        layer's scale is ``layer_decay`` to the power of its distance from the top.
-        """
-        free = {f"encoder.{name}" for name in self.encoder.no_weight_decay()} | {*_vectors(self)}
-        return param_groups_layer_decay(self, weight_decay, free, layer_decay=layer_decay)
-
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Patterns of parameter names by layer, for timm; names that match none are in the top layer."""
-        stem, blocks = layer_patterns(self.encoder)
-        return {"stem": rf"^encoder\.{stem}", "blocks": [(rf"^encoder\.{one}", order) for one, order in blocks]}
-
-
-def _vectors(net: nn.Module) -> list[str]:
-    """Names of parameters without weight decay: vectors such as tokens, and tables of relative position biases."""
-    return [
-        name
-        for name, weight in net.named_parameters()
-        if weight.numel() == weight.shape[-1] or name.endswith("relative_position_bias_table")
-    ]
 
 
 def fresh_blocks(vit: VisionTransformer, count: int) -> nn.Sequential:

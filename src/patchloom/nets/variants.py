@@ -13,7 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import grid_size, patch_count, patch_positions
+from patchloom.nets.encode import grid_size, input_size, patch_count, patch_positions
 from patchloom.nets.hierarchical import Encoder, is_hierarchical
 from patchloom.nets.weights import EncoderCard
 from patchloom.patches.positions import sincos_2d
@@ -43,7 +43,7 @@ def vary(
 
     Args:
         vit: the encoder; it stays as it is.
-        card: tells how to build it.
+        card: tells how to build it; at the size that it has now.
         positions: keep what it has; fixed sine-cosine; learned, from what it has or normal(0.02); relative: a learned
             bias in each attention, zero at first, and nothing else; none.
         class_token: add one, normal(0.02), if it has none.
@@ -58,6 +58,7 @@ def vary(
     absolute = positions in ("fixed", "learned") or (positions == "keep" and table is not None)
     arguments = {"model_name": card.timm_name, "num_classes": 0} if card.spec is None else card.spec.timm_arguments()
     arguments |= {"drop_path_rate": drop_path, "pos_embed": "learn" if absolute else "none"}
+    arguments["img_size"] = input_size(vit)  # perhaps another than when it was built
     if class_token:
         arguments["class_token"] = True
     copy: VisionTransformer = timm.create_model(**arguments)
