@@ -1,0 +1,91 @@
+"""A trained segmenter or detector as a file: its weights, and all that is needed to use it again."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from patchloom.errors import PatchloomError
+from patchloom.nets.dense.detector import Detector
+from patchloom.nets.dense.maps import at_size
+from patchloom.nets.dense.segmenter import Segmenter
+from patchloom.nets.variants import Variant
+from patchloom.nets.weights import (
+    EncoderCard,
+    as_patchloom_wrote,
+    card_from,
+    read_about,
+    read_weights,
+    save_net,
+    untrained_twin,
+)
+
+FORMAT = "patchloom-dense-1"
+
+
+@dataclass(frozen=True)
+class DenseCard:
+    """What belongs to the weights of a segmenter or detector.
+
+    Attributes:
+        kind: which of the two it is.
+        encoder: card of the encoder with which its training began.
+        positions: as in training.
+        size: height and width in pixels of what the model is given.
+        side: of a segmenter, the shorter side in pixels to which images are resized; None of a detector.
+        arguments: of `Segmenter` or `Detector`, by keyword.
+        classes: their names, in the order of the numbers that the model says.
+        data: name of the training data.
+        test: fingerprint of the test images, the only ones that the model may be measured on.
+        seed: of split and training.
+        settings: the recipe.
+    """
+
+    kind: Literal["segment", "detect"]
+    encoder: EncoderCard
+    positions: Variant
+    size: tuple[int, int]
+    side: int | None
+    arguments: dict[str, Any]
+    classes: tuple[str, ...]
+    data: str
+    test: str
+    seed: int
+    settings: dict[str, Any]
+
+
+def save_dense(model: Segmenter | Detector, card: DenseCard, path: Path) -> None:
+    """Write weights and card, atomically."""
+    save_net(model, FORMAT, asdict(card), path)
+
+
+def load_dense(path: str | Path) -> tuple[Segmenter | Detector, DenseCard]:
+    """A trained segmenter or detector in eval mode, and its card.
+
+    Raises:
+        PatchloomError: no such file, or not one of a segmenter or detector.
+    """
+    card, weights = read_dense(path), read_weights(Path(path))
+    twin, _ = untrained_twin(card.encoder)
+    with as_patchloom_wrote(path), torch.random.fork_rng(devices=[]):
+        encoder = at_size(twin, card.encoder, card.size, card.positions)
+        net = Segmenter if card.kind == "segment" else Detector
+        model = net(encoder, len(card.classes), **card.arguments)
+        model.load_state_dict(weights, strict=True)
+    return model.eval(), card
+
+
+def read_dense(path: str | Path) -> DenseCard:
+    """The card of a segmenter's or detector's file; errors as of `load_dense`."""
+    path = Path(path)
+    if not path.is_file():
+        raise PatchloomError(
+            f"there is no model at {path}: patchloom evaluate segment or detect writes one with --save FILE"
+        )
+    about = read_about(path, FORMAT, "a segmenter or detector")
+    with as_patchloom_wrote(path):
+        given = {"encoder": card_from(about["encoder"]), "size": tuple(about["size"])}
+        return DenseCard(**about | given | {"classes": tuple(about["classes"])})
