@@ -1,0 +1,50 @@
+"""Which images are trained on, chosen by, and tested."""
+
+import pytest
+from scenes import Squares
+
+from patchloom.data.annotated.base import AnnotatedData
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.dense.parts import dense_parts
+from patchloom.evaluate.settings import EvalSettings
+
+
+def numbers(images: Squares) -> list[int]:
+    """Which of the drawn images they are."""
+    found = list(range(len(images)))
+    while hasattr(images, "whole"):
+        found, images = [int(images.indices[i]) for i in found], images.whole
+    return found
+
+
+def test_what_the_data_brings_is_taken() -> None:
+    parts = dense_parts(AnnotatedData(Squares(20), Squares(5, seed=1), Squares(6, seed=2)), EvalSettings())
+    train, held = parts.trained_on(0.15, 0)
+    assert (len(train), len(held), len(parts.test)) == (20, 5, 6)
+    assert parts.trained_on(0.0, 0) == (parts.train, None)  # the last weights are asked for
+    assert parts.story == "The data brings its own validation and test images."
+
+
+def test_without_a_test_a_fifth_is_split_off_and_nothing_is_in_two_parts() -> None:
+    parts = dense_parts(AnnotatedData(Squares(40), None, None), EvalSettings(seed=3), "Note.")
+    train, held = parts.trained_on(0.25, 3)
+    found = [set(numbers(one)) for one in (train, held, parts.test)]
+    assert list(map(len, found)) == [24, 8, 8] and len(set.union(*found)) == 40
+    assert "a fifth was split off for the test (seed 3)" in parts.story and parts.story.startswith("Note. ")
+    others = dense_parts(AnnotatedData(Squares(40), None, None), EvalSettings(seed=4))
+    assert set(numbers(others.test)) != found[2]
+
+
+def test_few_labels_are_few_for_validation_too() -> None:
+    opened = AnnotatedData(Squares(20), Squares(5, seed=1), Squares(6, seed=2))
+    parts = dense_parts(opened, EvalSettings(max_train=10))
+    train, held = parts.trained_on(0.2, 0)
+    assert (len(train), len(held), len(parts.test)) == (8, 2, 6) and set(numbers(held)).isdisjoint(numbers(train))
+    assert "Only 10 of 20 training images were used and, for as few labels as said, none of its vali" in parts.story
+    assert len(dense_parts(opened, EvalSettings(max_train=20)).train) == 20
+
+
+def test_one_image_cannot_be_split() -> None:
+    parts = dense_parts(AnnotatedData(Squares(1), None, Squares(2)), EvalSettings())
+    with pytest.raises(PatchloomError, match="a single training image cannot be split: use --validation 0"):
+        parts.trained_on(0.15, 0)
