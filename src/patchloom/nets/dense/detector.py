@@ -1,0 +1,157 @@
+"""Nets that find objects: Faster or Mask R-CNN on a simple feature pyramid (ViTDet, arXiv 2203.16527).
+
+Letters: b batch, c channels, H W height and width of the canvas in pixels, m objects of an image.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.roi_heads import paste_masks_in_image
+
+from patchloom.nets.dense.detection_heads import FULL, LIGHT, anchor_times, proposal_network, roi_heads
+from patchloom.nets.dense.maps import FeatureMaps, four_levels
+from patchloom.nets.dense.pyramid import SimpleFeaturePyramid
+from patchloom.nets.encode import input_channels, input_size
+from patchloom.nets.hierarchical import Encoder, is_hierarchical
+from patchloom.nets.layer_groups import LayerGroups
+
+
+class Targets(Protocol):
+    """The annotated objects of an image, as ``Objects`` of the annotated data are.
+
+    Attributes:
+        boxes: float32 [m 4], x0 y0 x1 y1 in pixels of the canvas, of some area.
+        labels: int64 [m], from 0.
+        masks: bool [m H W]; needed where masks are learnt.
+        crowd: bool [m], left out.
+    """
+
+    @property
+    def boxes(self) -> Tensor: ...
+    @property
+    def labels(self) -> Tensor: ...
+    @property
+    def masks(self) -> Tensor | None: ...
+    @property
+    def crowd(self) -> Tensor: ...
+
+
+class Detections(NamedTuple):
+    """What is found in an image, the highest score first.
+
+    Attributes:
+        boxes: float32 [m 4], x0 y0 x1 y1 in pixels of the canvas.
+        labels: int64 [m], from 0.
+        scores: float32 [m].
+        masks: float32 [m 28 28], probabilities inside the boxes; None of a net without masks. `pasted` places them.
+    """
+
+    boxes: Tensor
+    labels: Tensor
+    scores: Tensor
+    masks: Tensor | None
+
+
+class Detector(LayerGroups):
+    """Faster R-CNN, or Mask R-CNN, on an encoder.
+
+    The heads are ViTDet's, or light ones for small images and slow machines: one convolution in the region proposal
+    network, a box head of two linear layers of 256, two convolutions in the mask head, 200 proposals, 64 RoIs an image.
+    Levels have strides 4 to 32, and the proposal network a fifth one. Anchors have one scale a level, 8 strides (32 to
+    512 pixels), with three ratios; on canvases below 512 pixels they are smaller, so that the largest is as large as
+    the canvas, and boxes go to levels accordingly. Unlike detectron2's, torchvision's boxes are learnt by a smooth L1
+    loss.
+
+    Args:
+        encoder: at the canvas's size, as `patchloom.nets.dense.maps.at_size` gives it; it is not copied.
+        classes: number of classes, without the background.
+        masks: whether masks are learnt, too.
+        width: channels of pyramid and heads.
+        window: side in patches of the windows in which most blocks attend; None: all attend to all.
+        light: light heads.
+    """
+
+    encoder_at = "maps.encoder"
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        classes: int,
+        *,
+        masks: bool,
+        width: int = 256,
+        window: int | None = None,
+        light: bool = False,
+    ) -> None:
+        super().__init__()
+        self.classes, self.masks = classes, masks
+        heads = LIGHT if light else FULL
+        self.maps = FeatureMaps(encoder, four_levels(encoder) if is_hierarchical(encoder) else None, window)
+        self.pyramid = SimpleFeaturePyramid(self.maps, width)
+        strides = *self.pyramid.strides, 2 * self.pyramid.strides[-1]
+        self.rpn = proposal_network(width, strides, self.size, heads)
+        self.roi_heads = roi_heads(width, strides[:-1], anchor_times(strides, self.size), classes, masks, heads)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the canvas in pixels."""
+        return input_size(self.maps.encoder)
+
+    @property
+    def channels(self) -> int:
+        """Channels of the images."""
+        return input_channels(self.maps.encoder)
+
+    def forward(
+        self, images: Tensor, sizes: list[tuple[int, int]], targets: list[Targets] | None = None
+    ) -> dict[str, Tensor] | list[Detections]:
+        """Losses in training, and else what is found.
+
+        Args:
+            images: [b c H W], normalised, and padded to the canvas at the right and the bottom.
+            sizes: height and width of each image without what was padded.
+            targets: the objects of each image, in training; an image may have none. Crowds are left out of them, as
+                torchvision has no regions that do not count: what is found there is learnt to be background.
+
+        Raises:
+            ValueError: targets without training, training without targets, or targets without masks that are needed.
+        """
+        if self.training != (targets is not None):
+            raise ValueError("a detector is given targets in training, and only there")
+        levels = {str(i): one.float() for i, one in enumerate(self.pyramid(self.maps(images)))}
+        all_levels = levels | {"pool": F.max_pool2d(levels[str(len(levels) - 1)], 1, 2)}
+        known = None if targets is None else [self._known(one, images.device) for one in targets]
+        proposals, losses = self.rpn(ImageList(images, sizes), all_levels, known)
+        found, more = self.roi_heads(levels, proposals, sizes, known)
+        if self.training:
+            return losses | more
+        return [
+            Detections(one["boxes"], one["labels"] - 1, one["scores"], one["masks"][:, 0] if self.masks else None)
+            for one in found
+        ]
+
+    def _known(self, objects: Targets, device: torch.device) -> dict[str, Tensor]:
+        """An image's targets as torchvision has them, where class 0 is the background."""
+        keep = ~objects.crowd
+        known = {"boxes": objects.boxes[keep], "labels": objects.labels[keep] + 1}
+        if self.masks:
+            if objects.masks is None:
+                raise ValueError("this detector learns masks, and there are none among the targets")
+            known["masks"] = objects.masks[keep]
+        return {name: one.to(device, non_blocking=True) for name, one in known.items()}
+
+
+def pasted(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Masks bool [m h w] in an image of ``size``, of what `Detections` holds: probabilities of at least 0.5.
+
+    Args:
+        masks: float32 [m 28 28].
+        boxes: [m 4] in pixels of that image.
+        size: its height and width in pixels.
+    """
+    return paste_masks_in_image(masks[:, None], boxes, size)[:, 0] >= 0.5
