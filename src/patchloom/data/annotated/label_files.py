@@ -60,15 +60,16 @@ def read_ids(source: Path | bytes, name: str, colours: np.ndarray | None = None)
         raise PatchloomError(f"{name} has {channels}: a label map has one whole number a pixel")
     if array.dtype.kind == "i" and array.size and array.min() < 0:
         raise PatchloomError(f"{name} holds the number {array.min()}: label maps hold numbers from 0 to 65,535")
-    return array.view(np.uint8) if array.dtype == np.bool_ else array
+    return array.astype(np.uint8) if array.dtype == np.bool_ else array
 
 
 def image_size(source: Path | bytes) -> tuple[int, int] | None:
     """(h, w) of an image by its head, as EXIF orientation turns it; None if PIL does not read it."""
     try:
         with silent(), Image.open(source if isinstance(source, Path) else BytesIO(source)) as image:
-            width, height = image.size
-            return (width, height) if _orientation(image) in range(5, 9) else (height, width)
+            width, height = image.size  # of a TIFF they are turned already
+            turned = image.format != "TIFF" and _orientation(image) in range(5, 9)
+            return (width, height) if turned else (height, width)
     except Exception:  # as above
         return None
 
