@@ -142,8 +142,8 @@ def test_sizes_have_to_agree_as_images_are_turned(tmp_path):
         (
             {"a": ids(0, 3), "b": ids(0, 7)},
             {"classes.txt": "sky\nroad\ncar"},
-            "labels/a.png holds the number 3, which is none of the 3 classes of .*classes.txt (1 more hold such numbers): "
-            "add it there, or give --ignore 3",
+            "labels/a.png holds the number 3, which is none of the 3 classes of .*classes.txt (1 more hold such "
+            "numbers): add it there, or give --ignore 3",
         ),
         (
             {"a": ids(255), "b": ids(255)},
@@ -153,8 +153,8 @@ def test_sizes_have_to_agree_as_images_are_turned(tmp_path):
         (
             {"a": ids(0, 255), "b": ids(0)},
             {},
-            "has pixels of 0 alone to train on, and none of another class: 255 does not count, so give another --ignore, "
-            "or -1 if all do",
+            "has pixels of 0 alone to train on, and none of another class: 255 does not count, so give another "
+            "--ignore, or -1 if all do",
         ),
         (
             {"a": ids(0)},

@@ -21,7 +21,7 @@ from patchloom.data.annotated.class_list import (
     read_classes,
 )
 from patchloom.data.annotated.label_maps import DrawnMaps, LabelMaps, class_pixels
-from patchloom.data.annotated.layout import Layout, layout_of
+from patchloom.data.annotated.pairs import Layout, layout_of
 from patchloom.data.annotated.stored_maps import FileMaps, StoredMaps, ids_of
 from patchloom.data.noticed import some_of
 from patchloom.data.sources.base import Data, Source
