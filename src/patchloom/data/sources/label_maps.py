@@ -33,11 +33,11 @@ _ENDINGS = (
     "masks?|labels?|label_?maps?|label_?(train_?)?ids?|instance_?ids?|annot(ation)?|gt(fine|coarse)?|ground_?truth"
     "|seg(mentation)?|matte|trimap|colou?r|L"
 )
-_MAP_ENDING = re.compile(rf"(([ _.-]({_ENDINGS}))+([ _-]?\d+)?)$", re.IGNORECASE)
+MAP_ENDING = re.compile(rf"(([ _.-]({_ENDINGS}))+([ _-]?\d+)?)$", re.IGNORECASE)
 _BESIDE = {
     word: [sign + word for sign in (b" ", b"_", b".", b"-")] for word in b"mask label annot gt seg matte trimap".split()
 }
-_IMAGE_ENDING = re.compile(r"([ _-](leftImg8bit|image|img|rgb|sat|orig|original))?\.[^./]+", re.IGNORECASE)
+IMAGE_ENDING = re.compile(r"[ _-](leftImg8bit|image|img|rgb|sat|orig|original)$", re.IGNORECASE)
 
 _SIBLINGS = 8  # in a folder of no more sub-folders, those without a telling name are looked at, too
 _KINDS = 64  # of folders that are looked at, at most
@@ -60,11 +60,11 @@ class _Kind(NamedTuple):
 
     @property
     def by_name(self) -> bool:
-        return _by_name(self.maps)
+        return names_maps(self.maps)
 
     @property
     def images_by_name(self) -> bool:
-        return bool(_IMAGES.search(self.images.lower()))
+        return names_images(self.images)
 
     @property
     def beyond_doubt(self) -> bool:
@@ -117,8 +117,20 @@ def without_label_maps(root: Path, listed: Listing, where: str = "") -> tuple[Na
     ]
 
 
-def _by_name(folder: str) -> bool:
+def names_maps(folder: str) -> bool:
+    """Whether a folder is called as one of label maps."""
     return bool(_MAPS.search(folder.lower())) and not folder.lower().startswith("un")  # as in "unlabelled"
+
+
+def names_images(folder: str) -> bool:
+    """Whether a folder is called as one of images beside others."""
+    return bool(_IMAGES.search(folder.lower()))
+
+
+def _is_image_ending(rest: str) -> bool:
+    """Whether this follows the stem in the name of an image: a suffix, perhaps behind an ending such as ``_rgb``."""
+    ending, _, suffix = rest.rpartition(".")
+    return bool(suffix) and "/" not in rest and (not ending or IMAGE_ENDING.fullmatch(ending) is not None)
 
 
 def _kinds(folders: Sequence[str]) -> list[_Kind]:
@@ -130,16 +142,16 @@ def _kinds(folders: Sequence[str]) -> list[_Kind]:
             children.setdefault(parent, []).append(child)
     found: dict[tuple[str, str], list[str]] = {}
     for parent, those in children.items():
-        telling = [child for child in those if _by_name(child)][:_SIBLINGS]
+        telling = [child for child in those if names_maps(child)][:_SIBLINGS]
         few = len(those) <= _SIBLINGS
-        others = [child for child in those if not _by_name(child)] if few or telling else []
+        others = [child for child in those if not names_maps(child)] if few or telling else []
         others = sorted(others, key=lambda child: not _IMAGES.search(child.lower()))[:_SIBLINGS]
         for maps in those if few else telling:
             for images in others:
                 if maps != images:
                     found.setdefault((maps, images), []).append(parent)
     for parent, those in children.items():  # photos/masks beside photos/*.jpg; last, since images may lie in neither
-        for maps in [child for child in those if _by_name(child)][:_SIBLINGS]:
+        for maps in [child for child in those if names_maps(child)][:_SIBLINGS]:
             found.setdefault((maps, ""), []).append(parent)
     kinds = [_Kind(*pair, parents) for pair, parents in found.items()]
     return sorted(kinds, key=lambda kind: (not kind.beyond_doubt, not kind.by_name))[:_KINDS]
@@ -183,7 +195,7 @@ class _Search:
         there = any(word in letters and any(one in letters for one in endings) for word, endings in _BESIDE.items())
         for i, path in enumerate(self.paths) if there else ():
             stem = path[: path.rfind(".")]
-            ending = _MAP_ENDING.search(stem) if kept[i] else None
+            ending = MAP_ENDING.search(stem) if kept[i] else None
             image = self._with_stem(stem[: ending.start()]) if ending else ""
             if ending and image and image != path:
                 by_ending.setdefault(ending[2].lower(), []).append((i, image))
@@ -206,7 +218,7 @@ class _Search:
         stem = path[len(start) + len(kind.maps) + 1 : path.rfind(".")]
         start += f"{kind.images}/" if kind.images else ""
         while stem:  # folders/within/0001: also as within/0001 and as 0001
-            for name in dict.fromkeys((stem, _MAP_ENDING.sub("", stem))):
+            for name in dict.fromkeys((stem, MAP_ENDING.sub("", stem))):
                 if found := self._with_stem(f"{start}{name}"):
                     return found
             stem = stem.partition("/")[2]
@@ -218,7 +230,7 @@ class _Search:
             first = bisect_left(self.paths, stem + sign)
             for i in range(first, min(first + 4, len(self.paths))):
                 path = self.paths[i]
-                if path.startswith(stem) and _IMAGE_ENDING.fullmatch(path[len(stem) :]):
+                if path.startswith(stem) and _is_image_ending(path[len(stem) :]):
                     return path
         return ""
 

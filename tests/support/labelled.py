@@ -1,0 +1,37 @@
+"""Small folders of images with label maps, for tests."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def image(height=8, width=10, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def ids(*numbers, height=8, width=10):
+    """A label map whose columns hold the numbers in turn."""
+    row = np.array(numbers)[np.arange(width) * len(numbers) // width]
+    return np.tile(row, (height, 1)).astype(np.uint8 if row.max() < 256 else np.uint16)
+
+
+def write(folder: Path, files):
+    """Write files by their paths in a folder: a text, an array, or None for an image."""
+    for seed, (path, content) in enumerate(files.items()):
+        place = folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, str):
+            place.write_text(content)
+        else:
+            Image.fromarray(image(seed=seed) if content is None else content).save(place)
+    return folder
+
+
+def labelled(folder: Path, maps, form="{kind}/{name}", **others):
+    """A folder of label maps (by name, such as ``train/a``) with an image for each, and other files."""
+    files = {}
+    for name, content in maps.items():
+        files[form.format(kind="images", name=name) + ".jpg"] = None
+        files[form.format(kind="labels", name=name) + ".png"] = content
+    return write(folder, files | others)
