@@ -1,6 +1,20 @@
 """Images with annotations of their parts: a class for each pixel, or boxes and masks of objects."""
 
+from patchloom.data.annotated.augment_boxes import BoxAugment, BoxTarget, fit_for_test, to_original
 from patchloom.data.annotated.augment_pixels import PixelAugment, resized_for_test
 from patchloom.data.annotated.base import IGNORED, Annotated, AnnotatedData, Objects
+from patchloom.data.annotated.boxes import open_boxes
 
-__all__ = ["IGNORED", "Annotated", "AnnotatedData", "Objects", "PixelAugment", "resized_for_test"]
+__all__ = [
+    "IGNORED",
+    "Annotated",
+    "AnnotatedData",
+    "BoxAugment",
+    "BoxTarget",
+    "Objects",
+    "PixelAugment",
+    "fit_for_test",
+    "open_boxes",
+    "resized_for_test",
+    "to_original",
+]
