@@ -75,8 +75,8 @@ def test_voc_s_own_layout_with_its_lists(tmp_path):
     data = open_boxes(tmp_path)
     assert len(data.train) == 3 and data.validation is None and len(data.test) == 1
     notes = " | ".join(data.notes)
-    assert "validation part (1 images) is the test" in notes and "test is left out, as none of its 2" in notes
-    assert "1 of 7 images are left out" in notes and "2 annotated images are left out, as no list" in notes
+    assert "validation part (1 image) is the test" in notes and "test is left out, as none of its 2" in notes
+    assert "1 image is left out (of 7)" in notes and "2 images are left out, as no list" in notes
     (main / "test.txt").write_text("e\nf -1\n")
     data = open_boxes(tmp_path)
     assert (len(data.train), len(data.validation), len(data.test)) == (3, 1, 2)
@@ -146,7 +146,7 @@ def test_images_without_annotations_and_the_other_way_round(tmp_path):
     picture(tmp_path / "images" / "more.png")
     (tmp_path / "images" / "z.png").unlink()
     notes = " | ".join(open_boxes(tmp_path).notes)
-    assert "1 of 26 images are left out, as no annotation names them" in notes and "more.png" in notes
+    assert "1 image is left out (of 26), as no annotation" in notes and "more.png" in notes
     assert "1 of 26 XML files are left out, as they have no image" in notes and "z.xml" in notes
     for stem in "uvwxy":
         (tmp_path / "images" / f"{stem}.png").unlink()
@@ -163,7 +163,7 @@ def test_several_sets_and_parts_beside_others(tmp_path):
     some(other, "images/train annotations/train")
     some(other, "images annotations", "x")
     data = open_boxes(other)
-    assert len(data.train) == 2 and "1 images are left out, as they lie in no folder such as train" in data.notes[0]
+    assert len(data.train) == 2 and "1 image is left out, in no folder such as train" in data.notes[0]
     empty = tmp_path / "empty"
     some(empty, "images/test annotations/test")
     with pytest.raises(PatchloomError, match=r"no part to train on, only test \(2 images\)"):

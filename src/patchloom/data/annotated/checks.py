@@ -12,11 +12,12 @@ import numpy as np
 from patchloom.data.annotated.base import AnnotatedData, Objects
 from patchloom.data.annotated.boxed import Boxed, Found, Part, Sheet
 from patchloom.data.annotated.header import Header, header_of
-from patchloom.data.annotated.layout import TEST, TRAIN, VALIDATION, named_parts
+from patchloom.data.annotated.layout import PARTS, TEST, TRAIN, VALIDATION, images_in_words, named_parts
 from patchloom.data.noticed import some_of
 from patchloom.data.read import Unreadable
 from patchloom.data.sources.files import Names
 from patchloom.errors import PatchloomError
+from patchloom.hints import listing
 from patchloom.waiting import Waiting
 
 _ROUNDING = 2  # pixels by which a box may reach out of its image, and is clipped
@@ -31,14 +32,15 @@ def examined(found: Found) -> AnnotatedData[Objects]:
     Raises:
         PatchloomError: an image or a box is not as the annotations say.
     """
+    _refuse_shared(found)
     masks, notes = _outlined(found)
     parts: dict[str, Boxed] = {}
     for name, part in found.parts.items():
         parts[name], said = _boxed(part, found.classes, masks)
         before = f"{name.capitalize()}: " if len(found.parts) > 1 else ""
-        notes += [f"{before}{sentence[0].lower() if before else sentence[0]}{sentence[1:]}" for sentence in said]
+        notes += [f"{before}{sentence}" for sentence in said]
     if TRAIN not in parts:
-        there = ", ".join(f"{name} ({len(part):,} images)" for name, part in parts.items())
+        there = ", ".join(f"{name} ({images_in_words(len(part))})" for name, part in parts.items())
         raise PatchloomError(f"the data has no part to train on, only {there}: call a folder or file of it train")
     if not len(parts[TRAIN].labels):
         first = found.parts[TRAIN].sheets[0].file
@@ -50,6 +52,17 @@ def examined(found: Found) -> AnnotatedData[Objects]:
     becomes, said = named_parts({name: len(part) for name, part in parts.items()})
     by_name = {becomes[name]: part for name, part in parts.items()}
     return AnnotatedData(by_name[TRAIN], by_name.get(VALIDATION), by_name.get(TEST), (*found.notes, *said, *notes))
+
+
+def _refuse_shared(found: Found) -> None:
+    """Refuse an image that is in two parts: what is trained on tests nothing."""
+    seen: dict[str, str] = {}
+    for name, part in found.parts.items():
+        for i in range(len(part.sheets)):
+            image = part.images.describe(i)
+            if (other := seen.setdefault(image, name)) != name:
+                both = listing(sorted((other, name), key=PARTS.index), "and")
+                raise PatchloomError(f"{image} is in two parts, {both}: leave it in one of them alone")
 
 
 def _outlined(found: Found) -> tuple[bool, list[str]]:

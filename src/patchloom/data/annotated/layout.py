@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from patchloom.data.formats import IMAGE_SUFFIXES
 from patchloom.data.noticed import some_of
 from patchloom.errors import PatchloomError
 
@@ -18,6 +17,7 @@ _WORDS = {
     TEST: ("test", "testing"),
 }
 _PART = {word: part for part, words in _WORDS.items() for word in words}
+_FEW_LOST = 0.05  # share of the annotation files that may have no image
 # folders that say what kind of file they hold, and nothing about which image
 _ROLES = frozenset(
     "images image imgs img jpegimages photos frames annotations annotation annots xmls xml labels label".split()
@@ -34,13 +34,50 @@ def part_of(path: str) -> str | None:
     return next(filter(None, map(part_named, reversed(path.split("/")[:-1]))), None)
 
 
+def by_folder(root: Path, images: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """The images of each part, by the names of their folders, and a note on those in none.
+
+    Without such folders, all are for training.
+
+    Args:
+        root: to which their paths are relative.
+        images: their paths.
+    """
+    parts: dict[str, list[str]] = {}
+    nowhere: list[str] = []
+    for image in images:
+        part = part_of(image)
+        (nowhere if part is None else parts.setdefault(part, [])).append(image)
+    if not parts:
+        return {TRAIN: nowhere}, []
+    if not nowhere:
+        return parts, []
+    names = some_of((str(root / image) for image in nowhere), len(nowhere))
+    return parts, [f"{images_are(len(nowhere))} left out, in no folder such as train or test ({names})"]
+
+
+def images_in_words(count: int) -> str:
+    """As "12 images"."""
+    return "1 image" if count == 1 else f"{count:,} images"
+
+
+def images_are(count: int) -> str:
+    """As "12 images are"."""
+    return f"{images_in_words(count)} {'is' if count == 1 else 'are'}"
+
+
+def is_role(word: str) -> bool:
+    """Whether a folder of this name says what kind of file it holds, as ``images`` and ``annotations`` do."""
+    return word.lower() in _ROLES
+
+
 def key_of(path: str) -> str:
     """What an image and its annotation have in common.
 
     It is the path without its suffix and without folders such as ``images`` and ``annotations``.
     """
     *folders, name = path.split("/")
-    return "/".join([*(folder for folder in folders if folder.lower() not in _ROLES), os.path.splitext(name)[0]])
+    return "/".join([*(one for one in folders if not is_role(one)), os.path.splitext(name)[0]])
 
 
 class Partners:
@@ -109,7 +146,28 @@ def note_on_unnamed(root: Path, images: Sequence[str], count: int) -> list[str]:
     if not images:
         return []
     names = some_of((str(root / image) for image in images), len(images))
-    return [f"{len(images):,} of {count:,} images are left out, as no annotation names them ({names})"]
+    return [f"{images_are(len(images))} left out (of {count:,}), as no annotation names them ({names})"]
+
+
+def note_on_lost(root: Path, lost: Sequence[str], count: int, files: str) -> list[str]:
+    """A sentence on annotation files without an image; none if there are none.
+
+    Args:
+        root: to which their paths are relative.
+        lost: their paths.
+        count: of all annotation files.
+        files: what they are called.
+
+    Raises:
+        PatchloomError: they are many.
+    """
+    if len(lost) > _FEW_LOST * count:
+        raise PatchloomError(
+            f"{root / lost[0]} has no image of its name ({len(lost):,} of {count:,} {files} have none): put the images "
+            "beside them, or into images/"
+        )
+    names = some_of((str(root / file) for file in lost), len(lost))
+    return [f"{len(lost):,} of {count:,} {files} are left out, as they have no image ({names})"] if lost else []
 
 
 def files_in(root: Path, folders: Iterable[str], suffixes: Iterable[str]) -> list[str]:
@@ -121,11 +179,6 @@ def files_in(root: Path, folders: Iterable[str], suffixes: Iterable[str]) -> lis
         for entry in _entries(root / folder)
         if entry.name.lower().endswith(ends) and not entry.name.startswith(".") and entry.is_file()
     )
-
-
-def images_directly(root: Path, folders: Iterable[str]) -> list[str]:
-    """Sorted paths, relative to ``root``, of the images directly in some of its folders."""
-    return files_in(root, folders, IMAGE_SUFFIXES)
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -148,6 +201,6 @@ def named_parts(there: Mapping[str, int]) -> tuple[dict[str, str], list[str]]:
     if VALIDATION in there and TEST not in there:
         return (
             {TRAIN: TRAIN, VALIDATION: TEST},
-            [f"The validation part ({there[VALIDATION]:,} images) is the test, as there is no other"],
+            [f"The validation part ({images_in_words(there[VALIDATION])}) is the test, as there is no other"],
         )
     return {part: part for part in there}, []

@@ -8,14 +8,22 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 from patchloom.data.annotated.boxed import Found, Sheet, part_of_files
-from patchloom.data.annotated.layout import TRAIN, Partners, files_in, note_on_unnamed, part_named, part_of
+from patchloom.data.annotated.layout import (
+    TRAIN,
+    Partners,
+    by_folder,
+    files_in,
+    images_are,
+    note_on_lost,
+    note_on_unnamed,
+    part_named,
+)
 from patchloom.data.noticed import some_of
 from patchloom.data.sources.listing import Listing
 from patchloom.errors import PatchloomError
 from patchloom.waiting import Waiting
 
 _DEVKIT = "Annotations", "JPEGImages"  # folders of VOC's own sets
-_FEW_LOST = 0.05  # share of the XML files that may have no image
 _LISTS = ("train", "val", "test")  # files that say which image belongs to which part
 
 
@@ -74,16 +82,9 @@ def find_voc(name: str, root: Path, listed: Listing, files: Sequence[str]) -> Fo
             else:
                 of_image[image] = annotation
     notes = note_on_unnamed(root, partners.others(), len(images))
-    if len(lost) > _FEW_LOST * len(files):
-        raise PatchloomError(
-            f"{root / lost[0]} has no image of its name ({len(lost):,} of {len(files):,} XML files have none): put the "
-            "images beside them, or into images/"
-        )
-    if lost:
-        names = some_of((str(root / file) for file in lost), len(lost))
-        notes.append(f"{len(lost):,} of {len(files):,} XML files are left out, as they have no image ({names})")
+    notes += note_on_lost(root, lost, len(files), "XML files")
     lists = _lists(root / kits[0] / "ImageSets" / "Main") if kits else {}
-    by_part, said = _by_list(root, lists, of_image) if lists else _by_folder(root, of_image)
+    by_part, said = _by_list(root, lists, of_image) if lists else by_folder(root, sorted(of_image))
     classes = tuple(sorted({one for those in by_part.values() for image in those for one in of_image[image].names}))
     number = {one: k for k, one in enumerate(classes)}
     for annotation in of_image.values():
@@ -129,23 +130,8 @@ def _by_list(
         parts[part] = [by_stem[stem] for stem in stems]
     if left := [image for stem, image in by_stem.items() if stem not in seen]:
         names = some_of((str(root / image) for image in left), len(left))
-        notes.append(f"{len(left):,} annotated images are left out, as no list names them ({names})")
+        notes.append(f"{images_are(len(left))} left out, as no list of a part has them ({names})")
     return parts, notes
-
-
-def _by_folder(root: Path, of_image: dict[str, Annotation]) -> tuple[dict[str, list[str]], list[str]]:
-    """The images of each part, by the names of their folders, and notes."""
-    parts: dict[str, list[str]] = {}
-    nowhere: list[str] = []
-    for image in sorted(of_image):
-        part = part_of(image)
-        (nowhere if part is None else parts.setdefault(part, [])).append(image)
-    if not parts:
-        return {TRAIN: nowhere}, []
-    if not nowhere:
-        return parts, []
-    names = some_of((str(root / image) for image in nowhere), len(nowhere))
-    return parts, [f"{len(nowhere):,} images are left out, as they lie in no folder such as train or test ({names})"]
 
 
 def read_voc(path: Path) -> Annotation:
