@@ -58,6 +58,11 @@ class Annotated(ABC, Generic[T]):
             PatchloomError: the annotation cannot be read, or does not fit its image.
         """
 
+    def size(self, i: int) -> tuple[int, int]:
+        """(h, w) of image i in pixels."""
+        height, width = self.images.read(i).shape[1:]
+        return height, width
+
     @abstractmethod
     def fingerprint(self) -> str:
         """16 hex digits that change when an image or an annotation does."""
@@ -76,6 +81,9 @@ class Subset(Annotated[T]):
 
     def truth(self, i: int) -> T:
         return self.whole.truth(int(self.indices[i]))
+
+    def size(self, i: int) -> tuple[int, int]:
+        return self.whole.size(int(self.indices[i]))
 
     def fingerprint(self) -> str:
         return digest(chain([self.whole.fingerprint()], map(str, self.indices)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,17 +59,17 @@ class Hub(Source):
         return len(self.images)
 
     def read(self, i: int) -> Tensor:
-        stored = self._stored(i)
+        stored = self.stored(i)
         return decode_image(stored, self.describe(i)) if isinstance(stored, bytes) else read_image(stored)
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
         return contents_on_disc(self, self._pieces, chosen)
 
     def _pieces(self, i: int) -> Iterable[bytes]:
-        stored = self._stored(i)
+        stored = self.stored(i)
         return [stored] if isinstance(stored, bytes) else pieces_of_file(stored)
 
-    def _stored(self, i: int) -> str | bytes:
+    def stored(self, i: int) -> str | bytes:
         """Path of image i, or the bytes of its file.
 
         Raises:
@@ -120,6 +120,31 @@ def open_hub(name: str) -> Data:
     Raises:
         PatchloomError: the library is missing, nothing is found, or there is no column of images.
     """
+    splits, state = splits_of(name)
+    first = "train" if "train" in splits else next(iter(splits))
+    if first != "train" and len(splits) > 1:
+        raise PatchloomError(f"{name} has the splits {', '.join(splits)}, and none is called train: rename one")
+
+    def source(split: str) -> Hub:
+        return Hub(name, split, splits[split], state(split))
+
+    train = source(first)
+    second = next((split for split in TEST_SPLITS if split in splits and split != first), None)
+    test = None if second is None else source(second)
+    if test is not None and test.classes != train.classes:
+        raise PatchloomError(f"{name} has other classes in {second} than in {first}: give both the same ClassLabel")
+    sizes = {split: f"{len(rows):,}" for split, rows in splits.items()}
+    taken = ["" if split is None else f"{split} ({sizes.pop(split)})" for split in (first, second)]
+    notes = (note_on_splits(*taken, sizes, "join {} with train by concatenate_datasets"),) if sizes else ()
+    return Data(train, test, notes)
+
+
+def splits_of(name: str) -> tuple[dict[str, Dataset], Callable[[str], str]]:
+    """The splits of a data set, named as by `open_hub`, and what gives the state of each for `Hub`.
+
+    Raises:
+        PatchloomError: the library is missing, or nothing is found.
+    """
     place, config = _parts(name)
     try:
         import datasets
@@ -141,24 +166,12 @@ def open_hub(name: str) -> Data:
     except Exception as error:  # no network, no such name, a full disc, damaged files: each with its own exception
         raise PatchloomError(f"{name} cannot be opened: {in_words(error)}") from error
     splits = found if isinstance(found, dict) else {str(found.split or "train"): found}
-    first = "train" if "train" in splits else next(iter(splits))
-    if first != "train" and len(splits) > 1:
-        raise PatchloomError(f"{name} has the splits {', '.join(splits)}, and none is called train: rename one")
 
-    def source(split: str) -> Hub:
+    def state(split: str) -> str:
         versions = sorted({Path(file["filename"]).parent.name for file in splits[split].cache_files})
-        state = Files(name, folder, stored).fingerprint() if stored else digest([place, str(config), *versions])
-        return Hub(name, split, splits[split], state)
+        return Files(name, folder, stored).fingerprint() if stored else digest([place, str(config), *versions])
 
-    train = source(first)
-    second = next((split for split in TEST_SPLITS if split in splits and split != first), None)
-    test = None if second is None else source(second)
-    if test is not None and test.classes != train.classes:
-        raise PatchloomError(f"{name} has other classes in {second} than in {first}: give both the same ClassLabel")
-    sizes = {split: f"{len(rows):,}" for split, rows in splits.items()}
-    taken = ["" if split is None else f"{split} ({sizes.pop(split)})" for split in (first, second)]
-    notes = (note_on_splits(*taken, sizes, "join {} with train by concatenate_datasets"),) if sizes else ()
-    return Data(train, test, notes)
+    return dict(splits), state
 
 
 def _parts(name: str) -> tuple[str, str | None]:

@@ -1,0 +1,182 @@
+"""Changes of images with boxes: large-scale jitter for training, and the plain fit into a canvas for testing."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.transforms.v2 import ColorJitter
+
+from patchloom.data.annotated.base import Objects
+from patchloom.data.crop import resize_part
+
+_LEAST = 1.0  # pixels of the canvas that each side of an object must have
+_CUT = 0.01  # pixels by which a box reaches out of the crop, if more than rounding does so
+
+
+class BoxTarget(NamedTuple):
+    """What is known of a canvas.
+
+    Attributes:
+        objects: in pixels of the canvas.
+        size: (h, w) of the part that shows the image, at the top left; the rest is padding.
+    """
+
+    objects: Objects
+    size: tuple[int, int]
+
+
+class BoxAugment:
+    """Large-scale jitter (Ghiasi et al. 2021, arXiv 2012.07177): a random scale, then a random crop or padding.
+
+    The image is resized so that it would just fit into the canvas, times a factor that is drawn evenly from ``scale``.
+    What is larger than the canvas is cropped at random, what is smaller is padded with 0 to the right and below. ViTDet
+    (Li et al. 2022, arXiv 2203.16527) has a canvas of 1024 pixels and a scale of 0.1 to 2.
+
+    Args:
+        size: of the canvas in pixels, (h, w) or both.
+        scale: range of the factor; (1, 1) without ``flip`` is what `fit_for_test` does.
+        flip: whether to mirror, with probability 0.5.
+        color: whether to change brightness, contrast, saturation and hue, where there are 3 channels.
+    """
+
+    def __init__(
+        self,
+        size: int | tuple[int, int],
+        scale: tuple[float, float] = (0.1, 2.0),
+        flip: bool = True,
+        color: bool = False,
+    ) -> None:
+        self.canvas, self.scale, self.flip = _both(size), scale, flip
+        self.distort = ColorJitter(32 / 255, 0.5, 0.5, 18 / 360) if color else None
+
+    def __call__(self, image: Tensor, truth: Objects, rng: np.random.Generator) -> tuple[tuple[Tensor, ...], BoxTarget]:
+        """A canvas of an image [c h w], of the same dtype, and its objects.
+
+        Objects out of the crop are dropped, and those of which less than a pixel is left. Of an object that is cut, the
+        box is that of the mask that is left, where there are masks.
+        """
+        height, width = image.shape[-2:]
+        factor = _factor((height, width), self.canvas) * rng.uniform(*self.scale)
+        top, h, out_h = _along(height, self.canvas[0], factor, rng)
+        left, w, out_w = _along(width, self.canvas[1], factor, rng)
+        view = resize_part(image, top, left, h, w, (out_h, out_w))
+        objects = _moved(truth, (top, left, h, w), (out_h, out_w))
+        if self.flip and rng.random() < 0.5:
+            view, objects = view.flip(-1), _mirrored(objects, out_w)
+        if self.distort is not None and len(view) == 3:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(int(rng.integers(2**63)))
+                view = self.distort(view)
+        masks = None if objects.masks is None else _padded(objects.masks, self.canvas)
+        objects = Objects(objects.boxes, objects.labels, masks, objects.crowd)
+        return (_padded(view, self.canvas),), BoxTarget(objects, (out_h, out_w))
+
+
+def fit_for_test(image: Tensor, size: int | tuple[int, int]) -> tuple[Tensor, float, tuple[int, int]]:
+    """An image [c h w] resized to fit just into a canvas, at its top left, with zeros around.
+
+    Args:
+        image: uint8, or float32 in [0, 1].
+        size: of the canvas in pixels, (h, w) or both.
+
+    Returns:
+        The canvas [c h w]; by how much the image was resized, for `to_original`; and (h, w) of what is not padding.
+    """
+    canvas = _both(size)
+    height, width = image.shape[-2:]
+    factor = _factor((height, width), canvas)
+    fitted = _resized(height, canvas[0], factor), _resized(width, canvas[1], factor)
+    return _padded(resize_part(image, 0, 0, height, width, fitted), canvas), factor, fitted
+
+
+def to_original(boxes: Tensor, factor: float, size: tuple[int, int]) -> Tensor:
+    """Boxes on a canvas of `fit_for_test`, in pixels of the image itself and clipped to it.
+
+    Args:
+        boxes: float32 [m 4], x0 y0 x1 y1 in pixels of the canvas.
+        factor: as `fit_for_test` returned it.
+        size: (h, w) of the image.
+    """
+    height, width = size
+    # what the resized sides were rounded to, so that the last pixel of the one is the last of the other
+    across, down = width / max(1, round(width * factor)), height / max(1, round(height * factor))
+    return _clipped(boxes * boxes.new_tensor([across, down, across, down]), size)
+
+
+def _both(size: int | tuple[int, int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size
+
+
+def _factor(size: tuple[int, int], canvas: tuple[int, int]) -> float:
+    return min(canvas[0] / size[0], canvas[1] / size[1])
+
+
+def _resized(length: int, canvas: int, factor: float) -> int:
+    return min(canvas, max(1, round(length * factor)))
+
+
+def _along(length: int, canvas: int, factor: float, rng: np.random.Generator) -> tuple[int, int, int]:
+    """Along one side of the image: the first pixel of the crop, its pixels, and how many of the canvas they become."""
+    if round(length * factor) <= canvas:
+        return 0, length, _resized(length, canvas, factor)
+    # whole pixels of the image are cut out, so that only these are resized and boxes stay where their pixels are
+    kept = min(length, max(1, round(canvas / factor)))
+    return int(rng.integers(length - kept + 1)), kept, canvas
+
+
+def _moved(truth: Objects, part: tuple[int, int, int, int], size: tuple[int, int]) -> Objects:
+    """The objects of a part (top, left, h, w) of an image that is resized to ``size``; those that are left."""
+    (top, left, h, w), (out_h, out_w) = part, size
+    by = truth.boxes.new_tensor([out_w / w, out_h / h, out_w / w, out_h / h])
+    reaching = (truth.boxes - truth.boxes.new_tensor([left, top, left, top])) * by
+    boxes = _clipped(reaching, size)
+    left_over = ((boxes[:, 2:] - boxes[:, :2]) >= _LEAST).all(1)
+    objects = _chosen(Objects(boxes, truth.labels, truth.masks, truth.crowd), left_over)
+    if objects.masks is None:
+        return objects
+    # NumPy picks single bytes several times faster than torch, and stops at the first pixel that is there
+    masks = objects.masks.numpy()
+    masks = np.take(np.take(masks, left + _nearest(w, out_w), 2), top + _nearest(h, out_h), 1)
+    seen = torch.tensor([bool(mask.any()) for mask in masks], dtype=torch.bool)
+    cut = ((reaching - boxes).abs().amax(1) > _CUT)[left_over]
+    for k in (cut & seen).nonzero()[:, 0].tolist():
+        ys, xs = np.flatnonzero(masks[k].any(1)), np.flatnonzero(masks[k].any(0))
+        objects.boxes[k] = objects.boxes.new_tensor([xs[0], ys[0], xs[-1] + 1, ys[-1] + 1])
+    return _chosen(Objects(objects.boxes, objects.labels, torch.from_numpy(masks), objects.crowd), seen)
+
+
+def _nearest(length: int, becomes: int) -> np.ndarray:
+    """For each pixel of a resized side the one at its centre, int64 [becomes]."""
+    return ((2 * np.arange(becomes) + 1) * length) // (2 * becomes)
+
+
+def _mirrored(objects: Objects, width: int) -> Objects:
+    x0, y0, x1, y1 = objects.boxes.unbind(1)
+    masks = None if objects.masks is None else objects.masks.flip(-1)
+    return Objects(torch.stack([width - x1, y0, width - x0, y1], 1), objects.labels, masks, objects.crowd)
+
+
+def _chosen(objects: Objects, which: Tensor) -> Objects:
+    """Some of the objects, by a mask bool [m]."""
+    if which.all():
+        return objects
+    masks = None if objects.masks is None else objects.masks[which]
+    return Objects(objects.boxes[which], objects.labels[which], masks, objects.crowd[which])
+
+
+def _clipped(boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    height, width = size
+    return torch.minimum(boxes.clamp(min=0), boxes.new_tensor([width, height, width, height]))
+
+
+def _padded(image: Tensor, canvas: tuple[int, int]) -> Tensor:
+    """An image, or masks, [c h w] at the top left of a canvas of zeros."""
+    height, width = image.shape[-2:]
+    if (height, width) == canvas:
+        return image
+    whole = image.new_zeros(len(image), *canvas)
+    whole[:, :height, :width] = image
+    return whole
