@@ -20,6 +20,7 @@ from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
 from patchloom.export import export
 from patchloom.look.pictures import look
 from patchloom.look.together import curves
+from patchloom.predict import predict
 from patchloom.runs.settings import Settings
 from patchloom.signatures import Listed, Option, as_json, listed
 from patchloom.tasks import TASKS, task_class, usual_task
@@ -29,7 +30,14 @@ from patchloom.usage import kind_of, plainly
 from patchloom.verbs import of_evaluate, of_pretrain, of_task, of_verb
 
 PAGE = Path(__file__).with_name("options.md")
-CALLS = {"look": look, "look curves": curves, "export": export, "bench": bench, "check": check}
+CALLS = {
+    "look": look,
+    "look curves": curves,
+    "predict": predict,
+    "export": export,
+    "bench": bench,
+    "check": check,
+}
 _ABOUT = """\
 # Options
 
@@ -54,7 +62,7 @@ def contents() -> str:
         "check": listed(check),
         "pretrain": Listed(training.about, (*training.options, *settings.options)),
         "evaluate": Listed(measuring.about, (*measuring.options, *common.options)),
-        **{verb: listed(CALLS[verb]) for verb in ("look", "look curves", "export", "bench")},
+        **{verb: listed(CALLS[verb]) for verb in ("look", "look curves", "predict", "export", "bench")},
     }
     tasks = {entry.path: listed(task_class(name), skip={"encoder"}) for name, entry in TASKS.items()}
     given = {"run", "data", "settings", "count"}

@@ -23,6 +23,7 @@ from patchloom.export import export
 from patchloom.look.pictures import look
 from patchloom.look.together import curves
 from patchloom.options import parse_call, parse_evaluate, parse_pretrain
+from patchloom.predict import predict
 from patchloom.runs.settings import Settings
 from patchloom.signatures import LISTED
 from patchloom.tasks import TASKS, task_class
@@ -34,7 +35,14 @@ ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ROW = re.compile(r"^\| `--([\w.]+)` \| ([^|]+) \|", re.MULTILINE)
-CALLS = {"look": look, "look curves": curves, "export": export, "bench": bench, "check": check}
+CALLS = {
+    "look": look,
+    "look curves": curves,
+    "predict": predict,
+    "export": export,
+    "bench": bench,
+    "check": check,
+}
 
 
 class Block(NamedTuple):

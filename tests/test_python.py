@@ -113,6 +113,13 @@ SLIPS = {
         (("nowhere",), {"to": 5}, "--to cannot be 5: it takes text"),
         (("nowhere",), {}, "there is no encoder at nowhere"),
     ],
+    "predict": [
+        (("nowhere",), {}, "predict needs data, as in patchloom.predict(model, data)"),
+        (("nowhere", "shapes"), {"scores": 0.5}, "there is no option --scores; did you mean --score?"),
+        (("nowhere", "shapes"), {"score": 2}, "--score must be from 0 to 1, not 2"),
+        (("nowhere", "shapes"), {"pictures": -1}, "--pictures must be 0 or more, or all, not -1"),
+        (("nowhere", "shapes"), {}, "there is no model at nowhere"),
+    ],
     "bench": [
         ((), {"round": 3}, "there is no option --round; did you mean --rounds?"),
         ((), {"rounds": 0.5}, "--rounds cannot be 0.5: it takes a whole number"),

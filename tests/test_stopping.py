@@ -159,7 +159,7 @@ def test_nohup_is_heeded():
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("verb", ["check", "pretrain", "evaluate", "look", "export", "bench", "tasks"])
+@pytest.mark.parametrize("verb", ["check", "pretrain", "evaluate", "look", "predict", "export", "bench", "tasks"])
 def test_every_verb_says_that_it_was_stopped(verb, number, monkeypatch, capsys):
     monkeypatch.setattr(cli, f"_{verb}", lambda words: raised(number))
     assert cli.main([verb]) == 130

@@ -129,7 +129,7 @@ def test_a_slip_gets_a_sentence_with_what_was_meant(text, said):
     [
         *((["pretrain", "--task", task], of_pretrain(task)) for task in TASKS),
         *((["evaluate", protocol], of_evaluate(protocol)) for protocol in PROTOCOLS),
-        *(([verb], of_verb(verb)) for verb in ("check", "look", "export", "bench")),
+        *(([verb], of_verb(verb)) for verb in ("check", "look", "predict", "export", "bench")),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, list) else "",
 )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from patchloom.evaluate.protocols import evaluate
     from patchloom.export import export
     from patchloom.look.pictures import look
+    from patchloom.predict import predict
     from patchloom.runs.encoder import load_encoder, load_extra_module
     from patchloom.train.pretrain import pretrain
 
@@ -40,6 +41,7 @@ __all__ = [
     "load_extra_module",
     "look",
     "open_data",
+    "predict",
     "pretrain",
 ]
 
@@ -52,6 +54,7 @@ _HOMES = {
     "load_extra_module": "patchloom.runs.encoder",
     "look": "patchloom.look.pictures",
     "open_data": "patchloom.data.sources.open",
+    "predict": "patchloom.predict",
     "pretrain": "patchloom.train.pretrain",
 }
 
@@ -70,7 +73,7 @@ class _Verb(ModuleType):
 
 
 class _Patchloom(ModuleType):
-    """This package, in which ``patchloom.evaluate`` is a verb and a package at once; so are four others.
+    """This package, in which ``patchloom.evaluate`` is a verb and a package at once; so are five others.
 
     Whoever imports anything from below ``patchloom.evaluate``, patchloom itself included, has Python's import system
     set ``patchloom.evaluate`` to that package, whatever was there. So it is there that the package is made callable.

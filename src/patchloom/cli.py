@@ -29,6 +29,7 @@ _MEANT = {
     **dict.fromkeys(("eval", "test", "score", "measure", "probe", "validate"), "evaluate"),
     **dict.fromkeys(("draw", "show", "view", "plot", "visualize", "visualise", "pictures"), "look"),
     **dict.fromkeys(("save", "convert"), "export"),
+    **dict.fromkeys(("infer", "inference", "apply", "label"), "predict"),
     **dict.fromkeys(("time", "benchmark", "profile"), "bench"),
     **dict.fromkeys(("list", "task", "ls"), "tasks"),
     **dict.fromkeys(("info", "inspect", "stats", "propose"), "check"),
@@ -163,6 +164,15 @@ def _evaluate(words: list[str]) -> None:
     report = evaluate(**given)
     if is_first():
         report.print(Console(highlight=False))
+
+
+def _predict(words: list[str]) -> None:
+    given = parse_call("predict", words)
+    with _starting():
+        from patchloom.predict import predict
+
+    done = predict(**given)
+    print(*done.notes, *done.sentences(), sep="\n")
 
 
 def _look(words: list[str]) -> None:

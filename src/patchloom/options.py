@@ -66,6 +66,10 @@ def pretrain_parser(task: str) -> ArgumentParser:
     return _parser("patchloom pretrain", of_pretrain(task))
 
 
+# of verbs that take several sources, how many words come before these
+_BEFORE_SEVERAL = {"check": 0, "look curves": 0, "predict": 1}
+
+
 def parse_call(verb: str, words: Sequence[str]) -> dict[str, Any]:
     """Arguments of the function of a verb from the words after ``patchloom VERB``.
 
@@ -74,7 +78,7 @@ def parse_call(verb: str, words: Sequence[str]) -> dict[str, Any]:
     """
     taken = of_verb(verb)
     typed = joined(words, taken)
-    typed, several = _several(typed, 0, taken) if verb in ("check", "look curves") else (typed, {})
+    typed, several = _several(typed, _BEFORE_SEVERAL[verb], taken) if verb in _BEFORE_SEVERAL else (typed, {})
     return _parse(_parser(f"patchloom {verb}", taken), typed) | several
 
 

@@ -38,6 +38,10 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("patchloom evaluate finetune runs/photos-mae labelled/", "all layers"),
         ("patchloom evaluate finetune --help", "its options"),
     ],
+    "predict": [
+        ("patchloom predict model.safetensors photos/", "label maps, or COCO JSON"),
+        ("patchloom predict model.safetensors photos/ --pictures all", ""),
+    ],
     "look": [
         ("patchloom look runs/photos-mae", "of its own images"),
         ("patchloom look runs/photos-mae others/ --images 4", "of others"),

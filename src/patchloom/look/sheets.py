@@ -154,16 +154,17 @@ def to_pixels(
     return (shown * 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
 
 
-def tile_size(h: int, w: int, side: int) -> tuple[int, int]:
+def tile_size(h: int, w: int, side: int, enlarged: int = ENLARGED) -> tuple[int, int]:
     """Height and width at which an image [h w] is shown, where ``side`` is what a square may have at most.
 
-    Others get the same area, so that a spectrogram is not reduced to a stripe, up to twice the length.
+    Others get the same area, so that a spectrogram is not reduced to a stripe, up to twice the length. Small images are
+    enlarged by a whole factor, to about ``enlarged``.
     """
 
     def fit(side: int) -> float:
         return min(side / math.sqrt(h * w), 2 * side / max(h, w))
 
-    scale = fit(side) if fit(side) < 1 else max(1, round(fit(ENLARGED)))
+    scale = fit(side) if fit(side) < 1 else max(1, round(fit(enlarged)))
     return max(1, round(h * scale)), max(1, round(w * scale))
 
 

@@ -5,33 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from dense_models import DETECTOR, SEGMENTER, a_model
 
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.dense.models import DenseCard, load_dense, read_dense, save_dense
-from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.dense.detector import Detector
-from patchloom.nets.dense.maps import at_size
-from patchloom.nets.dense.segmenter import Segmenter
-from patchloom.nets.weights import EncoderCard, save_encoder
-
-SIZES = {"embed_dim": 16, "depth": 4, "num_heads": 2}
-SEGMENTER = {"head": "upernet", "head_width": 16, "auxiliary": True}
-DETECTOR = {"masks": True, "width": 16, "window": 2, "light": True}
-
-
-def a_model(kind: str, size: tuple[int, int], **arguments):
-    """A model away from its first weights, at another size than its encoder was pre-trained, and its card."""
-    torch.manual_seed(0)
-    spec = EncoderSpec("nano", (32, 32), 8, positions="sincos", options=SIZES)
-    encoder = EncoderCard(spec, (0.5,) * 3, (0.25,) * 3, "mae", "runs/small")
-    net = Segmenter if kind == "segment" else Detector
-    model = net(at_size(build_encoder(spec), encoder, size, "learned"), 3, **arguments)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight) * 0.02)
-    side = size[0] if kind == "segment" else None
-    about = ("photos", "f" * 16, 1, {"recipe": "small", "lr": 1e-3})
-    return model.eval(), DenseCard(kind, encoder, "learned", size, side, arguments, ("a", "b", "c"), *about)
+from patchloom.evaluate.dense.models import load_dense, read_dense, save_dense
+from patchloom.nets.weights import save_encoder
 
 
 @torch.inference_mode()

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from patchloom.data.annotated.base import Objects
 from patchloom.errors import PatchloomError
 
 # COCO's compressed run lengths: {"size": [h, w], "counts": bytes}
@@ -42,6 +43,15 @@ class Found:
         kept = order[self.scores[order] >= score]
         masks = None if self.masks is None else tuple(self.masks[i] for i in kept.tolist())
         return Found(self.boxes[kept], self.labels[kept], self.scores[kept], masks)
+
+    def objects(self, size: tuple[int, int]) -> Objects:
+        """The same without scores, with the masks decoded for an image of ``size`` (h, w), to be drawn.
+
+        Raises:
+            PatchloomError: as `coco_tool`.
+        """
+        masks = None if self.masks is None else from_run_lengths(self.masks, size)
+        return Objects(self.boxes, self.labels, masks, torch.zeros(len(self), dtype=torch.bool))
 
 
 def coco_tool(name: str) -> Any:

@@ -83,7 +83,7 @@ def read_dense(path: str | Path) -> DenseCard:
     path = Path(path)
     if not path.is_file():
         raise PatchloomError(
-            f"there is no model at {path}: patchloom evaluate segment or detect writes one with --save FILE"
+            f"there is no model at {path}: patchloom evaluate segment or detect writes one with --save true"
         )
     about = read_about(path, FORMAT, "a segmenter or detector")
     with as_patchloom_wrote(path):

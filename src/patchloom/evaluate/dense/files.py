@@ -1,0 +1,42 @@
+"""Answers of models as files that other programs read: label maps as PNG, objects as COCO JSON."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from patchloom.evaluate.dense.found import Found, coco_tool
+from patchloom.look.class_colours import class_colours
+
+
+def label_png(labels: Tensor, classes: int) -> bytes:
+    """A label map [h w] as a PNG: 8 bits with a palette, or 16 bits where there are more than 256 classes."""
+    if classes > 256:
+        page = Image.fromarray(labels.numpy().astype(np.uint16))
+    else:
+        page = Image.fromarray(labels.numpy().astype(np.uint8), "L")
+        page.putpalette(class_colours(classes).tobytes())
+    buffer = io.BytesIO()
+    page.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def coco_entries(found: Found) -> Iterator[dict[str, Any]]:
+    """What was found in an image as COCO JSON has it, without ids of objects and image; class k has the id k + 1."""
+    for i, (box, label, score) in enumerate(
+        zip(found.boxes.tolist(), found.labels.tolist(), found.scores.tolist(), strict=True)
+    ):
+        x0, y0, x1, y1 = (round(side, 2) for side in box)
+        w, h = round(x1 - x0, 2), round(y1 - y0, 2)
+        about = {"category_id": label + 1, "bbox": [x0, y0, w, h], "score": round(score, 4), "iscrowd": 0}
+        if found.masks is None:
+            yield about | {"area": round(w * h, 2)}
+        else:
+            mask = found.masks[i]
+            lengths = {"size": [int(side) for side in mask["size"]], "counts": mask["counts"].decode()}
+            yield about | {"area": int(coco_tool("mask").area(mask)), "segmentation": lengths}

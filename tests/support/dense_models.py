@@ -1,0 +1,30 @@
+"""Small segmenters and detectors with their cards, for tests of what is done with them."""
+
+import torch
+
+from patchloom.evaluate.dense.models import DenseCard
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.dense.detector import Detector
+from patchloom.nets.dense.maps import at_size
+from patchloom.nets.dense.segmenter import Segmenter
+from patchloom.nets.weights import EncoderCard
+
+SIZES = {"embed_dim": 16, "depth": 4, "num_heads": 2}
+SEGMENTER = {"head": "upernet", "head_width": 16, "auxiliary": True}
+DETECTOR = {"masks": True, "width": 16, "window": 2, "light": True}
+CLASSES = ("sky", "road", "tree")
+
+
+def a_model(kind: str, size: tuple[int, int], **arguments) -> tuple[Segmenter | Detector, DenseCard]:
+    """A model away from its first weights, at another size than its encoder was pre-trained, and its card."""
+    torch.manual_seed(0)
+    spec = EncoderSpec("nano", (32, 32), 8, positions="sincos", options=SIZES)
+    encoder = EncoderCard(spec, (0.5,) * 3, (0.25,) * 3, "mae", "runs/small")
+    net = Segmenter if kind == "segment" else Detector
+    model = net(at_size(build_encoder(spec), encoder, size, "learned"), len(CLASSES), **arguments)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.02)
+    side = size[0] if kind == "segment" else None
+    about = ("photos", "f" * 16, 1, {"recipe": "small", "lr": 1e-3})
+    return model.eval(), DenseCard(kind, encoder, "learned", size, side, arguments, CLASSES, *about)
