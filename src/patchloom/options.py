@@ -172,7 +172,7 @@ def joined(words: Sequence[str], taken: Listed | None = None) -> list[str]:
         else:
             name, equals, value = word.partition("=")
             plain = f"--{name[2:].replace('-', '_')}"
-            pairs.append([plain + equals + value if plain in known else word])
+            pairs.append([plain + equals + value if name.startswith("--") and plain in known else word])
     lacking = sum(option.required for option in options) - sum(not pair[0].startswith("-") for pair in pairs)
     found: list[str] = []
     for name, *value in pairs:

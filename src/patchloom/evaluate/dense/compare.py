@@ -223,14 +223,16 @@ def check_outputs(settings: EvalSettings, from_scratch: bool, save: bool, out: s
         raise PatchloomError("--from_scratch saves no model: leave --save and --out away")
 
 
-def keep(model: nn.Module, setup: Setup[T, R], kind: Kind, side: int, head: dict[str, Any], out: str | None) -> None:
+def keep(
+    model: nn.Module, setup: Setup[T, R], kind: Kind, side: int | None, head: dict[str, Any], out: str | None
+) -> None:
     """Save the encoder's model, for ``patchloom predict``.
 
     Args:
         model: of the encoder.
         setup: how it was trained.
         kind: segment or detect.
-        side: of the recipe.
+        side: of the recipe, if it has one.
         head: options of the head.
         out: the file; in the run if absent.
 

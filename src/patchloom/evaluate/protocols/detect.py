@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
 from patchloom.data import DataLike, to_channels
 from patchloom.data.annotated import open_boxes
 from patchloom.data.annotated.base import Annotated, Objects
@@ -25,7 +28,7 @@ from patchloom.evaluate.dense.compare import (
     train_each,
 )
 from patchloom.evaluate.dense.detecting import DetectTraining, found_in
-from patchloom.evaluate.dense.found import Found, coco_tool
+from patchloom.evaluate.dense.found import Found, coco_tool, from_run_lengths
 from patchloom.evaluate.dense.matches import bootstrap_precision, paired_precision
 from patchloom.evaluate.dense.recipes import DETECT, DetectRecipe
 from patchloom.evaluate.features import Precision
@@ -34,9 +37,10 @@ from patchloom.evaluate.report import Drawing, Report, Row, difference_in_words
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trained import SCRATCH
 from patchloom.hints import check_options
+from patchloom.look.dense import BoxRow
 from patchloom.nets.dense.detector import Detector
 from patchloom.nets.dense.windows import window_for
-from patchloom.nets.encode import grid_size
+from patchloom.nets.encode import grid_size, patch_side
 from patchloom.nets.hierarchical import Encoder
 from patchloom.nets.weights import untrained_twin
 from patchloom.processes import rank
@@ -101,7 +105,8 @@ def detect(
         raise PatchloomError(f"{setup.train.images.name} has boxes without masks: leave out --masks true")
     window = None if values.window == 0 else values.window
     if values.window == "auto":
-        window = window_for(grid_size(setup.encoder(setup.vit)), grid_size(setup.vit))
+        along = values.size // patch_side(setup.vit)
+        window = window_for((along, along), grid_size(setup.vit))
     options = {"masks": with_masks, "width": values.head_width, "window": window, "light": values.heads == "light"}
 
     def begin(model: Detector) -> DetectTraining:
@@ -117,7 +122,7 @@ def detect(
         candidates.append(Candidate(SCRATCH, lambda: built(twin)))
     models = train_each(candidates, setup, begin)
     if save or out is not None:
-        keep(models[0][0], setup, "detect", values.size, options, out)
+        keep(models[0][0], setup, "detect", None, options, out)
     # every choice has been made: now the test images are read
     test, found, rows, scores = setup.parts.test, [], [], []
     for candidate, (model, chosen) in zip(candidates, models, strict=True):
@@ -180,5 +185,12 @@ def _drawings(found: Sequence[Found | None], setup: Setup[Objects, DetectRecipe]
         answer = found[i]
         assert answer is not None
         title = f"{Path(test.images.describe(i)).name}: {scores[i]:.1%} AP"
-        rows.append((image, test.truth(i), answer.above(_CERTAIN), title))
+        rows.append(BoxRow(image, test.truth(i), *_as_objects(answer, image), title))
     return (Drawing("patchloom.look.dense.detection_picture", path, {"rows": rows, "classes": test.classes}),)
+
+
+def _as_objects(found: Found, image: Tensor) -> tuple[Objects, Tensor]:
+    """What was found in an image [c h w] with some certainty, and the scores [m]."""
+    sure = found.above(_CERTAIN)
+    masks = None if sure.masks is None else from_run_lengths(sure.masks, (image.shape[1], image.shape[2]))
+    return Objects(sure.boxes, sure.labels, masks, torch.zeros(len(sure), dtype=torch.bool)), sure.scores

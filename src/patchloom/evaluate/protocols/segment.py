@@ -34,6 +34,7 @@ from patchloom.evaluate.report import Drawing, Report, Row, difference_in_words
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trained import SCRATCH
 from patchloom.hints import check_options
+from patchloom.look.dense import MapRow
 from patchloom.nets.dense.segmenter import PixelSegmenter, Segmenter
 from patchloom.nets.encode import input_channels, patch_side
 from patchloom.nets.hierarchical import Encoder
@@ -181,5 +182,5 @@ def _drawings(model: Segmenter, each: Tensor, setup: Setup[Tensor, SegmentRecipe
         image = to_channels(test.images.read(i), model.channels)
         answer = segment_image(model.cpu(), image, card.mean, card.std, setup.recipe.side)
         title = f"{Path(test.images.describe(i)).name}: {scores[i]:.1%} mIoU"
-        rows.append((image, test.truth(i), answer, title))
+        rows.append(MapRow(image, test.truth(i), answer, title))
     return (Drawing("patchloom.look.dense.segmentation_picture", path, {"rows": rows, "classes": setup.classes}),)
