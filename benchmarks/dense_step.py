@@ -27,10 +27,10 @@ from torch.nn import functional as F
 from patchloom.machine import seconds_of
 from patchloom.memory import keep_freed_memory, peak_apart
 from patchloom.nets.dense.detector import Detector
+from patchloom.nets.dense.maps import window_of
 from patchloom.nets.dense.segmenter import Segmenter
 from patchloom.nets.dense.upernet import AUXILIARY_WEIGHT
-from patchloom.nets.dense.windows import window_for
-from patchloom.nets.encode import grid_size, patch_side
+from patchloom.nets.encode import patch_side
 from patchloom.nets.performance import checkpoint_gradients
 
 ROWS = ("segment upernet", "segment linear", "detect windows", "detect full", "detect light")
@@ -48,7 +48,7 @@ class Work:
             net = Segmenter(encoder, CLASSES, head=row.split()[1])
         else:
             before = (224 // patch_side(encoder),) * 2
-            window = window_for(grid_size(encoder), before) if row.endswith("windows") else None
+            window = window_of(encoder, before) if row.endswith("windows") else None
             net = Detector(encoder, 1, masks=True, window=window, light=row.endswith("light"))
         self.net = net.to(device)
         checkpoint_gradients(net, checkpointing)

@@ -6,7 +6,7 @@ from dense_nets import encoder, without_gradient
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.dense.blocks import even_blocks, tokens_after
-from patchloom.nets.dense.maps import FeatureMaps, at_size
+from patchloom.nets.dense.maps import FeatureMaps, at_size, window_of
 from patchloom.nets.dense.windows import Windows, window_for
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -83,6 +83,10 @@ def test_everything_is_trained_in_windows_too() -> None:
 
 def test_encoders_that_can_have_none() -> None:
     vit, card = encoder("p16 no class token")
+    large = at_size(vit, card, (128, 128))
+    assert window_of(large, (4, 4)) == 4 and window_of(vit, (4, 4)) is None
+    assert window_of(at_size(vit, card, (128, 128), "relative"), (4, 4)) is None
+    assert window_of(encoder("swin", grid=(8, 8))[0], (2, 2)) is None
     with pytest.raises(PatchloomError, match="relative positions .* use --positions keep"):
         FeatureMaps(at_size(vit, card, (128, 128), "relative"), window=4)
     with pytest.raises(PatchloomError, match="windows of its own"):

@@ -21,7 +21,7 @@ from patchloom.nets.dense.blocks import (
     stages_after,
     tokens_after,
 )
-from patchloom.nets.dense.windows import Windows
+from patchloom.nets.dense.windows import Windows, window_for
 from patchloom.nets.encode import (
     embed,
     final_norm,
@@ -162,6 +162,13 @@ class FeatureMaps(nn.Module):
         for number, norm in self.norms.items():
             found[int(number)] = norm(found[int(number)])
         return [found[number].permute(0, 3, 1, 2) for number in self.numbers]
+
+
+def window_of(encoder: Encoder, pretrained_grid: tuple[int, int]) -> int | None:
+    """What `window_for` gives for an encoder at its size; None too where it can have no windows."""
+    if is_hierarchical(encoder) or has_relative_positions(encoder):
+        return None
+    return window_for(grid_size(encoder), pretrained_grid)
 
 
 def _windows(encoder: Encoder, window: int) -> Windows:
