@@ -9,7 +9,8 @@ import pytest
 import tifffile
 from PIL import Image
 
-from patchloom.data.annotated.label_files import image_size, read_ids
+from patchloom.data.annotated.label_files import read_ids
+from patchloom.data.annotated.stored_maps import size_in_head
 from patchloom.data.read import Unreadable, read_image
 from patchloom.errors import PatchloomError
 
@@ -74,6 +75,10 @@ def test_colours_become_their_places(tmp_path):
         read(tmp_path / "a.png")
 
 
+def size(stored):
+    return size_in_head(stored, "missing.jpg")
+
+
 def test_orientation_counts_for_maps_and_sizes(tmp_path):
     exif = Image.Exif()
     exif[274] = 6
@@ -81,9 +86,11 @@ def test_orientation_counts_for_maps_and_sizes(tmp_path):
     assert np.array_equal(read(tmp_path / "a.png"), read_image(tmp_path / "a.png")[0])
     for name in ("a.jpg", "b.png", "c.tif"):
         Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(tmp_path / name, exif=exif)
-        assert image_size(tmp_path / name) == (30, 20) == image_size((tmp_path / name).read_bytes())
+        assert size(tmp_path / name) == (30, 20) == size((tmp_path / name).read_bytes())
     Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(tmp_path / "d.jpg")
-    assert image_size(tmp_path / "d.jpg") == (20, 30) and image_size(tmp_path / "missing.jpg") is None
+    assert size(tmp_path / "d.jpg") == (20, 30)
+    with pytest.raises(Unreadable, match="missing.jpg is not there"):
+        size(tmp_path / "missing.jpg")
 
 
 def test_what_is_no_label_map(tmp_path):

@@ -46,10 +46,13 @@ def test_parts_lie_either_way_round(image, label):
     assert layout.notes == ()
 
 
-@pytest.mark.parametrize("words", [("training", "validation"), ("train", "valid"), ("train", "val")])
+@pytest.mark.parametrize("words", [("training", "validation"), ("train2017", "valid"), ("trainval", "dev")])
 def test_other_words_for_parts(words):
     layout = laid_out(*(f"{kind}/{word}/a.png" for kind in ("images", "labels") for word in words))
-    assert list(layout.parts) == ["train", "validation"] and tuple(layout.words.values()) == words
+    assert (
+        layout.words == dict(zip(("train", "validation"), words, strict=True))
+        and layout.parts.keys() == layout.words.keys()
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,6 +122,10 @@ def test_what_has_no_partner_is_left_out_and_said():
             "labels/a.png and labels/a_mask.png may both be the label map of",
         ),
         (["images/a.jpg", "labels/a.jpg"], "labels/a.jpg is of a format that changes numbers.* save label maps as PNG"),
+        (
+            ["train/images/a.jpg", "train/labels/a.png", "trainval/images/b.jpg", "trainval/labels/b.png"],
+            "frames has train and trainval for the same part: leave one of them",
+        ),
         (["val/images/a.jpg", "val/labels/a.png"], "frames has val and no train: name a folder so"),
     ],
 )

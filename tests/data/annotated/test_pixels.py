@@ -58,7 +58,7 @@ def test_numbers_of_classes_may_be_any(tmp_path):
 def test_val_is_the_test_where_there_is_no_other(tmp_path):
     data = open_label_maps(labelled(tmp_path, {"train/a": ids(0, 1), "val/b": ids(1, 0)}))
     assert data.validation is None and data.test.images.place(0) == "images/val/b.jpg"
-    assert data.notes == ("val (1) is the test, as no part is called so",)
+    assert data.notes == ("The validation part (1 image) is the test, as there is no other",)
 
 
 def test_colours(tmp_path):
@@ -96,7 +96,7 @@ def test_ade20k(tmp_path, others, second):
     assert data.train.truth(0).unique().tolist() == [IGNORED, 0, 1]
     assert data.validation is None and data.test.truth(0).unique().tolist() == [1, 149]
     assert "is taken for ADE20K: 0 does not count, and 1 to 150 are the classes" in data.notes[0]
-    assert data.notes[-1] == "validation (1) is the test, as no part is called so"
+    assert data.notes[-1] == "The validation part (1 image) is the test, as there is no other"
 
 
 def test_what_is_called_like_ade20k_and_is_not(tmp_path):

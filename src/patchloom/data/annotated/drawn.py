@@ -1,12 +1,14 @@
-"""The built-in shapes with box and mask: one object an image."""
+"""The built-in shapes with box and mask, one object an image, and with label maps."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from patchloom.data.annotated.base import Annotated, Objects
 from patchloom.data.sources.base import digest
-from patchloom.data.sources.shapes import Shapes
+from patchloom.data.sources.shapes import SHAPES, Shapes
 
 
 class DrawnObjects(Annotated[Objects]):
@@ -29,3 +31,22 @@ class DrawnObjects(Annotated[Objects]):
 
     def fingerprint(self) -> str:
         return digest(["objects", self.shapes.fingerprint()])
+
+
+class DrawnMaps(Annotated[Tensor]):
+    """Drawn shapes on a background, which is a class, too."""
+
+    classes = ("background", *SHAPES)
+
+    def __init__(self, images: Shapes) -> None:
+        self.shapes, self.images = images, images
+
+    def truth(self, i: int) -> Tensor:
+        drawn = self.shapes.annotation(i)
+        return torch.from_numpy(drawn.mask.astype(np.int16) * np.int16(drawn.label + 1))
+
+    def size(self, i: int) -> tuple[int, int]:
+        return self.shapes.size, self.shapes.size
+
+    def fingerprint(self) -> str:
+        return digest(["label maps", self.shapes.fingerprint()])

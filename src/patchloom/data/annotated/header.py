@@ -46,7 +46,7 @@ def header_of(stored: Path | bytes, name: str) -> Header:
     try:
         with silent(), Image.open(stored if isinstance(stored, Path) else BytesIO(stored)) as image:
             width, height = image.size
-            orientation = image.getexif().get(_ORIENTATION, 1)
+            orientation = 1 if image.format == "TIFF" else orientation_of(image)  # of a TIFF PIL has turned the size
     except FileNotFoundError:
         raise
     except Exception:  # whatever it is, decoding says it better, or can do it
@@ -54,6 +54,14 @@ def header_of(stored: Path | bytes, name: str) -> Header:
         return Header((int(size[0]), int(size[1])))
     swapped = orientation in _SWAPPED
     return Header((width, height) if swapped else (height, width), orientation in range(2, 9), swapped)
+
+
+def orientation_of(image: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8, of a file that PIL has opened."""
+    # of a PNG without this in its head, PIL would decode all pixels to look behind them
+    if image.format == "PNG" and not {"exif", "XML:com.adobe.xmp"} & set(image.info):
+        return 1
+    return int(image.getexif().get(_ORIENTATION, 1))
 
 
 def _of_array(path: Path) -> Header:

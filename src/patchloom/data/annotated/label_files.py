@@ -9,11 +9,12 @@ import numpy as np
 import tifffile
 from PIL import Image
 
+from patchloom.data.annotated.header import orientation_of
 from patchloom.data.arrays import refuse_bomb, upright
 from patchloom.data.read import Unreadable, silent
 from patchloom.errors import PatchloomError
 
-_ORIENTATION = 274  # the tag, in EXIF as in TIFF
+_ORIENTATION = 274  # TIFF's tag
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _LOSSY = ("JPEG", "MPO", "WEBP")
 _SPREAD = {2: 85, 4: 17}  # what PIL multiplies grey values of so few bits by, to fill 8
@@ -46,6 +47,36 @@ def read_ids(source: Path | bytes, name: str, colours: np.ndarray | None = None)
         raise Unreadable(f"{name} cannot be read as a label map: {reason or type(error).__name__}") from error
     if kind in _LOSSY:
         raise PatchloomError(f"{name} is of a format that changes numbers to make files small: save label maps as PNG")
+    return _checked(array, name, colours)
+
+
+def ids_in(array: np.ndarray, name: str) -> np.ndarray:
+    """A label map that is given as an array [h w], as `read_ids` returns it.
+
+    Raises:
+        PatchloomError: it is no label map.
+    """
+    return _checked(array, name, None)
+
+
+def _decoded(content: bytes) -> tuple[np.ndarray, str]:
+    """The values of a file, and its format as PIL calls it."""
+    if content.startswith(b"\x93NUMPY"):
+        return np.load(BytesIO(content), allow_pickle=False), "NPY"
+    if content.startswith(_TIFF):
+        with tifffile.TiffFile(BytesIO(content)) as tiff:
+            page = tiff.pages.first
+            refuse_bomb(page.imagelength, page.imagewidth)
+            return upright(page.asarray(), int(page.tags.valueof(_ORIENTATION, 1))), "TIFF"
+    with Image.open(BytesIO(content)) as image:
+        kind, orientation = str(image.format), orientation_of(image)
+        array = np.asarray(image)
+        if kind == "PNG" and content[25:26] == b"\0":  # grey: bits follow width and height in the head, then colours
+            array = array // np.uint8(_SPREAD[content[24]]) if content[24] in _SPREAD else array
+        return upright(array, orientation), kind
+
+
+def _checked(array: np.ndarray, name: str, colours: np.ndarray | None) -> np.ndarray:
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[..., 0]
     if array.ndim == 3 and array.shape[2] in (3, 4) and array.dtype == np.uint8:
@@ -61,41 +92,6 @@ def read_ids(source: Path | bytes, name: str, colours: np.ndarray | None = None)
     if array.dtype.kind == "i" and array.size and array.min() < 0:
         raise PatchloomError(f"{name} holds the number {array.min()}: label maps hold numbers from 0 to 65,535")
     return array.astype(np.uint8) if array.dtype == np.bool_ else array
-
-
-def image_size(source: Path | bytes) -> tuple[int, int] | None:
-    """(h, w) of an image by its head, as EXIF orientation turns it; None if PIL does not read it."""
-    try:
-        with silent(), Image.open(source if isinstance(source, Path) else BytesIO(source)) as image:
-            width, height = image.size  # of a TIFF they are turned already
-            turned = image.format != "TIFF" and _orientation(image) in range(5, 9)
-            return (width, height) if turned else (height, width)
-    except Exception:  # as above
-        return None
-
-
-def _orientation(image: Image.Image) -> int:
-    # of a PNG without this in its head, PIL would decode all pixels to look behind them
-    if image.format == "PNG" and not {"exif", "XML:com.adobe.xmp"} & set(image.info):
-        return 1
-    return int(image.getexif().get(_ORIENTATION, 1))
-
-
-def _decoded(content: bytes) -> tuple[np.ndarray, str]:
-    """The values of a file, and its format as PIL calls it."""
-    if content.startswith(b"\x93NUMPY"):
-        return np.load(BytesIO(content), allow_pickle=False), "NPY"
-    if content.startswith(_TIFF):
-        with tifffile.TiffFile(BytesIO(content)) as tiff:
-            page = tiff.pages.first
-            refuse_bomb(page.imagelength, page.imagewidth)
-            return upright(page.asarray(), int(page.tags.valueof(_ORIENTATION, 1))), "TIFF"
-    with Image.open(BytesIO(content)) as image:
-        kind, orientation = str(image.format), _orientation(image)
-        array = np.asarray(image)
-        if kind == "PNG" and content[25:26] == b"\0":  # grey: bits follow width and height in the head, then colours
-            array = array // np.uint8(_SPREAD[content[24]]) if content[24] in _SPREAD else array
-        return upright(array, orientation), kind
 
 
 def _places(array: np.ndarray, colours: np.ndarray, name: str) -> np.ndarray:

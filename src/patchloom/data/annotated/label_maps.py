@@ -12,7 +12,6 @@ from patchloom.data.annotated.base import IGNORED, Annotated, Subset
 from patchloom.data.annotated.class_list import ClassList
 from patchloom.data.annotated.stored_maps import StoredMaps
 from patchloom.data.sources.base import digest
-from patchloom.data.sources.shapes import SHAPES, Shapes
 from patchloom.errors import PatchloomError
 from patchloom.waiting import Waiting
 
@@ -58,6 +57,9 @@ class LabelMaps(Annotated[Tensor]):
             raise self._unknown(i, int(ids[strange][0]), 1)
         return torch.from_numpy(numbers)
 
+    def size(self, i: int) -> tuple[int, int]:
+        return self.maps.image_size(i)
+
     def _unknown(self, i: int, number: int, files: int) -> PatchloomError:
         more = f" ({files - 1:,} more hold such numbers)" if files > 1 else ""
         return PatchloomError(
@@ -68,22 +70,6 @@ class LabelMaps(Annotated[Tensor]):
     def fingerprint(self) -> str:
         about = [*self.classes, *map(str, self.ids), str(self.ignored)]
         return digest([self.images.fingerprint(), self.maps.fingerprint(), *about])
-
-
-class DrawnMaps(Annotated[Tensor]):
-    """Drawn shapes on a background, which is a class, too."""
-
-    classes = ("background", *SHAPES)
-
-    def __init__(self, images: Shapes) -> None:
-        self.images = self.shapes = images
-
-    def truth(self, i: int) -> Tensor:
-        drawn = self.shapes.annotation(i)
-        return torch.from_numpy(drawn.mask.astype(np.int16) * np.int16(drawn.label + 1))
-
-    def fingerprint(self) -> str:
-        return digest(["drawn label maps", self.shapes.fingerprint()])
 
 
 def class_pixels(annotated: Annotated[Tensor]) -> np.ndarray:

@@ -9,18 +9,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from patchloom.data.annotated.layout import part_named
 from patchloom.data.noticed import some_of
 from patchloom.data.sources.label_maps import IMAGE_ENDING, MAP_ENDING, names_images, names_maps
 from patchloom.errors import PatchloomError
 
-_SPLITS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation"), "validation"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
 # train_labels, trainannot, masks-val: a part and what lies in it, in one name
 _WHAT = "labels?|masks?|annot|annotations?|gt|images?|imgs?|photos?|frames?"
-_BOTH = re.compile(rf"(?P<split>{'|'.join(_SPLITS)})[ _.-]?({_WHAT})|({_WHAT})[ _.-]?(?P<other>{'|'.join(_SPLITS)})")
+_BOTH = re.compile(rf"(?P<split>[a-z]+?\d*)[ _.-]?({_WHAT})|({_WHAT})[ _.-]?(?P<other>[a-z]+\d*)")
 # maps of something else than classes, or of classes in colours, as Cityscapes and VOC have them beside the others
 _LESSER = re.compile(r"colou?r|instance|object|panoptic|polygon|visual|overlay|preview")
 _LOSSY = (".jpg", ".jpeg", ".webp", ".heic", ".heif")
@@ -105,7 +101,8 @@ def layout_of(paths: Sequence[str], name: str) -> Layout:
         part = parts.setdefault(folder.split, ([], []))
         part[0].append(image)
         part[1].append(label)
-        words.setdefault(folder.split, folder.word)
+        if (other := words.setdefault(folder.split, folder.word)) != folder.word:
+            raise PatchloomError(f"{name} has {other} and {folder.word} for the same part: leave one of them")
     notes = []
     if "train" not in parts and "" not in parts:
         raise PatchloomError(f"{name} has {' and '.join(words.values())} and no train: name a folder so")
@@ -140,10 +137,11 @@ def _read_folder(path: str) -> _Folder:
         above.append(name)
         lower = name.lower()
         both = _BOTH.fullmatch(lower)
-        here = lower if lower in _SPLITS else (both["split"] or both["other"]) if both else ""
+        alone = part_named(lower)
+        here = alone or (part_named(both["split"] or both["other"]) if both else None)
         if here and not split:
-            split, word = _SPLITS[here], name
-        role = not (maps or images) and lower not in _SPLITS
+            split, word = here, name
+        role = not (maps or images) and not alone
         if role and names_maps(name):
             maps, top = True, "/".join(above)
         elif role and names_images(name):

@@ -20,13 +20,18 @@ from patchloom.data.annotated.class_list import (
     read_ade_classes,
     read_classes,
 )
-from patchloom.data.annotated.label_maps import DrawnMaps, LabelMaps, class_pixels
+from patchloom.data.annotated.drawn import DrawnMaps
+from patchloom.data.annotated.given_maps import given_maps, is_pairs
+from patchloom.data.annotated.hub_maps import hub_maps
+from patchloom.data.annotated.label_maps import LabelMaps, class_pixels
+from patchloom.data.annotated.layout import TEST, TRAIN, VALIDATION, named_parts
 from patchloom.data.annotated.pairs import Layout, layout_of
 from patchloom.data.annotated.stored_maps import FileMaps, StoredMaps, ids_of
 from patchloom.data.noticed import some_of
 from patchloom.data.sources.base import Data, Source
 from patchloom.data.sources.builtin import is_builtin, open_builtin
 from patchloom.data.sources.files import Files
+from patchloom.data.sources.hub import is_hub
 from patchloom.data.sources.listing import list_files, some_images
 from patchloom.data.sources.objects import DataLike
 from patchloom.data.sources.shapes import Shapes
@@ -39,7 +44,7 @@ _KINDS = "give a folder of images/ and labels/, hf:FOLDER, shapes, or pairs of a
 
 
 @checked
-def open_label_maps(data: DataLike, ignore: int = 255) -> AnnotatedData[Tensor]:
+def open_label_maps(data: DataLike, ignore: int = 255, seed: int = 0) -> AnnotatedData[Tensor]:
     """Open images with label maps. All label maps are looked at, so that whatever is wrong is said before any training.
 
     What is called val is the validation where there is a test, too, and otherwise the test. Images without a pixel that
@@ -48,18 +53,29 @@ def open_label_maps(data: DataLike, ignore: int = 255) -> AnnotatedData[Tensor]:
     Args:
         data: a folder with ``images/`` and ``labels/`` (or what else they are usually called), directly, or within or
             around ``train/``, ``val/`` and ``test/`` (see `layout_of`, `read_ids`), with the names of the classes in
-            ``classes.txt`` (see `read_classes`; without it they are numbers); or the built-in ``shapes``.
+            ``classes.txt`` (see `read_classes`; without it they are numbers); a Hugging Face data set, as ``hf:FOLDER``
+            or ``hf:NAME``, with a column of images and one of label maps; the built-in ``shapes``; or a list of pairs
+            of an image and a label map, each an array or a path, or a dict of such lists (train, validation, test).
         ignore: the number in label maps that does not count; -1: all count.
+        seed: of the built-in shapes.
 
     Raises:
         PatchloomError: there are no such data; an image or a label map cannot be used; or fewer than two classes have
             pixels to train on.
     """
-    if (drawn := _shapes_of(data)) is not None:
+    if (drawn := _shapes_of(data, seed)) is not None:
         return drawn
+    if is_pairs(data):
+        given, words = given_maps(data)
+        return assembled("the pairs given in Python", given, words, None, ignore, ())
     if not isinstance(data, str | os.PathLike):
         raise PatchloomError(f"these images have no label maps: {_KINDS}")
     name = os.fspath(data)
+    if is_hub(name):
+        listed = Path(name.partition(":")[2]).expanduser() / CLASSES
+        classes = read_classes(listed) if listed.is_file() else None
+        maps, words, notes = hub_maps(name, None if classes is None else classes.colours)
+        return assembled(name, maps, words, classes, ignore, notes)
     folder = Path(name).expanduser()
     if folder.is_dir():
         return _open_folder(folder, name, ignore)
@@ -67,10 +83,10 @@ def open_label_maps(data: DataLike, ignore: int = 255) -> AnnotatedData[Tensor]:
     raise PatchloomError(f"{name} does not exist: did you mean {near}?" if near else f"{name} is no folder: {_KINDS}")
 
 
-def _shapes_of(data: DataLike) -> AnnotatedData[Tensor] | None:
+def _shapes_of(data: DataLike, seed: int) -> AnnotatedData[Tensor] | None:
     """The label maps of drawn shapes, given by name or as an object."""
     if isinstance(data, str) and is_builtin(data):
-        opened = open_builtin(data) if data.partition(":")[0] == "shapes" else None
+        opened = open_builtin(data, seed) if data.partition(":")[0] == "shapes" else None
         if opened is None:
             raise PatchloomError(f"{data} has no label maps: {_KINDS}")
     elif isinstance(data, Data | Source):
@@ -96,7 +112,7 @@ def _open_folder(folder: Path, name: str, ignore: int) -> AnnotatedData[Tensor]:
         part: FileMaps(Files(name, folder, images), Files(name, folder, labels), colours)
         for part, (images, labels) in layout.parts.items()
     }
-    ade = (layout.words.get("train"), layout.words.get("validation")) == ("training", "validation")
+    ade = (layout.words.get(TRAIN), layout.words.get(VALIDATION)) == ("training", "validation")
     return assembled(name, maps, layout.words, classes, ignore, layout.notes, ade)
 
 
@@ -157,10 +173,9 @@ def assembled(
             said.append(f"{len(empty):,} of {len(whole):,} label maps have no pixel that counts: left out ({examples})")
         parts[part] = whole.subset(kept) if len(empty) else whole
     said += _on_classes(name, parts, words, numbers, ignored)
-    if "test" not in parts and "validation" in parts:
-        parts["test"] = parts.pop("validation")
-        said.append(f"{words['validation']} ({len(parts['test']):,}) is the test, as no part is called so")
-    return AnnotatedData(parts["train"], parts.get("validation"), parts.get("test"), tuple(said))
+    becomes, renamed = named_parts({part: len(one) for part, one in parts.items()})
+    by_name = {becomes[part]: one for part, one in parts.items()}
+    return AnnotatedData(by_name[TRAIN], by_name.get(VALIDATION), by_name.get(TEST), (*said, *renamed))
 
 
 def _ade_classes(classes: ClassList | None, largest: int, ade: bool) -> ClassList | None:

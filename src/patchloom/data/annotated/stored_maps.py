@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from patchloom.data.annotated.label_files import image_size, read_ids
+from patchloom.data.annotated.header import header_of
+from patchloom.data.annotated.label_files import read_ids
+from patchloom.data.read import Unreadable
 from patchloom.data.sources.base import Source, digest
 from patchloom.data.sources.files import Files
 from patchloom.data.workers import in_threads
@@ -49,9 +51,14 @@ class StoredMaps(ABC):
         """As `Source.stamp`, of images and label maps."""
         return None
 
-    def image_size(self, i: int) -> tuple[int, int] | None:
-        """(h, w) of image i, where its head tells."""
-        return None
+    def image_size(self, i: int) -> tuple[int, int]:
+        """(h, w) of image i.
+
+        Raises:
+            PatchloomError: it cannot be read.
+        """
+        height, width = self.images.read(i).shape[1:]
+        return height, width
 
 
 class FileMaps(StoredMaps):
@@ -79,8 +86,20 @@ class FileMaps(StoredMaps):
         colours = "" if self.colours is None else str(self.colours.tolist())
         return digest([str(self.images.stamp()), self.labels.stamp(), colours])
 
-    def image_size(self, i: int) -> tuple[int, int] | None:
-        return image_size(Path(self.images.describe(i)))
+    def image_size(self, i: int) -> tuple[int, int]:
+        return size_in_head(Path(self.images.describe(i)), self.images.describe(i))
+
+
+def size_in_head(stored: Path | bytes, name: str) -> tuple[int, int]:
+    """(h, w) of an image by the head of its file.
+
+    Raises:
+        Unreadable: it is missing or broken.
+    """
+    try:
+        return header_of(stored, name).size
+    except FileNotFoundError as problem:
+        raise Unreadable(f"{name} is not there") from problem
 
 
 def ids_of(maps: StoredMaps, where: str) -> np.ndarray:
@@ -133,8 +152,8 @@ def _look(maps: StoredMaps, i: int) -> np.ndarray | PatchloomError:
     try:
         ids = maps.ids(i)
         size = maps.image_size(i)
-        if size != ids.shape:  # heads may tell another size than what decoding makes of a file
-            size = tuple(maps.images.read(i).shape[-2:])
+        if size != ids.shape:  # a head may tell another size than what decoding makes of the file
+            size = tuple(maps.images.read(i).shape[1:])
     except PatchloomError as problem:
         return problem
     if size != ids.shape:

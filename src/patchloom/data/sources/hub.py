@@ -75,14 +75,7 @@ class Hub(Source):
         Raises:
             Unreadable: it is damaged or missing.
         """
-        try:
-            image = self.images[i][self.column]
-        except Exception as error:  # pyarrow's own, on files that are damaged
-            raise Unreadable(f"{self.describe(i)} cannot be read: {in_words(error)}") from error
-        if image is None or image["bytes"] is None and image["path"] is None:
-            raise Unreadable(f"{self.describe(i)} has no image")
-        stored: str | bytes = image["path"] if image["bytes"] is None else image["bytes"]
-        return stored
+        return stored_in(self.images, self.column, i, self.describe(i))
 
     def describe(self, i: int) -> str:
         return f"{self.name} {self.split} #{i}"
@@ -97,6 +90,22 @@ class Hub(Source):
         inside = all(chunk.field("bytes").null_count == chunk.null_count for chunk in self.images.data.column(0).chunks)
         files = [file["filename"] for file in self.images.cache_files]
         return digest([stamp_of_files(files), *files]) if files and inside else None
+
+
+def stored_in(dataset: Dataset, column: str, i: int, name: str) -> str | bytes:
+    """Path of the image in row i of a column that is not decoded, or the bytes of its file.
+
+    Raises:
+        Unreadable: it is damaged or missing; the message begins with ``name``.
+    """
+    try:
+        image = dataset[i][column]
+    except Exception as error:  # pyarrow's own, on files that are damaged
+        raise Unreadable(f"{name} cannot be read: {in_words(error)}") from error
+    if image is None or image["bytes"] is None and image["path"] is None:
+        raise Unreadable(f"{name} has no image")
+    stored: str | bytes = image["path"] if image["bytes"] is None else image["bytes"]
+    return stored
 
 
 def is_hub(name: str) -> bool:
