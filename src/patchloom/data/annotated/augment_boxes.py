@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.transforms.v2 import ColorJitter
 
+from patchloom.data.annotated.augment_pixels import Distort, cut, nearest
 from patchloom.data.annotated.base import Objects
 from patchloom.data.crop import resize_part
 
@@ -39,7 +39,8 @@ class BoxAugment:
         size: of the canvas in pixels, (h, w) or both.
         scale: range of the factor; (1, 1) without ``flip`` is what `fit_for_test` does.
         flip: whether to mirror, with probability 0.5.
-        color: whether to change brightness, contrast, saturation and hue, where there are 3 channels.
+        color: whether to change brightness, contrast, saturation and hue, each with probability 0.5, where there are 3
+            channels.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class BoxAugment:
         color: bool = False,
     ) -> None:
         self.canvas, self.scale, self.flip = _both(size), scale, flip
-        self.distort = ColorJitter(32 / 255, 0.5, 0.5, 18 / 360) if color else None
+        self.distort = Distort() if color else None
 
     def __call__(self, image: Tensor, truth: Objects, rng: np.random.Generator) -> tuple[tuple[Tensor, ...], BoxTarget]:
         """A canvas of an image [c h w], of the same dtype, and its objects.
@@ -60,9 +61,10 @@ class BoxAugment:
         """
         height, width = image.shape[-2:]
         factor = _factor((height, width), self.canvas) * rng.uniform(*self.scale)
-        top, h, out_h = _along(height, self.canvas[0], factor, rng)
-        left, w, out_w = _along(width, self.canvas[1], factor, rng)
-        view = resize_part(image, top, left, h, w, (out_h, out_w))
+        # whole pixels of the image are cut out, so that only these are resized and boxes stay where their pixels are
+        (h, out_h), (w, out_w) = cut(height, factor, self.canvas[0]), cut(width, factor, self.canvas[1])
+        top, left = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))
+        view = resize_part(image, top, left, h, w, (out_h, out_w), "bilinear")
         objects = _moved(truth, (top, left, h, w), (out_h, out_w))
         if self.flip and rng.random() < 0.5:
             view, objects = view.flip(-1), _mirrored(objects, out_w)
@@ -89,7 +91,7 @@ def fit_for_test(image: Tensor, size: int | tuple[int, int]) -> tuple[Tensor, fl
     height, width = image.shape[-2:]
     factor = _factor((height, width), canvas)
     fitted = _resized(height, canvas[0], factor), _resized(width, canvas[1], factor)
-    return _padded(resize_part(image, 0, 0, height, width, fitted), canvas), factor, fitted
+    return _padded(resize_part(image, 0, 0, height, width, fitted, "bilinear"), canvas), factor, fitted
 
 
 def to_original(boxes: Tensor, factor: float, size: tuple[int, int]) -> Tensor:
@@ -118,15 +120,6 @@ def _resized(length: int, canvas: int, factor: float) -> int:
     return min(canvas, max(1, round(length * factor)))
 
 
-def _along(length: int, canvas: int, factor: float, rng: np.random.Generator) -> tuple[int, int, int]:
-    """Along one side of the image: the first pixel of the crop, its pixels, and how many of the canvas they become."""
-    if round(length * factor) <= canvas:
-        return 0, length, _resized(length, canvas, factor)
-    # whole pixels of the image are cut out, so that only these are resized and boxes stay where their pixels are
-    kept = min(length, max(1, round(canvas / factor)))
-    return int(rng.integers(length - kept + 1)), kept, canvas
-
-
 def _moved(truth: Objects, part: tuple[int, int, int, int], size: tuple[int, int]) -> Objects:
     """The objects of a part (top, left, h, w) of an image that is resized to ``size``; those that are left."""
     (top, left, h, w), (out_h, out_w) = part, size
@@ -139,18 +132,13 @@ def _moved(truth: Objects, part: tuple[int, int, int, int], size: tuple[int, int
         return objects
     # NumPy picks single bytes several times faster than torch, and stops at the first pixel that is there
     masks = objects.masks.numpy()
-    masks = np.take(np.take(masks, left + _nearest(w, out_w), 2), top + _nearest(h, out_h), 1)
+    masks = np.take(np.take(masks, left + nearest(w, out_w), 2), top + nearest(h, out_h), 1)
     seen = torch.tensor([bool(mask.any()) for mask in masks], dtype=torch.bool)
     cut = ((reaching - boxes).abs().amax(1) > _CUT)[left_over]
     for k in (cut & seen).nonzero()[:, 0].tolist():
         ys, xs = np.flatnonzero(masks[k].any(1)), np.flatnonzero(masks[k].any(0))
         objects.boxes[k] = objects.boxes.new_tensor([xs[0], ys[0], xs[-1] + 1, ys[-1] + 1])
     return _chosen(Objects(objects.boxes, objects.labels, torch.from_numpy(masks), objects.crowd), seen)
-
-
-def _nearest(length: int, becomes: int) -> np.ndarray:
-    """For each pixel of a resized side the one at its centre, int64 [becomes]."""
-    return ((2 * np.arange(becomes) + 1) * length) // (2 * becomes)
 
 
 def _mirrored(objects: Objects, width: int) -> Objects:

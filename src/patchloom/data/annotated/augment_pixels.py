@@ -45,7 +45,7 @@ class PixelAugment:
         color: bool = True,
     ) -> None:
         self.size, self.side, self.scale, self.flip = size, side, scale, flip
-        self.distort = _Distort(hue=(-0.1, 0.1)) if color else None
+        self.distort = Distort(hue=(-0.1, 0.1)) if color else None
 
     def __call__(self, image: Tensor, truth: Tensor, rng: np.random.Generator) -> tuple[tuple[Tensor, ...], Tensor]:
         """A view of an image [c h w], of the same dtype, and its label map, int16; both of ``size``.
@@ -60,11 +60,11 @@ class PixelAugment:
                 "maps have the size of their images"
             )
         factor = (1.0 if self.side is None else self.side / min(height, width)) * rng.uniform(*self.scale)
-        (h, high), (w, wide) = _cut(height, factor, self.size[0]), _cut(width, factor, self.size[1])
+        (h, high), (w, wide) = cut(height, factor, self.size[0]), cut(width, factor, self.size[1])
         labels = truth.numpy()
         for _ in range(_TRIES + 1):
             top, left = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))
-            seen = labels[top + _nearest(h, high)[:, None], left + _nearest(w, wide)]
+            seen = labels[top + nearest(h, high)[:, None], left + nearest(w, wide)]
             if (h, w) == (height, width) or _varied(seen):
                 break
         view = resize_part(image, top, left, h, w, (high, wide), "bilinear")
@@ -98,20 +98,20 @@ def resized_for_test(image: Tensor, side: int) -> Tensor:
     return image if size == (h, w) else resize_part(image, 0, 0, h, w, (size[0], size[1]), "bilinear")
 
 
-class _Distort(v2.RandomPhotometricDistort):
+class Distort(v2.RandomPhotometricDistort):
     """torchvision's, which is SSD's, but for the channels, which are never swapped: a sky does not become green."""
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         return super().make_params(flat_inputs) | {"channel_permutation": None}
 
 
-def _cut(length: int, factor: float, size: int) -> tuple[int, int]:
+def cut(length: int, factor: float, size: int) -> tuple[int, int]:
     """How many pixels of a side are taken, and how many they become: at most ``size``."""
     becomes = min(size, max(1, round(length * factor)))
     return (length if becomes < size else min(length, max(1, round(size / factor)))), becomes
 
 
-def _nearest(length: int, becomes: int) -> np.ndarray:
+def nearest(length: int, becomes: int) -> np.ndarray:
     """For each pixel of a resized side the one at its centre, int64 [becomes]."""
     return ((2 * np.arange(becomes) + 1) * length) // (2 * becomes)
 

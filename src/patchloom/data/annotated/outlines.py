@@ -1,6 +1,6 @@
 """Masks of objects as annotation files have them: polygons, and run lengths (RLE), as COCO writes both.
 
-Nothing but NumPy is needed, and the pixels are those of COCO's own tools (`pycocotools.mask`), to the last.
+Nothing but NumPy is needed, and the pixels are those of COCO's own tools (``pycocotools.mask``), to the last.
 """
 
 from __future__ import annotations
@@ -124,5 +124,5 @@ def _of_polygon(points: np.ndarray, height: int, width: int) -> np.ndarray:
     row = (np.minimum(y[passed], y[passed + 1]) + 0.5) / _FINE - 0.5
     kept = (column == np.floor(column)) & (column >= 0) & (column <= width - 1)
     row = np.ceil(np.clip(row[kept], 0, height)).astype(np.int64)
-    changes = np.bincount(column[kept].astype(np.int64) * height + row, minlength=height * width + 1)
-    return (np.cumsum(changes[: height * width]) % 2 == 1).reshape(width, height).T
+    changes = np.sort(column[kept].astype(np.int64) * height + row)
+    return _of_runs(np.diff(np.concatenate([[0], changes, [height * width]])), height, width)
