@@ -18,7 +18,7 @@ from patchloom.data.sources.pattern import is_image, open_images
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.dense.files import coco_entries, label_png
 from patchloom.evaluate.dense.found import Found
-from patchloom.evaluate.dense.models import FORMAT, DenseCard, load_dense
+from patchloom.evaluate.dense.models import FORMAT, DenseCard, Kind, load_dense
 from patchloom.evaluate.dense.sliding import detect_image, segment_image
 from patchloom.evaluate.features import runs_in_bfloat16
 from patchloom.evaluate.pace import watched
@@ -49,7 +49,7 @@ class Predictions(Shown):
         notes: sentences on what was left out.
     """
 
-    kind: Literal["segment", "detect"]
+    kind: Kind
     out: Path
     images: int
     counts: dict[str, int]

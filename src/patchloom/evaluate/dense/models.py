@@ -25,6 +25,8 @@ from patchloom.nets.weights import (
 
 FORMAT = "patchloom-dense-1"
 
+Kind = Literal["segment", "detect"]
+
 
 @dataclass(frozen=True)
 class DenseCard:
@@ -44,7 +46,7 @@ class DenseCard:
         settings: the recipe.
     """
 
-    kind: Literal["segment", "detect"]
+    kind: Kind
     encoder: EncoderCard
     positions: Variant
     size: tuple[int, int]
