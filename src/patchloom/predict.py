@@ -13,12 +13,12 @@ import numpy as np
 from torch import Tensor
 
 from patchloom.calls import PathLike, checked
-from patchloom.data import DataLike, Source, Unreadable, is_object, open_data, to_channels
-from patchloom.data.sources.pattern import is_image
+from patchloom.data import Data, DataLike, Source, Unreadable, open_data, to_channels
+from patchloom.data.sources.pattern import is_image, open_images
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.dense.files import coco_entries, label_png
 from patchloom.evaluate.dense.found import Found
-from patchloom.evaluate.dense.models import FORMAT, DenseCard, load_dense
+from patchloom.evaluate.dense.models import FORMAT, DenseCard, Kind, load_dense
 from patchloom.evaluate.dense.sliding import detect_image, segment_image
 from patchloom.evaluate.features import runs_in_bfloat16
 from patchloom.evaluate.pace import watched
@@ -49,7 +49,7 @@ class Predictions(Shown):
         notes: sentences on what was left out.
     """
 
-    kind: Literal["segment", "detect"]
+    kind: Kind
     out: Path
     images: int
     counts: dict[str, int]
@@ -119,8 +119,7 @@ def predict(
     at = EvalSettings(device=device).at
     _check_model(model)
     net, card = load_dense(model)
-    single = not is_object(data) and isinstance(data, str | Path) and Path(data).is_file() and is_image(str(data))
-    opened = open_data([data] if single else data)
+    opened = _opened(data)
     sources = [opened.train] if opened.test is None else [opened.train, opened.test]
     names = names_of(sources)
     folder = Path(out) if out is not None else Path("predictions") / plain_name(data)
@@ -146,6 +145,13 @@ def predict(
     counts = {card.classes[k]: count for k, count in done[1].most_common() if count}
     notes = (*(f"{note}." for note in opened.notes), *lost_images(unreadable))
     return Predictions(card.kind, folder, done[0], counts, min(drawn, done[0]), score, notes)
+
+
+def _opened(data: DataLike) -> Data:
+    """Images of any source, or a single image file."""
+    if isinstance(data, str | Path) and is_image(str(data)) and (path := Path(data).expanduser()).is_file():
+        return open_images([str(path)], str(data))
+    return open_data(data)
 
 
 @dataclass(frozen=True)

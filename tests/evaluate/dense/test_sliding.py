@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from patchloom.nets.dense.detector import Detections
-from patchloom.nets.dense.segmenter import SegmentLogits
 from torch import nn
 from torch.nn import functional as F
 
 from patchloom.evaluate.dense import sliding
 from patchloom.evaluate.dense.found import from_run_lengths
 from patchloom.evaluate.dense.sliding import detect_image, segment_image, starts
+from patchloom.nets.dense.detector import Detections
+from patchloom.nets.dense.segmenter import SegmentLogits
 
 MEAN, STD = (0.5,), (0.25,)
 SIZE = (12, 18)
