@@ -39,8 +39,8 @@ from patchloom.evaluate.trained import SCRATCH
 from patchloom.hints import check_options
 from patchloom.look.dense import BoxRow
 from patchloom.nets.dense.detector import Detector
-from patchloom.nets.dense.windows import window_for
-from patchloom.nets.encode import grid_size, patch_side
+from patchloom.nets.dense.maps import window_of
+from patchloom.nets.encode import grid_size
 from patchloom.nets.hierarchical import Encoder
 from patchloom.nets.weights import untrained_twin
 from patchloom.processes import rank
@@ -105,8 +105,7 @@ def detect(
         raise PatchloomError(f"{setup.train.images.name} has boxes without masks: leave out --masks true")
     window = None if values.window == 0 else values.window
     if values.window == "auto":
-        along = values.size // patch_side(setup.vit)
-        window = window_for((along, along), grid_size(setup.vit))
+        window = window_of(setup.encoder(setup.vit), grid_size(setup.vit))
     options = {"masks": with_masks, "width": values.head_width, "window": window, "light": values.heads == "light"}
 
     def begin(model: Detector) -> DetectTraining:

@@ -1,0 +1,115 @@
+"""Segmentation and detection: that the wiring learns ten images by heart, and what pre-training brings on real ones.
+
+    pip install 'patchloom[dense]'
+    python benchmarks/dense.py overfit
+    mkdir /tmp/data && for f in camvid raccoon; do tar -xf ../shared/data/$f.tar -C /tmp/data; done
+    python benchmarks/dense.py split /tmp/data/raccoon /tmp/raccoon
+    patchloom pretrain /tmp/data/camvid/images/train,/tmp/raccoon/images/train --task mae --model nano --img_size 128 \\
+        --patch_size 8 --epochs 800 --held_out 0.05 --cache whole --out /tmp/mae
+    python benchmarks/dense.py camvid /tmp/mae /tmp/data/camvid
+    python benchmarks/dense.py raccoon /tmp/mae /tmp/raccoon
+
+``split`` copies the raccoons into train, val and test by their numbers: every fifth is for the test, every tenth beside
+those for validation. No test image is pre-trained on. Each row of a table is a mean over seeds, with the range: the
+seed draws the head, the encoder from scratch, the order of the images, and which 40 of them are labelled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from patchloom.evaluate import Report, evaluate
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.weights import EncoderCard, save_encoder
+
+_NAMES = "sky building pole road pavement tree sign fence car pedestrian cyclist".split()
+_CROP = {"size": 128, "side": 176, "validation": 0.0}
+
+
+def split(source: Path, out: Path) -> None:
+    """Copy images and annotations into parts, by the number in their names."""
+    for image in sorted((source / "images").iterdir()):
+        number = int(re.search(r"\d+", image.stem)[0])
+        part = "test" if number % 5 == 0 else "val" if number % 10 == 1 else "train"
+        for kind, file in (("images", image), ("annotations", source / "annotations" / f"{image.stem}.xml")):
+            (out / kind / part).mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, out / kind / part / file.name)
+
+
+def overfit(steps: int) -> None:
+    """Learn ten drawn shapes by heart, and be tested on the same ten: mIoU and AP50."""
+    from patchloom.data.annotated import boxes, pixels
+    from patchloom.data.annotated.base import AnnotatedData
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "encoder.safetensors"
+        spec = EncoderSpec("nano", (64, 64), 8)
+        save_encoder(build_encoder(spec), EncoderCard(spec, (0.5,) * 3, (0.25,) * 3, "mae", "nano"), path)
+        still: dict[str, Any] = {"scale": (1.0, 1.0), "flip": False, "color": False, "validation": 0.0, "size": 64}
+        still |= {"steps": steps, "from_scratch": True, "layer_decay": 1.0, "batch_size": 10}
+        for protocol, module, name in (
+            ("segment", "patchloom.evaluate.protocols.segment", "open_label_maps"),
+            ("detect", "patchloom.evaluate.protocols.detect", "open_boxes"),
+        ):
+            opened = {"open_label_maps": pixels.open_label_maps, "open_boxes": boxes.open_boxes}[name]
+            ten = opened("shapes:10").train
+            _replace(module, name, AnnotatedData(ten, None, ten))
+            report = evaluate(protocol, path, "shapes:10", **still, **({"masks": True} if protocol == "detect" else {}))
+            for row in report.rows[:2]:
+                print(f"{protocol}: {row.settings['measure']} {row.text()} after {steps} steps")
+
+
+def _replace(module: str, name: str, data: Any) -> None:
+    from importlib import import_module
+
+    setattr(import_module(module), name, lambda *_: data)
+
+
+def camvid(run: Path, data: Path, steps: int, seeds: int) -> None:
+    """All labels and 40, fine-tuned and frozen."""
+    (data / "classes.txt").write_text("\n".join(_NAMES) + "\n")
+    for count in (None, 40):
+        for head, length in (("linear", steps * 3 // 4), ("upernet", steps)):
+            given = {"max_train": count, "head": head, "steps": length, "ignore": 11, "seeds": seeds, **_CROP}
+            _told(f"camvid, {count or 367} labels, {head}, {length} steps", evaluate("segment", run, data, **given))
+
+
+def raccoon(run: Path, data: Path, steps: int, seeds: int) -> None:
+    """All labels."""
+    given = {"steps": steps, "seeds": seeds, "size": 192, "validation": 0.0}
+    _told(f"raccoon, 140 labels, {steps} steps", evaluate("detect", run, data, **given))
+
+
+def _told(title: str, report: Report) -> None:
+    reports = (*report.others, report)
+    print(f"\n{title}")
+    for number, row in enumerate(report.rows):
+        values = [100 * one.rows[number].value for one in reports if number < len(one.rows)]
+        mean, low, high = sum(values) / len(values), min(values), max(values)
+        measure = row.settings["measure"]
+        if measure in ("mIoU", "aAcc", "AP", "AP50", "AP75"):
+            print(f"  {row.encoder:14} {measure:5} {mean:5.1f} ({low:.1f} to {high:.1f})")
+    print(report.headline, flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("split", "overfit", "camvid", "raccoon"))
+    parser.add_argument("paths", nargs="*", type=Path, help="run and data, or source and copy")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--seeds", type=int, default=3)
+    asked = parser.parse_args()
+    torch.manual_seed(0)
+    if asked.what == "split":
+        split(*asked.paths)
+    elif asked.what == "overfit":
+        overfit(asked.steps)
+    else:
+        {"camvid": camvid, "raccoon": raccoon}[asked.what](*asked.paths, asked.steps, asked.seeds)
