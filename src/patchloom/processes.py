@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
@@ -102,6 +102,13 @@ def collected(values: list[T]) -> list[T]:
     parts: list[list[T]] = [[] for _ in range(world())]
     dist.all_gather_object(parts, values)
     return [value for part in parts for value in part]
+
+
+def alike(buffers: Iterable[Tensor]) -> None:
+    """Give every process the first one's values, in place: statistics of a BatchNorm are each process's own."""
+    if world() > 1:
+        for buffer in buffers:
+            dist.broadcast(buffer, 0)
 
 
 def cores_here() -> Cores:

@@ -25,7 +25,7 @@ from patchloom.memory import keep_freed_memory
 from patchloom.nets.native.blocks import use_native
 from patchloom.nets.performance import fuse_attention
 from patchloom.nets.weights import EncoderCard
-from patchloom.processes import rank, world
+from patchloom.processes import alike, rank, world
 
 _VALIDATED = 10  # times in a training
 
@@ -98,12 +98,14 @@ class DenseTraining(Loop, Generic[T]):
 
     def _validated(self) -> Score:
         assert self.held is not None
+        alike(self.tested.buffers())
         found = self.score(self.held)
         self.model.train()
         return Score(found, 0.0)
 
     def _chosen(self) -> dict[str, Any]:
         found = super()._chosen()
+        alike(self.tested.buffers())
         if not found:
             return {}
         return {

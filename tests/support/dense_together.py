@@ -1,0 +1,54 @@
+"""An evaluation of several processes, as torchrun starts them, on drawn squares."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from forked import server
+from ranks import free_port
+
+
+def _rank(rank: int, world: int, port: int, run: str, options: dict[str, Any], cache: str) -> None:
+    for stream, number in (("out", 1), ("err", 2)):
+        os.dup2(os.open(f"{run}/{rank}.{stream}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    found = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "GROUP_RANK": 0}
+    found |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test", "XDG_CACHE_HOME": cache}
+    os.environ.update({name: str(value) for name, value in found.items()})
+    torch.set_num_threads(1)
+    from scenes import Squares
+
+    from patchloom.cli import main
+    from patchloom.data.annotated.base import AnnotatedData
+    from patchloom.evaluate import features
+    from patchloom.evaluate.loop import Loop
+    from patchloom.evaluate.protocols import segment
+
+    parts = AnnotatedData(Squares(8), Squares(3, seed=1), Squares(5, seed=2))
+    segment.open_label_maps = lambda *_: parts
+    features.bfloat16_pays = lambda: (False, "as the test says")
+    run_loop = Loop.run
+
+    def noted(self: Loop, *given: Any) -> Any:
+        done = run_loop(self, *given)
+        torch.save(self.tested.state_dict(), f"{run}/{rank}.pt")
+        return done
+
+    Loop.run = noted
+    words = [f"--{name}={value}" for name, value in options.items()]
+    sys.exit(main(["evaluate", "segment", run, "squares", "--device=cpu", "--workers=0", *words]))
+
+
+def segment_together(run: Path, world: int, cache: Path, **options: Any) -> tuple[list[int], list[str], list[str]]:
+    """Exit codes, what each process printed, and what it printed to stderr; the weights at the end are in RANK.pt."""
+    port = free_port()
+    given = [(rank, world, port, str(run), options, str(cache)) for rank in range(world)]
+    processes = [server().Process(target=_rank, args=one) for one in given]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        process.kill()
+    told = [[(run / f"{rank}.{stream}").read_text() for rank in range(world)] for stream in ("out", "err")]
+    return [process.exitcode for process in processes], *told
