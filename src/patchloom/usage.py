@@ -36,6 +36,7 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("patchloom evaluate knn runs/photos-mae labelled/", "seconds"),
         ("patchloom evaluate linear runs/photos-mae labelled/", "a linear layer"),
         ("patchloom evaluate finetune runs/photos-mae labelled/", "all layers"),
+        ("patchloom evaluate segment runs/photos-mae frames/", "label maps"),
         ("patchloom evaluate finetune --help", "its options"),
     ],
     "predict": [
@@ -61,11 +62,13 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
 }
 # an option that stands in no group comes last, under the name of what it belongs to
 _GROUPS = {
-    "data": "images max_train labels per_class img_size crop_scale flip held_out group channels normalization cache",
-    "model": "model patch_size positions init from_run",
+    "data": "images max_train labels per_class ignore masks img_size size side scale crop_scale flip color held_out "
+    "group channels normalization cache",
+    "model": "model head heads head_width window patch_size positions init from_run",
     "task": "recipe task tasks",
-    "training": "epochs batch_size accumulate blr lr weight_decay momentum betas layer_decay warmup_epochs clip "
-    "drop_path smoothing mixup cutmix randaugment randaugment_std erasing repeats ema seed seeds",
+    "training": "epochs steps batch_size accumulate blr lr decay weight_decay momentum betas layer_decay warmup_epochs "
+    "warmup_steps clip drop_path auxiliary validation patience smoothing mixup cutmix randaugment randaugment_std "
+    "erasing repeats ema seed seeds",
     "machine": "device devices nodes strategy precision teacher_precision attention kernels compile checkpointing "
     "threads workers",
 }
@@ -73,7 +76,7 @@ _RARE = {
     *"accumulate weight_decay warmup_epochs clip crop_scale normalization cache channels positions nodes".split(),
     *"strategy precision teacher_precision attention kernels compile checkpointing threads".split(),
     *"betas layer_decay drop_path smoothing mixup cutmix randaugment randaugment_std erasing repeats ema".split(),
-    *"lr momentum placeholder ratio steps head_on".split(),
+    *"lr momentum placeholder ratio head_on warmup_steps decay auxiliary head_width color scale".split(),
 }
 _COLUMN = 30  # where the explanations begin
 _FEW = 6  # options that need no groups

@@ -38,6 +38,13 @@ MODEL_OPTIONS: dict[str, tuple[Any, str]] = {
 }
 _IMAGES = "a folder of images, or what else holds some"
 _ENCODER = "a run's folder, an encoder's .safetensors file, or timm:NAME"
+# what the protocols for parts of images take
+_LABELLED = {
+    "segment": "images/ and labels/ (PNG, a class id a pixel), each with or without train/ val/ test/; ADE20K; "
+    "hf:NAME; shapes",
+    "detect": "COCO JSON, Pascal VOC XML or YOLO text beside images/, each with or without train/ val/ test/; hf:NAME; "
+    "shapes",
+}
 
 
 def protocols() -> list[str]:
@@ -107,7 +114,7 @@ def of_evaluate(name: str | None) -> Listed:
             known = protocols()
             raise PatchloomError(f"there is no protocol {name}{suggestion(name, known)} Choose {listing(known)}.")
         own = found
-    labelled = "labelled images, such as a folder with a folder for each class"
+    labelled = _LABELLED.get(name or "", "labelled images, such as a folder with a folder for each class")
     words = {"protocol": "how it is measured", "run": _ENCODER, "data": labelled}
     places = [Option(one, str, None, about, positional=True, required=True) for one, about in words.items()]
     return Listed(own.about or common.about, (*places, *own.options, *common.options))

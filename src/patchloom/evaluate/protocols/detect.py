@@ -88,7 +88,7 @@ def detect(
         control: train from scratch, too.
         from_scratch: train only from scratch.
         precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
-        save: keep the trained model, by which ``patchloom predict`` finds objects.
+        save: keep the trained model, by which the verb predict finds objects.
         out: file of the saved model; by default detected/DATA-SEED.safetensors in the run.
         changes: values of the recipe.
 

@@ -93,7 +93,7 @@ def segment(
         control: train the controls, too.
         from_scratch: train only from scratch.
         precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
-        save: keep the trained model, by which ``patchloom predict`` writes label maps.
+        save: keep the trained model, by which the verb predict writes label maps.
         out: file of the saved model; by default segmented/DATA-SEED.safetensors in the run.
         changes: values of the recipe.
 
