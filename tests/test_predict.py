@@ -1,6 +1,7 @@
 """predict writes label maps and objects that belong to the images, and nothing over what others wrote."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,19 @@ def test_label_maps_belong_to_their_images(segmenter, photos, tmp_path, monkeypa
         assert np.array_equal(np.array(page.getpalette()[:9]).reshape(3, 3), class_colours(3))
 
 
+def test_maps_have_the_numbers_of_the_maps_that_were_learnt(segmenter, photos, tmp_path):
+    model, card = load_dense(segmenter)
+    save_dense(model, replace(card, ids=(0, 7, 255)), tmp_path / "numbered.safetensors")
+    patchloom.predict(tmp_path / "numbered.safetensors", photos / "a.png", out=tmp_path / "out", pictures=0)
+    patchloom.predict(segmenter, photos / "a.png", out=tmp_path / "plain", pictures=0)
+    assert (tmp_path / "out" / "classes.txt").read_text().splitlines() == [
+        f"{i} {name}" for i, name in zip((0, 7, 255), CLASSES, strict=True)
+    ]
+    found, plain = (Image.open(tmp_path / one / "labels" / "a.png") for one in ("out", "plain"))
+    assert np.array_equal(np.asarray(found), np.array([0, 7, 255])[np.asarray(plain)])
+    assert np.array_equal(np.asarray(found.convert("RGB")), np.asarray(plain.convert("RGB")))
+
+
 def test_the_same_again_is_written_again_and_nothing_else_is_overwritten(segmenter, detector, photos, tmp_path):
     first = patchloom.predict(segmenter, photos / "a.png", out=tmp_path / "out", pictures=0)
     assert isinstance(first, Predictions) and (first.images, first.pictures) == (1, 0)
@@ -123,7 +137,7 @@ def test_an_object_in_cocos_form():
 
 def test_more_classes_than_a_palette_has(tmp_path):
     labels = torch.tensor([[0, 300], [255, 256]]).short()
-    (tmp_path / "map.png").write_bytes(label_png(labels, 301))
+    (tmp_path / "map.png").write_bytes(label_png(labels, range(301)))
     with Image.open(tmp_path / "map.png") as page:
         assert np.asarray(page).tolist() == labels.tolist()
 

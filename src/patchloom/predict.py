@@ -66,8 +66,8 @@ class Predictions(Shown):
         drawn = f" The first {self.pictures:,} are drawn in {self.out / 'pictures'}." if self.pictures else ""
         if self.kind == "segment":
             written = (
-                f"{self.images:,} label maps are in {self.out / 'labels'}: one number a pixel, by the lines of "
-                f"classes.txt from 0, in the size of the image as it is read, upright.{drawn}"
+                f"{self.images:,} label maps are in {self.out / 'labels'}: one number a pixel, as classes.txt "
+                f"says, in the size of the image as it is read, upright.{drawn}"
             )
             return [written, f"Of all pixels: {self._most()}."]
         total = sum(self.counts.values())
@@ -102,7 +102,7 @@ def predict(
     COCO's form, with scores and, where it has masks, run lengths.
 
     Args:
-        model: what ``patchloom evaluate segment`` or ``detect`` wrote with ``--save``.
+        model: what the protocol segment or detect wrote with ``--save``.
         data: images of any source, all of its splits, or one image file.
         out: folder for what is written; predictions/DATA if absent. What another command wrote there stays.
         score: lowest score of the objects of a detector.
@@ -251,11 +251,13 @@ def _write_maps(
     answered: Iterator[tuple[str, Tensor, Tensor]], card: DenseCard, folder: Path, drawn: int
 ) -> tuple[int, Counter[int]]:
     """Write label maps and pictures; the number of images, and of pixels of each class."""
-    write_whole(folder / "classes.txt", "".join(f"{one}\n" for one in card.classes))
+    plain = card.ids == tuple(range(len(card.ids)))
+    lines = card.classes if plain else (f"{i} {name}" for i, name in zip(card.ids, card.classes, strict=True))
+    write_whole(folder / "classes.txt", "".join(f"{line}\n" for line in lines))
     counts, n = np.zeros(len(card.classes), np.int64), 0
     for name, image, labels in answered:
         counts += np.bincount(labels.numpy().ravel(), minlength=len(counts))
-        write_whole(folder / "labels" / f"{name}.png", label_png(labels, len(counts)))
+        write_whole(folder / "labels" / f"{name}.png", label_png(labels, card.ids))
         if n < drawn:
             draw_label_map(image, labels, card.classes, folder / "pictures" / f"{name}.png")
         n += 1

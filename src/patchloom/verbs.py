@@ -40,10 +40,8 @@ _IMAGES = "a folder of images, or what else holds some"
 _ENCODER = "a run's folder, an encoder's .safetensors file, or timm:NAME"
 # what the protocols for parts of images take
 _LABELLED = {
-    "segment": "images/ and labels/ (PNG, a class id a pixel), each with or without train/ val/ test/; ADE20K; "
-    "hf:NAME; shapes",
-    "detect": "COCO JSON, Pascal VOC XML or YOLO text beside images/, each with or without train/ val/ test/; hf:NAME; "
-    "shapes",
+    "segment": "images with label maps, such as images/ and labels/, with or without train/ val/ test/ in them",
+    "detect": "images with boxes in COCO's, Pascal VOC's or YOLO's form, with or without train/ val/ test/",
 }
 
 

@@ -27,4 +27,5 @@ def a_model(kind: str, size: tuple[int, int], **arguments) -> tuple[Segmenter | 
             weight.add_(torch.randn_like(weight) * 0.02)
     side = size[0] if kind == "segment" else None
     about = ("photos", "f" * 16, 1, {"recipe": "small", "lr": 1e-3})
-    return model.eval(), DenseCard(kind, encoder, "learned", size, side, arguments, CLASSES, *about)
+    ids = tuple(range(len(CLASSES))) if kind == "segment" else ()
+    return model.eval(), DenseCard(kind, encoder, "learned", size, side, arguments, CLASSES, *about, ids=ids)

@@ -224,9 +224,15 @@ def check_outputs(settings: EvalSettings, from_scratch: bool, save: bool, out: s
 
 
 def keep(
-    model: nn.Module, setup: Setup[T, R], kind: Kind, side: int | None, head: dict[str, Any], out: str | None
+    model: nn.Module,
+    setup: Setup[T, R],
+    kind: Kind,
+    side: int | None,
+    head: dict[str, Any],
+    out: str | None,
+    ids: tuple[int, ...] = (),
 ) -> None:
-    """Save the encoder's model, for ``patchloom predict``.
+    """Save the encoder's model, for `patchloom.predict.predict`.
 
     Args:
         model: of the encoder.
@@ -235,6 +241,7 @@ def keep(
         side: of the recipe, if it has one.
         head: options of the head.
         out: the file; in the run if absent.
+        ids: of the classes in label maps.
 
     Raises:
         PatchloomError: there is no run, and no file is named.
@@ -247,7 +254,7 @@ def keep(
     encoder = setup.card, setup.variant, setup.size, side, head, setup.classes
     of_data = parts.train.images.name, parts.test.fingerprint(), settings.seed, setup.row_settings()
     if rank() == 0:
-        save_dense(model, DenseCard(kind, *encoder, *of_data), path)
+        save_dense(model, DenseCard(kind, *encoder, *of_data, ids), path)
         print(f"  {setup.card.name}: saved as {path}", flush=True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,20 @@ from patchloom.evaluate.dense.found import Found, coco_tool
 from patchloom.look.class_colours import class_colours
 
 
-def label_png(labels: Tensor, classes: int) -> bytes:
-    """A label map [h w] as a PNG: 8 bits with a palette, or 16 bits where there are more than 256 classes."""
-    if classes > 256:
-        page = Image.fromarray(labels.numpy().astype(np.uint16))
-    else:
-        page = Image.fromarray(labels.numpy().astype(np.uint8), "L")
-        page.putpalette(class_colours(classes).tobytes())
+def label_png(labels: Tensor, ids: Sequence[int]) -> bytes:
+    """A label map [h w] as a PNG: 8 bits with a palette, or 16 bits where a number is above 255.
+
+    Args:
+        labels: numbers of classes, from 0.
+        ids: what stands for each class in the file.
+    """
+    deep = max(ids) > 255
+    stored = np.array(ids, np.uint16 if deep else np.uint8)[labels.numpy()]
+    page = Image.fromarray(stored)
+    if not deep:
+        palette = np.zeros((256, 3), np.uint8)
+        palette[list(ids)] = class_colours(len(ids))
+        page.putpalette(palette.tobytes())
     buffer = io.BytesIO()
     page.save(buffer, "PNG")
     return buffer.getvalue()

@@ -44,6 +44,7 @@ class DenseCard:
         test: fingerprint of the test images, the only ones that the model may be measured on.
         seed: of split and training.
         settings: the recipe.
+        ids: of a segmenter, the number that means each class in the label maps that it was trained on.
     """
 
     kind: Kind
@@ -57,6 +58,7 @@ class DenseCard:
     test: str
     seed: int
     settings: dict[str, Any]
+    ids: tuple[int, ...] = ()
 
 
 def save_dense(model: Segmenter | Detector, card: DenseCard, path: Path) -> None:
@@ -90,4 +92,4 @@ def read_dense(path: str | Path) -> DenseCard:
     about = read_about(path, FORMAT, "a segmenter or detector")
     with as_patchloom_wrote(path):
         given = {"encoder": card_from(about["encoder"]), "size": tuple(about["size"])}
-        return DenseCard(**about | given | {"classes": tuple(about["classes"])})
+        return DenseCard(**about | given | {name: tuple(about[name]) for name in ("classes", "ids")})

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from patchloom.data import DataLike, to_channels
-from patchloom.data.annotated import open_label_maps
+from patchloom.data.annotated import class_ids, open_label_maps
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import PositionChoice
 from patchloom.evaluate.dense.compare import (
@@ -129,7 +129,7 @@ def segment(
         candidates.append(Candidate(SCRATCH, lambda: built(twin)))
     models = train_each(candidates, setup, begin)
     if save or out is not None:
-        keep(models[0][0], setup, "segment", values.side, options, out)
+        keep(models[0][0], setup, "segment", values.side, options, out, class_ids(setup.train))
     # every choice has been made: now the test images are read
     found, rows, lost = [], [], []
     for candidate, (model, chosen) in zip(candidates, models, strict=True):
