@@ -12,7 +12,7 @@ _TIMES = 30  # that a training is validated at most
 
 
 class Score(NamedTuple):
-    """How good an epoch is: by its accuracy and, of equal ones, by its loss."""
+    """How good an epoch is: by its accuracy and, of equal ones, by its loss, or what else decides between them."""
 
     accuracy: float
     negative_loss: float

@@ -26,7 +26,7 @@ from patchloom.evaluate.best_epoch import BestEpoch, Score
 from patchloom.evaluate.cache import digest_of
 from patchloom.evaluate.pace import TimeLeft
 from patchloom.evaluate.unfinished import Unfinished
-from patchloom.processes import rank, smallest, total, world
+from patchloom.processes import collected, rank, smallest, total, world
 from patchloom.runs.checkpoint import restore, tensors_of
 from patchloom.stopping import Stop
 from patchloom.version import __version__
@@ -171,8 +171,8 @@ class Loop(ABC):
         chosen = self._chosen()
         if is_first():
             print(f"  {name}: {self._outcome(chosen)}, {duration(time.perf_counter() - begun)}", flush=True)
-        if self.unreadable:
-            count, first = len(self.unreadable), min(self.unreadable)
+        if (unreadable := {*collected([*self.unreadable])}) and is_first():
+            count, first = len(unreadable), min(unreadable)
             print(f"  {name}: {count:,} training images could not be read and were left out, such as {first}")
         return Trained(self.tested.eval(), chosen)
 
@@ -211,7 +211,9 @@ class Loop(ABC):
     def _restored(self, kept: Unfinished, name: str, left: TimeLeft) -> bool:
         """Go to where an earlier process was; whether it had reached the end."""
         found = kept.read()
-        if found is None:
+        step = -1 if found is None else int(found[1]["step"])
+        # where processes have caches of their own, what one has kept is of no use to the others: all begin again
+        if anyone(step != smallest(step)) or found is None:
             return False
         tensors, about = found
         average, best = (

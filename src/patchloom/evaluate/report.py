@@ -44,7 +44,7 @@ class Row:
         protocol: its name.
         settings: of the protocol.
         value: a share in [0, 1] if the unit is %.
-        low, high: the 95 % interval of the value; equal to it if the value is exact.
+        low, high: the 95 % interval of the value; equal to it if the value is exact, or has none.
         unit: of the value.
         right: [n] whether each test image was classified rightly, to compare two rows by; None where that is unknown.
     """

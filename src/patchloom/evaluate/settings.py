@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import has_labels, labelled
 from patchloom.hints import check
 from patchloom.machine import Cores, cores, workers
-from patchloom.waiting import Waiting
+from patchloom.waiting import Waiting, is_first
 
 _AT_ONCE = 256  # images, where the encoder stays frozen
 _FEW_BATCHES = 8  # on a CPU: for fewer, starting processes costs more than it saves (seconds where they are not forked)
@@ -140,13 +140,20 @@ def open_and_tell(data: DataLike, group: str | None = None) -> Data:
         PatchloomError: no such data, no images in it, or no such groups.
     """
     with Waiting("listing the images"):
-        opened, told = open_data(data, group=group), _told.get()
-    if told is not None:
-        for note in opened.notes:
-            if note not in told:
-                print(f"{note}.", flush=True)
-        told.update(opened.notes)
+        opened = open_data(data, group=group)
+    tell(opened.notes)
     return opened
+
+
+def tell(notes: Sequence[str]) -> None:
+    """Where `telling` is asked for, print those of the notes that were not yet."""
+    told = _told.get()
+    if told is None:
+        return
+    for note in notes:
+        if note not in told and is_first():
+            print(f"{note}.", flush=True)
+    told.update(notes)
 
 
 def parts_of(data: DataLike, settings: EvalSettings, labels: bool = True, note: str = "") -> Parts:

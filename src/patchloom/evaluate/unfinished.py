@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -87,12 +88,16 @@ class Unfinished:
         return self._checkpoints is not None and (self._kept or self.due)
 
     def save(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> bool:
-        """Keep the state of the training; whether it could be: a disc without room costs nothing but that."""
+        """Keep the state of the training; whether it could be: a disc without room costs nothing but that.
+
+        Of several processes, the first of each machine writes.
+        """
         if self._checkpoints is None:
             return False
         begun = time.perf_counter()
         with contextlib.suppress(PatchloomError):
-            self._checkpoints.save(tensors, about)
+            if os.environ.get("LOCAL_RANK", "0") == "0":
+                self._checkpoints.save(tensors, about)
             self._kept = True
         now = time.perf_counter()
         self._due = now + max(_SAVE_EVERY, (now - begun) / _SAVE_SHARE)

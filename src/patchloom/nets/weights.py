@@ -124,6 +124,8 @@ def read_about(path: Path, key: str, what: str) -> dict[str, Any]:
     """
     about = read_metadata(path, what)
     if key not in about:
+        if any(name.startswith("patchloom-") for name in about):
+            raise PatchloomError(f"{path} is a file that patchloom wrote, but not {what}: give another")
         raise PatchloomError(f"{path} has no patchloom metadata: use a file that patchloom wrote, or timm:NAME")
     with as_patchloom_wrote(path):
         found = json.loads(about[key])

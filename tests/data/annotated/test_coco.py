@@ -9,9 +9,8 @@ import pytest
 import torch
 from PIL import Image
 from pycocotools import mask as coco_masks
-from pycocotools.coco import COCO
 
-from patchloom.data.annotated import Objects, as_coco, coco_annotations, open_boxes
+from patchloom.data.annotated import open_boxes
 from patchloom.errors import PatchloomError
 
 SQUARE = [3, 2, 12, 2, 12, 9, 3, 9]  # x y x y ...
@@ -309,30 +308,3 @@ def test_the_fingerprint_follows_the_annotations(tmp_path):
         seen.append(open_boxes(tmp_path).train.fingerprint())
     assert len(set(seen)) == 5
     assert open_boxes(tmp_path).train.fingerprint() == seen[-1]
-
-
-def test_what_is_written_is_read_again_and_is_what_pycocotools_reads(tmp_path):
-    shapes = open_boxes("shapes:6").train
-    written = as_coco(shapes.subset([4, 1, 2]))
-    for entry, i in zip(written["images"], (4, 1, 2), strict=True):
-        entry["file_name"] = f"{i}.png"
-        Image.fromarray(shapes.images.read(i).permute(1, 2, 0).numpy()).save(tmp_path / f"{i}.png")
-    write(tmp_path / "train.json", written)
-    again = open_boxes(tmp_path).train
-    assert again.classes == shapes.classes
-    coco = COCO(tmp_path / "train.json")
-    for k, i in enumerate((4, 1, 2)):
-        truth, back = shapes.truth(i), again.truth(k)
-        assert torch.equal(truth.boxes, back.boxes) and torch.equal(truth.labels, back.labels)
-        assert torch.equal(truth.masks, back.masks) and torch.equal(truth.crowd, back.crowd)
-        (entry,) = coco.loadAnns(coco.getAnnIds([k + 1]))
-        assert np.array_equal(coco.annToMask(entry), truth.masks[0].numpy())
-        assert entry["area"] == truth.masks.sum() and entry["id"] > 0 and entry["category_id"] == truth.labels[0] + 1
-
-
-def test_what_was_found_has_scores_and_boxes_alone_no_segmentation():
-    boxes = torch.tensor([[1.0, 2.0, 4.0, 8.0]])
-    objects = Objects(boxes, torch.tensor([2]), None, torch.tensor([True]))
-    box = {"image_id": 6, "category_id": 3, "bbox": [1, 2, 3, 6], "area": 18}
-    assert coco_annotations(5, objects, torch.tensor([0.5])) == [box | {"score": 0.5}]
-    assert coco_annotations(5, objects) == [box | {"iscrowd": 1}]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco_masks
 
-from patchloom.data.annotated.outlines import filled, run_lengths
+from patchloom.data.annotated.outlines import filled
 
 
 @pytest.mark.parametrize("kind", ["floats", "whole numbers", "tiny"])
@@ -20,14 +20,13 @@ def test_polygons_have_the_pixels_of_pycocotools(kind):
 
 
 @pytest.mark.parametrize("share", [0, 0.02, 0.5, 1])
-def test_run_lengths_are_those_of_pycocotools_and_lead_back(share):
+def test_run_lengths_of_pycocotools_are_read(share):
     rng = np.random.default_rng(1)
     for _ in range(20):
         mask = rng.random(rng.integers(1, 90, 2)) < share
-        written = run_lengths(mask)
-        assert written["counts"] == coco_masks.encode(np.asfortranarray(mask, np.uint8))["counts"].decode()
+        written = coco_masks.encode(np.asfortranarray(mask, np.uint8))
         assert np.array_equal(filled(written, *mask.shape), mask)
-        assert np.array_equal(filled(written | {"counts": written["counts"].encode()}, *mask.shape), mask)
+        assert np.array_equal(filled(written | {"counts": written["counts"].decode()}, *mask.shape), mask)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,14 @@ def test_without_a_list_classes_are_numbers(tmp_path):
     assert data.notes == ("2 of 4 classes have no pixel to train on (1, 2)",)
 
 
+@pytest.mark.parametrize("listed", [{}, {"classes.txt": "0 ground\n255 cell"}])
+def test_masks_of_0_and_255_are_two_classes(tmp_path, listed):
+    data = open_label_maps(labelled(tmp_path, {"a": ids(0, 255), "b": ids(255, 0)}, **listed))
+    assert data.train.classes == (("ground", "cell") if listed else ("background", "foreground"))
+    assert class_ids(data.train) == (0, 255) and data.train.truth(0).unique().tolist() == [0, 1]
+    assert data.notes == (f"{tmp_path} holds 0 and 255 alone: both are classes, and all pixels count",)
+
+
 def test_a_number_that_does_not_count(tmp_path):
     folder = labelled(tmp_path, {"a": ids(0, 1, 2), "b": ids(2, 0)})
     data = open_label_maps(folder, ignore=0)
@@ -151,9 +159,9 @@ def test_sizes_have_to_agree_as_images_are_turned(tmp_path):
             "no label map of .* has a pixel that counts .*: 255 does not count, so give another --ignore",
         ),
         (
-            {"a": ids(0, 255), "b": ids(0)},
+            {"a": ids(1, 255), "b": ids(1)},
             {},
-            "has pixels of 0 alone to train on, and none of another class: 255 does not count, so give another "
+            "has pixels of 1 alone to train on, and none of another class: 255 does not count, so give another "
             "--ignore, or -1 if all do",
         ),
         (

@@ -48,3 +48,11 @@ def test_one_image_cannot_be_split() -> None:
     parts = dense_parts(AnnotatedData(Squares(1), None, Squares(2)), EvalSettings())
     with pytest.raises(PatchloomError, match="a single training image cannot be split: use --validation 0"):
         parts.trained_on(0.15, 0)
+
+
+def test_groups_stay_whole_and_the_story_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    squares = Squares(20)
+    squares.images.place = lambda i: f"film{i // 5}/{i}.png"
+    parts = dense_parts(AnnotatedData(squares, None, None), EvalSettings(group=r"film\d"))
+    films = [{i // 5 for i in numbers(part)} for part in (parts.train, parts.test)]
+    assert not films[0] & films[1] and "a fifth was split off for the test in whole groups" in parts.story

@@ -3,7 +3,7 @@
 import pytest
 
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.dense.recipes import DETECT, LINEAR, SEGMENT, dense_recipe
+from patchloom.evaluate.dense.recipes import DETECT, PROBE, SEGMENT, dense_recipe
 
 
 @pytest.mark.parametrize("name", [*SEGMENT, *DETECT])
@@ -32,7 +32,7 @@ def test_what_auto_becomes() -> None:
     assert SEGMENT["small"].settled(40, "cpu", 101, 128, 8, 128).validation == 0.15  # the data brings its own
     assert SEGMENT["small"].settled(5, "cpu", 0, 128, 8, 128).batch == 5
     assert DETECT["small"].settled(100, "cpu", 0, 100, 16, 32).size == 144  # a multiple of the patch
-    assert LINEAR.layer_decay == 1 and LINEAR.auxiliary == 0
+    assert PROBE.layer_decay == 1 and PROBE.auxiliary == 0
 
 
 def test_the_warm_up_follows_the_steps() -> None:

@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from PIL import Image
 from scenes import BoxedSquares, Squares
 
 from patchloom.cli import main
-from patchloom.data.annotated.base import Annotated, AnnotatedData
+from patchloom.data.annotated.base import AnnotatedData
+from patchloom.data.read import Unreadable
+from patchloom.data.sources.base import Source
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate import evaluate
 from patchloom.evaluate.dense.models import load_dense
@@ -75,9 +78,9 @@ def test_the_whole_of_it(run: Path, squares: object, protocol: str, capsys: pyte
     rows = list(csv.DictReader((run / "results.csv").open()))
     assert [float(row["value"]) for row in rows if row["seed"] == "1"] == [row.value for row in report.rows]
     folder = {"segment": "segmented", "detect": "detected"}[protocol]
-    model, card = load_dense(run / folder / "squares-train-1.safetensors")
+    model, card = load_dense(run / folder / "squares-train-small-1.safetensors")
     assert card.classes == model_classes(protocol) and card.kind == protocol and not model.training
-    assert (run / folder / "squares-train-0.safetensors").exists()
+    assert (run / folder / "squares-train-small-0.safetensors").exists()
     with Image.open(report.drawings[0].out) as picture:
         assert min(picture.size) > 200
     assert "tiny: saved as" in capsys.readouterr().out
@@ -94,6 +97,8 @@ def test_a_linear_layer_has_an_untrained_encoder_and_pixels_beside_it(run: Path,
     assert [row.encoder for row in report.quoted] == ["tiny", "untrained", "raw pixels"]
     assert report.headline.startswith("Linear segmentation of the frozen encoder: ")
     assert re.search("(than|told apart from) the untrained one", report.headline)
+    assert re.search("(than|told apart from) raw pixels", report.headline)
+    assert "head width" not in report.protocol and "layer_decay" not in report.rows[0].settings
 
 
 @pytest.mark.parametrize("protocol", OPTIONS)
@@ -101,18 +106,18 @@ def test_test_images_are_read_after_all_training(
     run: Path, squares: object, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    kind = Squares if protocol == "segment" else BoxedSquares
-    truth, step = kind.truth, Loop._step
+    kind = type(Squares(1).images)
+    read, step = kind.read, Loop._step
 
-    def watched(self: Annotated[Any], i: int) -> Any:
-        seen.append(self.images.name)
-        return truth(self, i)
+    def watched(self: Source, i: int) -> torch.Tensor:
+        seen.append(self.name)
+        return read(self, i)
 
     def stepped(self: Loop, *arguments: Any) -> torch.Tensor:
         seen.append("step")
         return step(self, *arguments)
 
-    monkeypatch.setattr(kind, "truth", watched)
+    monkeypatch.setattr(kind, "read", watched)
     monkeypatch.setattr(Loop, "_step", stepped)
     evaluate(protocol, run, "data", **OPTIONS[protocol], **COMMON)
     assert seen.count("step") == 8 and seen.index("squares test") > max(
@@ -156,6 +161,8 @@ def test_an_evaluation_that_was_stopped_goes_on(
         ),
         ("segment", {"head": "linear", "from_scratch": True}, "nothing is trained from scratch"),
         ("segment", {"head": "linear", "layer_decay": 0.5}, "--layer_decay has no effect with --head linear"),
+        ("segment", {"head": "linear", "positions": "learned"}, "leaves the encoder as it is: leave out --positions"),
+        ("segment", {"out": "model.pt"}, "its name ends in .safetensors, which model.pt does not"),
         ("segment", {"save": True, "from_scratch": True}, "--from_scratch saves no model"),
         ("detect", {"out": "a.safetensors", "seeds": 2}, "--out names one file, but --seeds 2 gives several"),
         ("detect", {"recipe": "mae"}, "there is no recipe mae: choose one of small, vitdet"),
@@ -211,9 +218,90 @@ def test_two_processes_share_one_evaluation(run: Path, tmp_path: Path) -> None:
     assert "by 2 processes by the recipe small" in " ".join(out[0].split())
     rows = list(csv.DictReader((run / "results.csv").open()))
     assert [row["encoder"] for row in rows if row["quoted"] == "True"] == ["tiny", "from scratch"]
-    assert (run / "segmented" / "squares-0.safetensors").exists()
+    assert (run / "segmented" / "squares-small-0.safetensors").exists()
 
 
 def test_a_batch_that_processes_cannot_share_is_refused_once(run: Path, tmp_path: Path) -> None:
     codes, _, err = segment_together(run, 2, tmp_path / "cache", steps=4, size=16, batch_size=3)
     assert 0 not in codes and "--batch_size 3 cannot be shared by 2 processes: give a multiple" in "".join(err)
+
+
+def test_a_frozen_encoder_without_positions_gets_none(run: Path, squares: object) -> None:
+    spec = EncoderSpec("nano", (16, 16), 4, positions="none", options={"depth": 2, "embed_dim": 16, "num_heads": 2})
+    card = EncoderCard(spec, (0.4,) * 3, (0.2,) * 3, "mp3", "free")
+    save_encoder(build_encoder(spec), card, run / "free.safetensors")
+    options = {"head": "linear", "steps": 2, "size": 16, "batch_size": 4, "out": str(run / "model.safetensors")}
+    evaluate("segment", run / "free.safetensors", "data", **options, **COMMON)
+    model, _ = load_dense(run / "model.safetensors")
+    assert not [name for name in model.state_dict() if "pos" in name]
+
+
+@pytest.mark.parametrize("protocol", OPTIONS)
+def test_of_equal_validation_scores_the_last_weights_are_tested(
+    run: Path, squares: object, protocol: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for kind in ("segmenting.SegmentTraining", "detecting.DetectTraining"):
+        monkeypatch.setattr(f"patchloom.evaluate.dense.{kind}.score", lambda *_: 0.25)
+    evaluate(protocol, run, "data", control=False, **OPTIONS[protocol], **COMMON)
+    assert "step 4 of 4 was best" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("protocol", OPTIONS)
+def test_a_test_that_cannot_be_read_is_a_sentence(
+    run: Path, squares: object, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = type(Squares(1).images)
+    read = kind.read
+
+    def damaged(self: Source, i: int) -> torch.Tensor:
+        if self.name == "squares test":
+            raise Unreadable("gone")
+        return read(self, i)
+
+    monkeypatch.setattr(kind, "read", damaged)
+    with pytest.raises(PatchloomError, match="none of the 5 test images could be read, beginning with squares test #0"):
+        evaluate(protocol, run, "data", **OPTIONS[protocol], **COMMON)
+    assert not (run / "results.csv").exists()
+
+
+def test_nothing_to_find_in_the_test_is_said_before_training(
+    run: Path, squares: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    truth = BoxedSquares.truth
+
+    def crowds(self: BoxedSquares, i: int) -> Any:
+        found = truth(self, i)
+        return replace(found, crowd=~found.crowd) if self.images.name == "squares test" else found
+
+    monkeypatch.setattr(BoxedSquares, "truth", crowds)
+    with pytest.raises(PatchloomError, match="the 5 images to test on have no object: annotate some of them"):
+        evaluate("detect", run, "data", **OPTIONS["detect"], **COMMON)
+    assert "trained" not in capsys.readouterr().out
+
+
+def test_what_the_data_left_out_is_told_once(
+    run: Path, squares: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = AnnotatedData(Squares(6), None, Squares(3, seed=1), ("1 image was left out, without a label map (a.png)",))
+    monkeypatch.setattr("patchloom.evaluate.protocols.segment.open_label_maps", lambda *_: parts)
+    evaluate("segment", run, "data", seeds=2, control=False, **OPTIONS["segment"], **COMMON)
+    assert capsys.readouterr().out.count("1 image was left out, without a label map (a.png).") == 1
+
+
+def test_a_file_of_something_else_is_never_written_over(run: Path, squares: object) -> None:
+    before = (run / "encoder.safetensors").read_bytes()
+    options = {**OPTIONS["segment"], "out": str(run / "encoder.safetensors")}
+    with pytest.raises(PatchloomError, match="is there already, and no model of segment or detect: give --out another"):
+        evaluate("segment", run, "data", **options, **COMMON)
+    assert (run / "encoder.safetensors").read_bytes() == before
+    (run / "folder.safetensors").mkdir()
+    with pytest.raises(PatchloomError, match="is there already"):
+        evaluate("segment", run, "data", **options | {"out": str(run / "folder.safetensors")}, **COMMON)
+
+
+def test_a_model_is_no_encoder(run: Path, squares: object) -> None:
+    options = {**OPTIONS["segment"], "control": False, "out": str(run / "model.safetensors")}
+    evaluate("segment", run, "data", **options, **COMMON)
+    evaluate("segment", run, "data", **options, **COMMON)  # its own model is written again
+    with pytest.raises(PatchloomError, match="is a file that patchloom wrote, but not encoder weights"):
+        evaluate("segment", run / "model.safetensors", "data", **OPTIONS["segment"], **COMMON)

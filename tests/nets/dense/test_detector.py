@@ -152,7 +152,7 @@ def test_anchors_lie_at_the_levels_cells() -> None:
     assert centres[: 20 * 12 * 3, 1].max() == 19 * 3.5 and centres[-1].tolist() == [0, 56]
 
 
-def test_rois_are_read_where_they_lie() -> None:
+def test_rois_are_read_where_they_lie_but_for_torchvisions_half_a_cell() -> None:
     net = made("p14", (5, 5))
     level = torch.arange(70 / 3.5).expand(1, 1, 20, 20) * 3.5 + 1.75  # the column of each cell's middle in pixels
     coarse = [torch.zeros(1, 1, *grid) for grid in net.pyramid.grids[1:]]

@@ -4,7 +4,6 @@ from patchloom.data.annotated.augment_boxes import BoxAugment, BoxTarget, fit_fo
 from patchloom.data.annotated.augment_pixels import PixelAugment, resized_for_test
 from patchloom.data.annotated.base import IGNORED, Annotated, AnnotatedData, Objects
 from patchloom.data.annotated.boxes import open_boxes
-from patchloom.data.annotated.coco_write import as_coco, coco_annotations, coco_categories
 from patchloom.data.annotated.label_maps import class_ids, class_pixels
 from patchloom.data.annotated.pixels import open_label_maps
 
@@ -16,11 +15,8 @@ __all__ = [
     "BoxTarget",
     "Objects",
     "PixelAugment",
-    "as_coco",
     "class_ids",
     "class_pixels",
-    "coco_annotations",
-    "coco_categories",
     "fit_for_test",
     "open_boxes",
     "open_label_maps",

@@ -65,7 +65,7 @@ class Part:
 
 
 @dataclass
-class Found:
+class Annotations:
     """What the files of one format say, before it is compared with the images.
 
     Attributes:

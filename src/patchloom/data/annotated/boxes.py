@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from patchloom.data.annotated.base import AnnotatedData, Objects
-from patchloom.data.annotated.boxed import Found
+from patchloom.data.annotated.boxed import Annotations
 from patchloom.data.annotated.checks import examined
 from patchloom.data.annotated.coco import find_coco, json_files, read_json
 from patchloom.data.annotated.drawn import DrawnObjects
@@ -56,7 +56,7 @@ def open_boxes(data: DataLike, seed: int = 0) -> AnnotatedData[Objects]:
         return examined(find_hub(name) if is_hub(name) else _found(name))
 
 
-def _found(name: str) -> Found:
+def _found(name: str) -> Annotations:
     path = Path(name).expanduser()
     if path.is_file():
         return _of_file(name, path)
@@ -94,7 +94,7 @@ def _found(name: str) -> Found:
     raise PatchloomError(f"{name} holds no annotations that are known: give a folder with {_LAYOUTS}")
 
 
-def _of_file(name: str, path: Path) -> Found:
+def _of_file(name: str, path: Path) -> Annotations:
     """The images that a JSON or YAML file names; those of a JSON lie in its folder, or beside it."""
     if path.suffix.lower() in (".yaml", ".yml"):
         return find_yaml(name, path)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from patchloom.data.annotated.base import AnnotatedData, Objects
-from patchloom.data.annotated.boxed import Boxed, Found, Part, Sheet
+from patchloom.data.annotated.boxed import Annotations, Boxed, Part, Sheet
 from patchloom.data.annotated.header import Header, header_of
 from patchloom.data.annotated.layout import PARTS, TEST, TRAIN, VALIDATION, images_in_words, named_parts
 from patchloom.data.noticed import some_of
@@ -26,7 +26,7 @@ _FEW_LOST = 0.05  # share of the images that may be missing or unreadable
 _FEW_BAD = 1e-4  # share of the boxes that may be of no area or outside, and are left out: COCO's own has two such
 
 
-def examined(found: Found) -> AnnotatedData[Objects]:
+def examined(found: Annotations) -> AnnotatedData[Objects]:
     """What was found, compared with its images.
 
     Raises:
@@ -54,7 +54,7 @@ def examined(found: Found) -> AnnotatedData[Objects]:
     return AnnotatedData(by_name[TRAIN], by_name.get(VALIDATION), by_name.get(TEST), (*found.notes, *said, *notes))
 
 
-def _refuse_shared(found: Found) -> None:
+def _refuse_shared(found: Annotations) -> None:
     """Refuse an image that is in two parts: what is trained on tests nothing."""
     seen: dict[str, str] = {}
     for name, part in found.parts.items():
@@ -65,7 +65,7 @@ def _refuse_shared(found: Found) -> None:
                 raise PatchloomError(f"{image} is in two parts, {both}: leave it in one of them alone")
 
 
-def _outlined(found: Found) -> tuple[bool, list[str]]:
+def _outlined(found: Annotations) -> tuple[bool, list[str]]:
     """Whether there are masks: where all objects have an outline."""
     sheets = [sheet for part in found.parts.values() for sheet in part.sheets]
     total = sum(len(sheet.boxes) for sheet in sheets)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from patchloom.data.annotated.boxed import Found, Part, Sheet, part_of_files
+from patchloom.data.annotated.boxed import Annotations, Part, Sheet, part_of_files
 from patchloom.data.annotated.layout import (
     TRAIN,
     by_folder,
@@ -56,7 +56,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def find_coco(
     name: str, root: Path, listed: Listing, files: Mapping[str, dict[str, Any]], alone: bool = False
-) -> Found:
+) -> Annotations:
     """The images, boxes and masks of a folder.
 
     A file is of the part that its name or its folder says, as in ``instances_val2017.json``; a single one that says
@@ -99,7 +99,7 @@ def find_coco(
         parts |= {key: part_of_files(name, root, those, [of[one] for one in those]) for key, those in within.items()}
         named.update(paths)
     notes += note_on_unnamed(root, sorted(known - named), len(known | named))
-    return Found(tuple(str(one["name"]) for one in categories), parts, notes)
+    return Annotations(tuple(str(one["name"]) for one in categories), parts, notes)
 
 
 def _parts(name: str, files: Sequence[str]) -> dict[str | None, str]:

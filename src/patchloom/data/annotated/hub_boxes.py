@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from patchloom.data.annotated.boxed import Found, Part, Sheet
+from patchloom.data.annotated.boxed import Annotations, Part, Sheet
 from patchloom.data.annotated.layout import TRAIN, part_named
 from patchloom.data.sources.hub import Hub, splits_of
 from patchloom.errors import PatchloomError
@@ -21,7 +21,7 @@ _LABEL = ("category", "label", "category_id", "categories", "labels", "class")
 _CROWD = ("iscrowd", "is_crowd")
 
 
-def find_hub(name: str) -> Found:
+def find_hub(name: str) -> Annotations:
     """The images and boxes of ``hf:FOLDER`` or ``hf:NAME``, as `open_hub` takes them.
 
     The column ``objects`` has for each image a list of objects, or a dict of lists, with ``bbox``, COCO's x y w h in
@@ -68,7 +68,7 @@ def find_hub(name: str) -> Found:
             if one not in number:
                 raise PatchloomError(f"{sheet.file} has an object of class {one}, and there are {len(classes)} classes")
         sheet.labels = [number[one] for one in those]
-    return Found(classes, parts, notes)
+    return Annotations(classes, parts, notes)
 
 
 def _numbered(classes: tuple[str, ...], names: list[list[str | int]]) -> dict[str | int, int]:

@@ -5,7 +5,6 @@ Nothing but NumPy is needed, and the pixels are those of COCO's own tools (``pyc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,16 +34,6 @@ def filled(outline: Any, height: int, width: int) -> np.ndarray:
             raise ValueError("a polygon that is not a list x y x y ... of at least three points")
         mask |= _of_polygon(points.reshape(-1, 2), height, width)
     return mask
-
-
-def run_lengths(mask: np.ndarray) -> dict[str, Any]:
-    """A mask, bool [h w], as COCO's RLE with compressed ``counts``."""
-    flat = np.asfortranarray(mask).ravel(order="F")
-    ends = np.flatnonzero(np.diff(flat)) + 1
-    counts = np.diff(np.concatenate([[0], ends, [flat.size]]))
-    if flat.size and flat[0]:
-        counts = np.concatenate([[0], counts])
-    return {"size": [int(side) for side in mask.shape], "counts": _text(counts.tolist())}
 
 
 def _of_runs(counts: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -81,20 +70,6 @@ def _numbers(text: str) -> list[int]:
         found.append(number + (found[-2] if len(found) > 2 else 0))
         number = shift = 0
     return found
-
-
-def _text(counts: Sequence[int]) -> str:
-    """The inverse of `_numbers`."""
-    letters: list[str] = []
-    for i, count in enumerate(counts):
-        number = count - counts[i - 2] if i > 2 else count
-        while True:
-            bits, number = number & 31, number >> 5
-            last = number == (-1 if bits & 16 else 0)
-            letters.append(chr(bits + 48 + 32 * (not last)))
-            if last:
-                break
-    return "".join(letters)
 
 
 def _of_polygon(points: np.ndarray, height: int, width: int) -> np.ndarray:

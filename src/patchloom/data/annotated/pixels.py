@@ -153,6 +153,11 @@ def assembled(
     if known := _ade_classes(classes, numbers[-1], ade):
         classes, ignored = known, {ignore, 0}
         said.append(f"{name} is taken for ADE20K: 0 does not count, and 1 to {ADE_COUNT} are the classes")
+    if ignore == 255 and numbers == [0, 255]:  # the commonest masks of two classes
+        ignored = set()
+        said.append(f"{name} holds 0 and 255 alone: both are classes, and all pixels count")
+        if classes is None:
+            classes = ClassList(("background", "foreground"), (0, 255), None, "the numbers in label maps")
     if classes is None:
         classes = numbered_classes(numbers, ignored, name)
     else:

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from patchloom.data.annotated.boxed import Found, Sheet, part_of_files
+from patchloom.data.annotated.boxed import Annotations, Sheet, part_of_files
 from patchloom.data.annotated.layout import (
     TRAIN,
     Partners,
@@ -46,7 +46,7 @@ def xml_files(root: Path, listed: Listing) -> list[str]:
     return files_in(root, listed.folders, (".xml",))
 
 
-def find_voc(name: str, root: Path, listed: Listing, files: Sequence[str]) -> Found:
+def find_voc(name: str, root: Path, listed: Listing, files: Sequence[str]) -> Annotations:
     """The images and boxes of a folder.
 
     It is as VOC's own sets are (``JPEGImages``, ``Annotations``, ``ImageSets/Main``), or has images and XML files of
@@ -93,7 +93,7 @@ def find_voc(name: str, root: Path, listed: Listing, files: Sequence[str]) -> Fo
         part: part_of_files(name, root, those, [of_image[image].sheet for image in those])
         for part, those in by_part.items()
     }
-    return Found(classes, parts, [*said, *notes])
+    return Annotations(classes, parts, [*said, *notes])
 
 
 def _lists(folder: Path) -> dict[str, Path]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from patchloom.data.annotated.boxed import Found, Sheet, part_of_files
+from patchloom.data.annotated.boxed import Annotations, Sheet, part_of_files
 from patchloom.data.annotated.layout import TEST, TRAIN, VALIDATION, by_folder, files_in, is_role, note_on_lost
 from patchloom.data.noticed import some_of
 from patchloom.data.sources.listing import Listing, images_in, list_files
@@ -38,7 +38,7 @@ def text_files(root: Path, listed: Listing) -> list[str]:
     return [file for file in files_in(root, listed.folders, (".txt",)) if file[:-4] in stems]
 
 
-def find_yolo(name: str, root: Path, listed: Listing, files: Sequence[str]) -> Found:
+def find_yolo(name: str, root: Path, listed: Listing, files: Sequence[str]) -> Annotations:
     """The images, boxes and outlines of a folder ``images`` beside one called ``labels``, or of both in one.
 
     An image without a text file has no objects. Class names are the lines of ``classes.txt``.
@@ -65,7 +65,7 @@ def find_yolo(name: str, root: Path, listed: Listing, files: Sequence[str]) -> F
     return _found(name, root, parts, classes, files, notes)
 
 
-def find_yaml(name: str, path: Path) -> Found:
+def find_yaml(name: str, path: Path) -> Annotations:
     """The images, boxes and outlines that a ``data.yaml`` names.
 
     It has ``names``, a list or numbers with names, and for ``train``, ``val`` and ``test`` a folder of images, a text
@@ -118,7 +118,7 @@ def _found(
     classes: tuple[str, ...] | None,
     files: Sequence[str],
     notes: list[str],
-) -> Found:
+) -> Annotations:
     """What the labels of some images say.
 
     Args:
@@ -158,7 +158,7 @@ def _found(
     found = {
         part: part_of_files(name, root, images, [sheets[image] for image in images]) for part, images in parts.items()
     }
-    return Found(classes, found, notes)
+    return Annotations(classes, found, notes)
 
 
 def read_yolo(path: Path, classes: int | None) -> Sheet:

@@ -20,7 +20,7 @@ Kind = Literal["bbox", "segm"]
 
 
 @dataclass(frozen=True)
-class Precision:
+class AveragePrecision:
     """Average precisions in [0, 1]; nan where the images have no object that asks for it.
 
     Attributes:
@@ -54,7 +54,7 @@ class Precision:
 
 def average_precision(
     truth: Sequence[Objects] | Annotated[Objects], found: Sequence[Found], classes: Sequence[str], kind: Kind
-) -> Precision:
+) -> AveragePrecision:
     """Compare what was found with what is there; of an image, the 100 surest finds count.
 
     Args:
@@ -86,7 +86,7 @@ def average_precision(
     # [thresholds recalls classes areas counts]: the last count is 100
     precision, thresholds = np.asarray(run.eval["precision"])[..., -1], run.params.iouThrs
     every = precision[:, :, :, 0]
-    return Precision(
+    return AveragePrecision(
         ap=_mean(every),
         ap50=_mean(every[np.isclose(thresholds, 0.5)]),
         ap75=_mean(every[np.isclose(thresholds, 0.75)]),

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any
 
 import torch
 from torch import nn
 
-from patchloom.data.annotated.base import Annotated, AnnotatedData, T
+from patchloom.data.annotated.base import Annotated, T
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.classifier import PositionChoice, variant_of
-from patchloom.evaluate.dense.models import DenseCard, Kind, save_dense
-from patchloom.evaluate.dense.parts import DenseParts, dense_parts
-from patchloom.evaluate.dense.recipes import R, dense_recipe
+from patchloom.evaluate.dense.models import DenseCard, Kind, is_dense, save_dense
+from patchloom.evaluate.dense.recipes import R
+from patchloom.evaluate.dense.setup import Setup
 from patchloom.evaluate.dense.training import DenseTraining
-from patchloom.evaluate.features import Precision, trains_in_bfloat16
 from patchloom.evaluate.fit import seeded
 from patchloom.evaluate.pace import TimeLeft, waiting_for
 from patchloom.evaluate.report import Drawing, Report, Row, lost_images
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trained import in_words
-from patchloom.launch import first_decides, launch, started
-from patchloom.nets.dense.maps import at_size
-from patchloom.nets.encode import input_size, patch_side, width
-from patchloom.nets.hierarchical import Encoder
-from patchloom.nets.native.choice import choose_kernels
-from patchloom.nets.variants import Variant
-from patchloom.nets.weights import EncoderCard
 from patchloom.processes import rank, world
-from patchloom.runs.encoder import load_encoder
 from patchloom.waiting import duration, is_first
 
 _MEASURED_FROM = 50  # steps: fewer are made sooner than told about
@@ -50,109 +39,6 @@ class Candidate:
 
     name: str
     build: Callable[[], nn.Module]
-
-
-@dataclass(frozen=True)
-class Setup(Generic[T, R]):
-    """How all candidates are trained, and on what.
-
-    Attributes:
-        name: of the recipe.
-        recipe: with every ``auto`` resolved.
-        run: what the user typed for the encoder.
-        vit, card: the encoder, and what is known of it.
-        variant: its positions.
-        parts: the images.
-        train, held: images to train on, and to choose weights by.
-        settings: of the evaluation.
-        half: matrix products of the training are in bfloat16.
-        native: attention is by our own kernels.
-        precision: of the test, as it was asked for.
-    """
-
-    name: str
-    recipe: R
-    run: str | Path
-    vit: Encoder
-    card: EncoderCard
-    variant: Variant
-    parts: DenseParts[T]
-    train: Annotated[T]
-    held: Annotated[T] | None
-    settings: EvalSettings
-    half: bool
-    native: bool
-    precision: Precision
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Their names."""
-        return self.parts.train.classes
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of what models are given, in pixels."""
-        return self.recipe.size, self.recipe.size
-
-    def encoder(self, vit: Encoder) -> Encoder:
-        """A copy of an encoder of the same kind for images of that size."""
-        return at_size(vit, self.card, self.size, self.variant, self.recipe.drop_path)
-
-    def row_settings(self, **more: Any) -> dict[str, Any]:
-        """Settings of a row of the report."""
-        how = {"positions": self.variant, "precision": "bfloat16" if self.half else "float32"}
-        return {"recipe": self.name, **self.recipe.plain(), **how, **more}
-
-    def place(self, folder: str, suffix: str, what: str = "") -> Path | None:
-        """Where a file of the evaluation lies in the run; None where that is no folder or file of the user's."""
-        if str(self.run).startswith("timm:"):
-            return None
-        home = Path(self.run) if Path(self.run).is_dir() else Path(self.run).parent
-        name = re.sub(r"[^\w.-]+", "-", Path(self.parts.train.images.name).name)
-        return home / folder / f"{what}{name}-{self.settings.seed}{suffix}"
-
-
-def set_up(
-    run: str | Path,
-    opened: Callable[[], AnnotatedData[T]],
-    settings: EvalSettings,
-    name: str,
-    known: Mapping[str, R],
-    changes: Mapping[str, Any],
-    positions: PositionChoice,
-    precision: Precision,
-) -> Setup[T, R]:
-    """Load the encoder, open the images, and resolve the recipe.
-
-    Args:
-        run, settings: as in `patchloom.evaluate.evaluate`.
-        opened: opens the images.
-        name: of the recipe.
-        known: recipes by name.
-        changes: of its values.
-        positions, precision: as options of the protocol.
-
-    Raises:
-        PatchloomError: no such encoder, data or recipe, or values that do not fit.
-    """
-    if settings.batch_size != "auto":
-        changes = {**changes, "batch": settings.batch_size}
-    asked = dense_recipe(name, known, changes)
-    vit, card = load_encoder(run, settings.model)
-    if started() > 1 and world() == 1:
-        fabric = launch(settings.at.type)
-        first_decides(fabric, lambda: opened() and None)  # what is wrong with the images is said once
-    parts = dense_parts(opened(), settings, card.note)
-    own = 0 if parts.validation is None else len(parts.validation)
-    of_encoder = min(input_size(vit)), patch_side(vit), width(vit)
-    recipe = asked.settled(len(parts.train), settings.at.type, own, *of_encoder)
-    if recipe.batch % world():
-        raise PatchloomError(f"--batch_size {recipe.batch} cannot be shared by {world()} processes: give a multiple")
-    train, held = parts.trained_on(recipe.validation, settings.seed)
-    half = trains_in_bfloat16(settings.at, precision)
-    kernels, _ = choose_kernels(vit, settings.at.type, half and not recipe.drop_path, recipe.batch)
-    plan = name, recipe, run, vit, card, variant_of(positions, vit), parts, train, held, settings
-    return Setup(*plan, half, kernels == "native", precision)
 
 
 def train_each(
@@ -211,16 +97,28 @@ def _enough_memory(images: int) -> Iterator[None]:
         ) from problem
 
 
-def check_outputs(settings: EvalSettings, from_scratch: bool, save: bool, out: str | None) -> None:
+def check_outputs(run: str | Path, settings: EvalSettings, from_scratch: bool, save: bool, out: str | None) -> None:
     """Refuse what cannot be saved.
 
     Raises:
-        PatchloomError: several models for one file, or nothing to be saved.
+        PatchloomError: several models for one file, nothing to be saved, no folder for it, or a file that is taken.
     """
+    if out is not None:
+        _check_file(Path(out))
+    if save and out is None and str(run).startswith("timm:"):
+        raise PatchloomError(f"{run} has no folder for its model: give --out FILE")
     if out is not None and settings.seeds > 1:
         raise PatchloomError(f"--out names one file, but --seeds {settings.seeds} gives several: use --save true")
     if from_scratch and (save or out is not None):
         raise PatchloomError("--from_scratch saves no model: leave --save and --out away")
+
+
+def _check_file(path: Path) -> None:
+    """Refuse to write a model where something else is, or cannot be."""
+    if path.suffix != ".safetensors":
+        raise PatchloomError(f"--out is the file of a model, so its name ends in .safetensors, which {path} does not")
+    if path.is_dir() or (path.exists() and not is_dense(path)):
+        raise PatchloomError(f"{path} is there already, and no model of segment or detect: give --out another name")
 
 
 def keep(
@@ -244,12 +142,11 @@ def keep(
         ids: of the classes in label maps.
 
     Raises:
-        PatchloomError: there is no run, and no file is named.
+        PatchloomError: it cannot be written.
     """
     folder = {"segment": "segmented", "detect": "detected"}[kind]
     path = setup.place(folder, ".safetensors") if out is None else Path(out)
-    if path is None:
-        raise PatchloomError(f"{setup.card.name} has no folder for its model: give --out FILE")
+    assert path is not None, "check_outputs comes first"
     parts, settings = setup.parts, setup.settings
     encoder = setup.card, setup.variant, setup.size, side, head, setup.classes
     of_data = parts.train.images.name, parts.test.fingerprint(), settings.seed, setup.row_settings()
@@ -260,7 +157,7 @@ def keep(
 
 def _recipe_sentence(setup: Setup[T, R]) -> str:
     """What the training was, as the report has it."""
-    values = {**setup.recipe.plain(), "precision": "bfloat16" if setup.half else "float32"}
+    values = {**setup.values, "precision": "bfloat16" if setup.half else "float32"}
     recipe = ", ".join(f"{name.replace('_', ' ')} {in_words(value)}" for name, value in values.items())
     chosen = "The last weights are tested"
     if setup.held is not None:
@@ -270,6 +167,18 @@ def _recipe_sentence(setup: Setup[T, R]) -> str:
         f"Trained on {len(setup.train):,} images{by} by the recipe {setup.name}: {recipe}. {chosen}. Tested once, on "
         f"{len(setup.parts.test):,} others."
     )
+
+
+def check_read(test: Annotated[T], lost: Sequence[str]) -> None:
+    """Refuse to report on nothing.
+
+    Raises:
+        PatchloomError: no test image could be read.
+    """
+    if len(lost) == len(test):
+        raise PatchloomError(
+            f"none of the {len(test):,} test images could be read, beginning with {lost[0]}: mend them"
+        )
 
 
 def report_of(

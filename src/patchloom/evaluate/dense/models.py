@@ -18,6 +18,7 @@ from patchloom.nets.weights import (
     as_patchloom_wrote,
     card_from,
     read_about,
+    read_metadata,
     read_weights,
     save_net,
     untrained_twin,
@@ -80,6 +81,14 @@ def load_dense(path: str | Path) -> tuple[Segmenter | Detector, DenseCard]:
         model = net(encoder, len(card.classes), **card.arguments)
         model.load_state_dict(weights, strict=True)
     return model.eval(), card
+
+
+def is_dense(path: Path) -> bool:
+    """Whether a file is one that `save_dense` wrote."""
+    try:
+        return FORMAT in read_metadata(path, "a segmenter or detector")
+    except PatchloomError:
+        return False
 
 
 def read_dense(path: str | Path) -> DenseCard:

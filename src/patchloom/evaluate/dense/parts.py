@@ -62,11 +62,11 @@ def dense_parts(opened: AnnotatedData[T], settings: EvalSettings, note: str = ""
         whole = train.subset(np.arange(len(train)))
         whole.images = grouped(Data(train.images, None), settings.group).train
         train = whole
+    whole_groups = "" if train.images.groups is None else " in whole groups"
     if test is None:
         chosen, copies = choose(train.images, round(_TEST_SHARE * len(train)), settings.seed)
         rest = np.setdiff1d(np.arange(len(train)), np.concatenate([chosen, copies]))
         train, test = train.subset(rest), train.subset(chosen)
-        whole_groups = "" if opened.train.images.groups is None else " in whole groups"
         story = (
             f"The data brings no test images, so a fifth was split off for the test{whole_groups} (seed "
             f"{settings.seed}): pre-training may have seen those images, without their labels."

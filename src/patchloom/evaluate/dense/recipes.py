@@ -198,7 +198,7 @@ SEGMENT: dict[str, SegmentRecipe] = {
     "extrema": _PAPERS,
 }
 # a linear layer on the frozen encoder, which neither decays by layer nor drops paths
-LINEAR = replace(SEGMENT["small"], lr=5e-3, weight_decay=0.0, layer_decay=1.0, auxiliary=0.0)
+PROBE = replace(SEGMENT["small"], lr=5e-3, weight_decay=0.0, layer_decay=1.0, auxiliary=0.0)
 # ViTDet (Li et al. 2022) with the papers' rate and layer decay, at the length of the 1x schedule
 DETECT: dict[str, DetectRecipe] = {
     "small": DetectRecipe(**_SMALL | {"scale": (0.5, 1.5)}, heads="light"),

@@ -52,7 +52,7 @@ class SegmentTraining(DenseTraining[Tensor]):
 
     def score(self, images: Annotated[Tensor]) -> float:
         """mIoU."""
-        found, _ = tested(self.tested, images, self.card, self.settings, self.recipe.side, half=self.half)
+        found, _ = compared_with_truth(self.tested, images, self.card, self.settings, self.recipe.side, half=self.half)
         return mean_iou(found.sum(0)).item()
 
 
@@ -68,7 +68,7 @@ def pixel_loss(logits: Tensor, truth: Tensor) -> Tensor:
     return each / (truth != IGNORED).sum().clamp_min(1)
 
 
-def tested(
+def compared_with_truth(
     model: Segmenter,
     images: Annotated[Tensor],
     card: EncoderCard,

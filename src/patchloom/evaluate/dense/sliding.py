@@ -180,6 +180,7 @@ def detect_image(
     """
     device, own = torch.device(device), (int(image.shape[1]), int(image.shape[2]))
     canvas, factor, fitted = fit_for_test(image, model.size)
+    model.least_score = score
     with torch.autocast(device.type, torch.bfloat16, enabled=half):
         (found,) = model(padded_out(normalize(canvas[None].to(device), mean, std), [fitted]), [fitted])
     kept = (found.scores >= score).cpu()

@@ -101,7 +101,7 @@ class DenseTraining(Loop, Generic[T]):
         alike(self.tested.buffers())
         found = self.score(self.held)
         self.model.train()
-        return Score(found, 0.0)
+        return Score(found, float(self.step))  # of equal scores, such as 0 at first, the one that was trained longest
 
     def _chosen(self) -> dict[str, Any]:
         found = super()._chosen()

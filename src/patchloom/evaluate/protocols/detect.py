@@ -8,29 +8,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
 from patchloom.data import DataLike, to_channels
 from patchloom.data.annotated import open_boxes
 from patchloom.data.annotated.base import Annotated, Objects
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import PositionChoice
-from patchloom.evaluate.dense.average_precision import Precision as Score
-from patchloom.evaluate.dense.average_precision import average_precision
+from patchloom.evaluate.dense.average_precision import AveragePrecision, average_precision
 from patchloom.evaluate.dense.compare import (
     Candidate,
-    Setup,
     check_outputs,
+    check_read,
     keep,
     report_of,
-    set_up,
     train_each,
 )
 from patchloom.evaluate.dense.detecting import DetectTraining, found_in
-from patchloom.evaluate.dense.found import Found, coco_tool, from_run_lengths
+from patchloom.evaluate.dense.found import Found, coco_tool
 from patchloom.evaluate.dense.matches import bootstrap_precision, paired_precision
 from patchloom.evaluate.dense.recipes import DETECT, DetectRecipe
+from patchloom.evaluate.dense.setup import Setup, set_up
 from patchloom.evaluate.features import Precision
 from patchloom.evaluate.recipes import takes_recipe
 from patchloom.evaluate.report import Drawing, Report, Row, difference_in_words
@@ -46,10 +42,9 @@ from patchloom.nets.weights import untrained_twin
 from patchloom.processes import rank
 
 _SHOWN = 2  # of the best images, and of the worst
-_CERTAIN = 0.5  # lowest score of what is drawn
 _DONE = (
     "Detection: {kind} on a simple feature pyramid of the encoder's last map, as ViTDet has it, trained together with "
-    "the encoder. From scratch is the same with fresh weights."
+    "the encoder."
 )
 _MEASURED = (
     "AP is COCO's: the mean over classes, and over intersections over union from 0.5 to 0.95; S, M and L are objects "
@@ -89,17 +84,20 @@ def detect(
         from_scratch: train only from scratch.
         precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
         save: keep the trained model, by which the verb predict finds objects.
-        out: file of the saved model; by default detected/DATA-SEED.safetensors in the run.
+        out: file of the saved model; by default detected/DATA-RECIPE-SEED.safetensors in the run.
         changes: values of the recipe.
 
     Raises:
         PatchloomError: no such encoder, data or recipe, boxes that do not fit, or values that do not.
     """
     check_options(detect, locals())
-    check_outputs(settings, from_scratch, save, out)
+    check_outputs(run, settings, from_scratch, save, out)
     coco_tool("mask")  # what scores is missed now, and not after the training
     setup = set_up(run, lambda: open_boxes(data), settings, recipe, DETECT, changes, positions, precision)
     values, classes = setup.recipe, setup.classes
+    _check_objects(setup.parts.test, "to test on")
+    if setup.held is not None:
+        _check_objects(setup.held, "to choose the weights by")
     with_masks = _has_masks(setup.train) if masks == "auto" else masks
     if with_masks and not _has_masks(setup.train):
         raise PatchloomError(f"{setup.train.images.name} has boxes without masks: leave out --masks true")
@@ -123,10 +121,12 @@ def detect(
     if save or out is not None:
         keep(models[0][0], setup, "detect", None, options, out)
     # every choice has been made: now the test images are read
-    test, found, rows, scores = setup.parts.test, [], [], []
+    test, found, rows, scores, lost = setup.parts.test, [], [], [], []
     for candidate, (model, chosen) in zip(candidates, models, strict=True):
         how = {"precision": precision, "name": f"  {candidate.name}"}
         found.append(found_in(model, test, setup.card, settings, values.score, **how))
+        lost = [test.images.describe(i) for i, one in enumerate(found[-1]) if one is None]
+        check_read(test, lost)
         its = setup.row_settings(masks=with_masks, **chosen)
         score, of = _scored(candidate.name, its, test, found[-1], settings.seed)
         scores.append(score)
@@ -136,9 +136,15 @@ def detect(
         difference = paired_precision(scores[0].matches, scores[1].matches, seed=settings.seed)
         verdict = difference_in_words(difference, "training from scratch")
     done = _DONE.format(kind="Mask R-CNN" if with_masks else "Faster R-CNN")
-    lost = [test.images.describe(i) for i, one in enumerate(found[0]) if one is None]
+    done += " From scratch is the same with fresh weights." * (len(candidates) > 1)
     drawings = _drawings(found[0], setup)
     return report_of(setup, f"Detection ({recipe})", "AP of boxes", rows, [done, _MEASURED], lost, verdict, drawings)
+
+
+def _check_objects(images: Annotated[Objects], what: str) -> None:
+    # annotations alone are looked at, and no further than to the first object
+    if not any((~images.truth(i).crowd).any() for i in range(len(images))):
+        raise PatchloomError(f"the {len(images):,} images {what} have no object: annotate some of them")
 
 
 def _has_masks(images: Annotated[Objects]) -> bool:
@@ -147,7 +153,7 @@ def _has_masks(images: Annotated[Objects]) -> bool:
 
 def _scored(
     name: str, settings: dict[str, Any], test: Annotated[Objects], found: Sequence[Found | None], seed: int
-) -> tuple[Score, list[Row]]:
+) -> tuple[AveragePrecision, list[Row]]:
     """Scores of the boxes, and rows of boxes and masks: AP with its interval first."""
     kept = [i for i, one in enumerate(found) if one is not None]
     images, answers = test.subset(kept), [one for one in found if one is not None]
@@ -184,12 +190,8 @@ def _drawings(found: Sequence[Found | None], setup: Setup[Objects, DetectRecipe]
         answer = found[i]
         assert answer is not None
         title = f"{Path(test.images.describe(i)).name}: {scores[i]:.1%} AP"
-        rows.append(BoxRow(image, test.truth(i), *_as_objects(answer, image), title))
+        objects = answer.objects((image.shape[1], image.shape[2]))
+        rows.append(BoxRow(image, test.truth(i), objects, answer.scores, title))
+    if not rows:
+        return ()
     return (Drawing("patchloom.look.dense.detection_picture", path, {"rows": rows, "classes": test.classes}),)
-
-
-def _as_objects(found: Found, image: Tensor) -> tuple[Objects, Tensor]:
-    """What was found in an image [c h w] with some certainty, and the scores [m]."""
-    sure = found.above(_CERTAIN)
-    masks = None if sure.masks is None else from_run_lengths(sure.masks, (image.shape[1], image.shape[2]))
-    return Objects(sure.boxes, sure.labels, masks, torch.zeros(len(sure), dtype=torch.bool)), sure.scores

@@ -15,17 +15,17 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import PositionChoice
 from patchloom.evaluate.dense.compare import (
     Candidate,
-    Setup,
     check_outputs,
+    check_read,
     keep,
     report_of,
-    set_up,
     train_each,
 )
 from patchloom.evaluate.dense.confusion import class_ious, mean_iou, pixel_accuracy
 from patchloom.evaluate.dense.intervals import bootstrap, middle, paired_bootstrap, resampled
-from patchloom.evaluate.dense.recipes import LINEAR, SEGMENT, SegmentRecipe
-from patchloom.evaluate.dense.segmenting import SegmentTraining, tested
+from patchloom.evaluate.dense.recipes import PROBE, SEGMENT, SegmentRecipe
+from patchloom.evaluate.dense.segmenting import SegmentTraining, compared_with_truth
+from patchloom.evaluate.dense.setup import Setup, set_up
 from patchloom.evaluate.dense.sliding import segment_image
 from patchloom.evaluate.features import Precision
 from patchloom.evaluate.frozen import PIXELS, THE_UNTRAINED, UNTRAINED
@@ -41,16 +41,15 @@ from patchloom.nets.hierarchical import Encoder
 from patchloom.nets.weights import untrained_twin
 from patchloom.processes import rank
 
+_OF_ENCODER = ("layer_decay", "drop_path", "head_width", "auxiliary")  # and of UPerNet: not of a linear layer
 _SHOWN = 2  # of the best images, and of the worst
 _DONE = {
-    "upernet": (
-        "Segmentation: UPerNet on four evenly spaced blocks, trained together with the encoder. From scratch is the "
-        "same with fresh weights."
-    ),
-    "linear": (
-        "Segmentation: a batch norm and a linear layer on the last tokens of the frozen encoder. Untrained is the same "
-        "on fresh weights, raw pixels on the pixels of each patch."
-    ),
+    "upernet": ("Segmentation: UPerNet on four evenly spaced blocks, trained together with the encoder."),
+    "linear": "Segmentation: a batch norm and a linear layer on the last tokens of the frozen encoder.",
+}
+_BESIDE = {
+    "upernet": " From scratch is the same with fresh weights.",
+    "linear": " Untrained is the same on fresh weights, raw pixels on the pixels of each patch.",
 }
 _MEASURED = (
     "mIoU is the mean over the classes of intersection over union, each of one sum over all test images, and aAcc the "
@@ -88,13 +87,13 @@ def segment(
             replaces one of its own.
         head: upernet, or linear on the frozen encoder.
         positions: keep the encoder's, fixed sine-cosine, learned, relative, or none; auto is keep, or learned for an
-            encoder without positions.
+            encoder without positions; a frozen encoder keeps its own.
         ignore: number in the label maps of pixels that do not count.
         control: train the controls, too.
         from_scratch: train only from scratch.
         precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
         save: keep the trained model, by which the verb predict writes label maps.
-        out: file of the saved model; by default segmented/DATA-SEED.safetensors in the run.
+        out: file of the saved model; by default segmented/DATA-RECIPE-SEED.safetensors in the run.
         changes: values of the recipe.
 
     Raises:
@@ -103,10 +102,13 @@ def segment(
     check_options(segment, locals())
     linear = head == "linear"
     if linear:
-        _check_linear(recipe, from_scratch, changes)
-    check_outputs(settings, from_scratch, save, out)
-    known = {**SEGMENT, "small": LINEAR} if linear else SEGMENT
-    setup = set_up(run, lambda: open_label_maps(data, ignore), settings, recipe, known, changes, positions, precision)
+        _check_linear(recipe, from_scratch, positions, changes)
+        positions = "keep"
+    check_outputs(run, settings, from_scratch, save, out)
+    known = {**SEGMENT, "small": PROBE} if linear else SEGMENT
+    label = "linear" if linear else recipe
+    how = known, changes, positions, precision, label, _OF_ENCODER if linear else ()
+    setup = set_up(run, lambda: open_label_maps(data, ignore), settings, recipe, *how)
     values, classes = setup.recipe, setup.classes
     options = {"head": head, "head_width": values.head_width, "auxiliary": values.auxiliary > 0}
 
@@ -134,24 +136,32 @@ def segment(
     found, rows, lost = [], [], []
     for candidate, (model, chosen) in zip(candidates, models, strict=True):
         how = {"precision": precision, "name": f"  {candidate.name}"}
-        each, lost = tested(model, setup.parts.test, setup.card, settings, values.side, **how)
+        each, lost = compared_with_truth(model, setup.parts.test, setup.card, settings, values.side, **how)
         found.append(each)
         rows.append(_rows(candidate.name, setup.row_settings(head=head, **chosen), each, classes, settings.seed))
+    check_read(setup.parts.test, lost)
     verdict = ""
     if len(rows) > 1:
         called = THE_UNTRAINED if linear else "training from scratch"
-        verdict = difference_in_words(paired_bootstrap(mean_iou, *found[:2], seed=settings.seed), called)
+        against = zip(found[1:], (called, PIXELS), strict=False)
+        verdict = " ".join(
+            difference_in_words(paired_bootstrap(mean_iou, found[0], other, seed=settings.seed), name)
+            for other, name in against
+        )
     title = "Linear segmentation of the frozen encoder" if linear else f"Segmentation ({recipe}, UPerNet)"
     drawings = _drawings(models[0][0], found[0], setup)
-    return report_of(setup, title, "mIoU", rows, [_DONE[head], _MEASURED], lost, verdict, drawings)
+    done = _DONE[head] + _BESIDE[head] * (len(candidates) > 1)
+    return report_of(setup, title, "mIoU", rows, [done, _MEASURED], lost, verdict, drawings)
 
 
-def _check_linear(recipe: str, from_scratch: bool, changes: Mapping[str, Any]) -> None:
+def _check_linear(recipe: str, from_scratch: bool, positions: str, changes: Mapping[str, Any]) -> None:
     if recipe != "small":
         raise PatchloomError(f"--recipe {recipe} trains UPerNet: leave it out with --head linear")
     if from_scratch:
         raise PatchloomError("--head linear leaves the encoder as it is, so nothing is trained from scratch")
-    for name in ("layer_decay", "drop_path", "head_width", "auxiliary"):
+    if positions not in ("auto", "keep"):
+        raise PatchloomError(f"--head linear leaves the encoder as it is: leave out --positions {positions}")
+    for name in _OF_ENCODER:
         if changes.get(name) is not None:
             raise PatchloomError(f"--{name} has no effect with --head linear, which trains one layer: leave it out")
 

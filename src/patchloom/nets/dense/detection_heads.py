@@ -22,6 +22,7 @@ from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.ops import MultiScaleRoIAlign
 from torchvision.ops.poolers import initLevelMapper
 
+LEAST_SCORE = 0.05  # of what is found, as in detectron2 and mmdetection
 RATIOS = (0.5, 1.0, 2.0)  # height over width of anchors
 _TIMES = 8  # an anchor's side over its level's stride, in FPN and ViTDet
 _LEVELS = 2, 5  # logarithms of the strides 4 and 32
@@ -129,6 +130,6 @@ def roi_heads(width: int, strides: Sequence[float], times: float, classes: int, 
         _roi_align(7, strides, times, heads),
         box,
         _BoxPredictor(heads.box_layers[-1], classes + 1),
-        *(0.5, 0.5, heads.rois, 0.25, None, 0.05, 0.5, 100),
+        *(0.5, 0.5, heads.rois, 0.25, None, LEAST_SCORE, 0.5, 100),
         *parts,
     )

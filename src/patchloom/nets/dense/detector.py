@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 
-from patchloom.nets.dense.detection_heads import FULL, LIGHT, anchor_times, proposal_network, roi_heads
+from patchloom.nets.dense.detection_heads import FULL, LEAST_SCORE, LIGHT, anchor_times, proposal_network, roi_heads
 from patchloom.nets.dense.maps import FeatureMaps, four_levels
 from patchloom.nets.dense.pyramid import SimpleFeaturePyramid
 from patchloom.nets.encode import input_channels, input_size
@@ -65,7 +65,8 @@ class Detector(LayerGroups):
     Levels have strides 4 to 32, and the proposal network a fifth one. Anchors have one scale a level, 8 strides (32 to
     512 pixels), with three ratios; on canvases below 512 pixels they are smaller, so that the largest is as large as
     the canvas, and boxes go to levels accordingly. Unlike detectron2's, torchvision's boxes are learnt by a smooth L1
-    loss.
+    loss, and RoIs are read half a cell of their level to the right and below (``aligned`` is off), in training and in
+    testing alike.
 
     Args:
         encoder: at the canvas's size, as `patchloom.nets.dense.maps.at_size` gives it; it is not copied.
@@ -74,6 +75,9 @@ class Detector(LayerGroups):
         width: channels of pyramid and heads.
         window: side in patches of the windows in which most blocks attend; None: all attend to all.
         light: light heads.
+
+    Attributes:
+        least_score: what is found with a lower one is left out.
     """
 
     encoder_at = "maps.encoder"
@@ -90,6 +94,7 @@ class Detector(LayerGroups):
     ) -> None:
         super().__init__()
         self.classes, self.masks = classes, masks
+        self.least_score = LEAST_SCORE
         heads = LIGHT if light else FULL
         self.maps = FeatureMaps(encoder, four_levels(encoder) if is_hierarchical(encoder) else None, window)
         self.pyramid = SimpleFeaturePyramid(self.maps, width)
@@ -127,6 +132,7 @@ class Detector(LayerGroups):
         all_levels = levels | {"pool": F.max_pool2d(levels[str(len(levels) - 1)], 1, 2)}
         known = None if targets is None else [self._known(one, images.device) for one in targets]
         proposals, losses = self.rpn(ImageList(images, sizes), all_levels, known)
+        self.roi_heads.score_thresh = self.least_score
         found, more = self.roi_heads(levels, proposals, sizes, known)
         if self.training:
             return losses | more

@@ -1,0 +1,144 @@
+"""How an encoder and its controls are trained for maps or boxes, and on what: resolved before anything is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic
+
+from patchloom.data.annotated.base import Annotated, AnnotatedData, T
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.classifier import PositionChoice, variant_of
+from patchloom.evaluate.dense.parts import DenseParts, dense_parts
+from patchloom.evaluate.dense.recipes import R, dense_recipe
+from patchloom.evaluate.features import Precision, trains_in_bfloat16
+from patchloom.evaluate.settings import EvalSettings, tell
+from patchloom.launch import first_decides, launch, started
+from patchloom.nets.dense.maps import at_size
+from patchloom.nets.encode import input_size, patch_side, width
+from patchloom.nets.hierarchical import Encoder
+from patchloom.nets.native.choice import choose_kernels
+from patchloom.nets.variants import Variant
+from patchloom.nets.weights import EncoderCard
+from patchloom.processes import world
+from patchloom.runs.encoder import load_encoder
+
+
+@dataclass(frozen=True)
+class Setup(Generic[T, R]):
+    """How all candidates are trained, and on what.
+
+    Attributes:
+        name: of the recipe.
+        label: the recipe, or what else tells this training from others of the same data, in names of files.
+        recipe: with every ``auto`` resolved.
+        run: what the user typed for the encoder.
+        vit, card: the encoder, and what is known of it.
+        variant: its positions.
+        parts: the images.
+        train, held: images to train on, and to choose weights by.
+        settings: of the evaluation.
+        half: matrix products of the training are in bfloat16.
+        native: attention is by our own kernels.
+        precision: of the test, as it was asked for.
+        unused: values of the recipe that have no meaning here.
+    """
+
+    name: str
+    label: str
+    recipe: R
+    run: str | Path
+    vit: Encoder
+    card: EncoderCard
+    variant: Variant
+    parts: DenseParts[T]
+    train: Annotated[T]
+    held: Annotated[T] | None
+    settings: EvalSettings
+    half: bool
+    native: bool
+    precision: Precision
+    unused: Sequence[str] = ()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Their names."""
+        return self.parts.train.classes
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of what models are given, in pixels."""
+        return self.recipe.size, self.recipe.size
+
+    def encoder(self, vit: Encoder) -> Encoder:
+        """A copy of an encoder of the same kind for images of that size."""
+        return at_size(vit, self.card, self.size, self.variant, self.recipe.drop_path)
+
+    def row_settings(self, **more: Any) -> dict[str, Any]:
+        """Settings of a row of the report."""
+        how = {"positions": self.variant, "precision": "bfloat16" if self.half else "float32"}
+        return {"recipe": self.name, **self.values, **how, **more}
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Those of the recipe that have a meaning here."""
+        return {name: value for name, value in self.recipe.plain().items() if name not in self.unused}
+
+    def place(self, folder: str, suffix: str, what: str = "") -> Path | None:
+        """Where a file of the evaluation lies in the run; None where that is no folder or file of the user's."""
+        if str(self.run).startswith("timm:"):
+            return None
+        home = Path(self.run) if Path(self.run).is_dir() else Path(self.run).parent
+        name = re.sub(r"[^\w.-]+", "-", Path(self.parts.train.images.name).name)
+        return home / folder / f"{what}{name}-{self.label}-{self.settings.seed}{suffix}"
+
+
+def set_up(
+    run: str | Path,
+    opened: Callable[[], AnnotatedData[T]],
+    settings: EvalSettings,
+    name: str,
+    known: Mapping[str, R],
+    changes: Mapping[str, Any],
+    positions: PositionChoice,
+    precision: Precision,
+    label: str = "",
+    unused: Sequence[str] = (),
+) -> Setup[T, R]:
+    """Load the encoder, open the images, and resolve the recipe.
+
+    Args:
+        run, settings: as in `patchloom.evaluate.evaluate`.
+        opened: opens the images.
+        name: of the recipe.
+        known: recipes by name.
+        changes: of its values.
+        positions, precision: as options of the protocol.
+        label: in names of files; the recipe's if absent.
+        unused: values of the recipe that have no meaning here.
+
+    Raises:
+        PatchloomError: no such encoder, data or recipe, or values that do not fit.
+    """
+    if settings.batch_size != "auto":
+        changes = {**changes, "batch": settings.batch_size}
+    asked = dense_recipe(name, known, changes)
+    vit, card = load_encoder(run, settings.model)
+    if started() > 1 and world() == 1:
+        fabric = launch(settings.at.type)
+        first_decides(fabric, lambda: opened() and None)  # what is wrong with the images is said once
+    found = opened()
+    tell(found.notes)
+    parts = dense_parts(found, settings, card.note)
+    own = 0 if parts.validation is None else len(parts.validation)
+    of_encoder = min(input_size(vit)), patch_side(vit), width(vit)
+    recipe = asked.settled(len(parts.train), settings.at.type, own, *of_encoder)
+    if recipe.batch % world():
+        raise PatchloomError(f"--batch_size {recipe.batch} cannot be shared by {world()} processes: give a multiple")
+    train, held = parts.trained_on(recipe.validation, settings.seed)
+    half = trains_in_bfloat16(settings.at, precision)
+    kernels, _ = choose_kernels(vit, settings.at.type, half and not recipe.drop_path, recipe.batch)
+    plan = name, label or name, recipe, run, vit, card, variant_of(positions, vit), parts, train, held, settings
+    return Setup(*plan, half, kernels == "native", precision, unused)
