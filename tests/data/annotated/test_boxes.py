@@ -10,6 +10,8 @@ from PIL import Image
 
 from patchloom.data.annotated import open_boxes
 from patchloom.errors import PatchloomError
+from patchloom.evaluate.dense.average_precision import average_precision
+from patchloom.evaluate.dense.found import Found
 
 SIZES = ((333, 500), (64, 48), (1280, 720), (97, 1001))  # h w
 NAMES = ("ant", "bee", "cow")
@@ -82,6 +84,17 @@ def test_copies_in_every_format_are_the_same_set(copies):
         for a, b, box in zip(coco.masks, outlines.masks, coco.boxes.int().tolist(), strict=True):
             assert (a & b).sum() >= 0.99 * (a | b).sum() > 0
             assert a[box[1] : box[3], box[0] : box[2]].sum() == a.sum()  # the mask lies in its box
+
+
+def test_copies_in_every_format_give_the_same_average_precision(copies):
+    opened = {kind: open_boxes(place).train for kind, place in copies.items()}
+    rng, found = np.random.default_rng(0), []
+    for i in range(len(SIZES)):
+        truth = opened["coco"].truth(i)
+        moved = truth.boxes + torch.from_numpy(rng.uniform(-2, 2, truth.boxes.shape)).float()
+        found.append(Found(moved, truth.labels, torch.from_numpy(rng.random(len(moved))).float()))
+    scores = {kind: average_precision(one, found, NAMES, "bbox") for kind, one in opened.items()}
+    assert 0.1 < scores["coco"].ap < 0.9 and len({(one.ap, one.ap50, one.ap75) for one in scores.values()}) == 1
 
 
 def test_two_formats_in_one_folder_are_refused(copies, tmp_path):

@@ -139,6 +139,8 @@ def set_up(
         raise PatchloomError(f"--batch_size {recipe.batch} cannot be shared by {world()} processes: give a multiple")
     train, held = parts.trained_on(recipe.validation, settings.seed)
     half = trains_in_bfloat16(settings.at, precision)
-    kernels, _ = choose_kernels(vit, settings.at.type, half and not recipe.drop_path, recipe.batch)
-    plan = name, label or name, recipe, run, vit, card, variant_of(positions, vit), parts, train, held, settings
+    variant = variant_of(positions, vit)
+    resized = at_size(vit, card, (recipe.size, recipe.size), variant)  # what is fastest depends on the size
+    kernels, _ = choose_kernels(resized, settings.at.type, half and not recipe.drop_path, recipe.batch)
+    plan = name, label or name, recipe, run, vit, card, variant, parts, train, held, settings
     return Setup(*plan, half, kernels == "native", precision, unused)
