@@ -20,15 +20,13 @@ from patchloom.nets.encode import (
     encode,
     final_norm,
     has_positions,
-    input_channels,
-    input_size,
     patch_count,
     pooled_norm,
     prefix_count,
 )
 from patchloom.nets.encode import width as token_width
 from patchloom.nets.heads import InstanceHead, represent
-from patchloom.nets.layer_groups import LayerGroups
+from patchloom.nets.on_encoder import OnEncoder
 from patchloom.nets.variants import Variant, vary
 from patchloom.nets.weights import (
     EncoderCard,
@@ -47,7 +45,7 @@ Pool = Literal["class", "mean", "instance"]
 PositionChoice = Literal["auto", "keep", "fixed", "learned", "relative", "none"]
 
 
-class Classifier(LayerGroups):
+class Classifier(OnEncoder):
     """Logits from images. Letters: b batch, d width, c classes.
 
     Args:
@@ -84,16 +82,6 @@ class Classifier(LayerGroups):
     def classes(self) -> int:
         """Number of classes."""
         return self.head.out_features
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of the images in pixels."""
-        return input_size(self.encoder)
-
-    @property
-    def channels(self) -> int:
-        """Channels of the images."""
-        return input_channels(self.encoder)
 
     def train(self, mode: bool = True) -> Classifier:
         """Set the mode; a frozen encoder stays in eval mode."""

@@ -20,11 +20,12 @@ from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3, random_seed
 from torch import Tensor, nn
 
-from patchloom.data import Batch
+from patchloom.data import Batch, Source
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate.best_epoch import BestEpoch, Score
 from patchloom.evaluate.cache import digest_of
 from patchloom.evaluate.pace import TimeLeft
+from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.unfinished import Unfinished
 from patchloom.processes import collected, rank, smallest, total, world
 from patchloom.runs.checkpoint import restore, tensors_of
@@ -64,6 +65,8 @@ class Loop(ABC):
 
     Attributes:
         model: is trained in place.
+        source: the images to train on.
+        settings: of the evaluation.
         average: the moving average of its weights, if that is what will be tested.
         device, seed: of the training.
         clip: maximal norm of the gradient; 0 switches it off.
@@ -75,6 +78,8 @@ class Loop(ABC):
     """
 
     model: nn.Module
+    source: Source
+    settings: EvalSettings
     average: ModelEmaV3 | None = None
     optimizer: torch.optim.Optimizer
     schedule: Scheduler
@@ -91,10 +96,6 @@ class Loop(ABC):
     @abstractmethod
     def _batches(self, steps: int, workers: int) -> Any:
         """The batches from this step up to ``steps``."""
-
-    @abstractmethod
-    def _workers(self) -> int:
-        """Processes that read them."""
 
     @abstractmethod
     def _loss(self, batch: Batch) -> Tensor:
@@ -119,6 +120,10 @@ class Loop(ABC):
     @abstractmethod
     def _rate_option(self) -> str:
         """The option that says what the learning rate is, with its value."""
+
+    def _workers(self) -> int:
+        """Processes that read them."""
+        return self.settings.workers_for(self.source, self.steps - self.step, trained=True)
 
     def _chosen(self) -> dict[str, Any]:
         """Take the best weights; what to write beside the result."""

@@ -98,9 +98,6 @@ class Training(Loop):
         reading = self.seed, self.step, steps, workers, self.model.channels
         return training_batches(self.source, self.views, self.images, *reading, device=self.device)
 
-    def _workers(self) -> int:
-        return self.settings.workers_for(self.source, self.steps - self.step, trained=True)
-
     def _rate_option(self) -> str:
         return self.recipe.rate_option()
 

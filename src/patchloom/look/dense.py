@@ -19,7 +19,7 @@ from patchloom.data.crop import resize_part
 from patchloom.files import write_whole
 from patchloom.look.boxes import draw_boxes
 from patchloom.look.class_colours import class_colours
-from patchloom.look.hatching import EMPTY, GAP, KEY, hatch, key_width, wrap_keys
+from patchloom.look.hatching import EMPTY, GAP, KEY, hatch, wrap_keys
 from patchloom.look.sheets import (
     CAPTION_LINE,
     CAPTION_SIZE,
@@ -29,7 +29,6 @@ from patchloom.look.sheets import (
     MARGIN,
     MOST_BYTES,
     PAGE,
-    QUIET_INK,
     ROWS,
     brightness,
     font,
@@ -39,6 +38,7 @@ from patchloom.look.sheets import (
     to_png,
     widest_word,
     wrap,
+    write_beneath,
 )
 
 _MAP_SIDES = (280, 224, 176, 128)  # of tiles, tried in turn until the file is small enough
@@ -246,16 +246,8 @@ def _page(
             page.paste(tile, (x + (width - tile.width) // 2, base))
             x += width + GAP
         y += height + GAP
-    base = y - 4
-    for key_line in key_lines:
-        base, x = base + CAPTION_LINE, MARGIN
-        for number, text in key_line:
-            page.paste(framed(_painted(np.full((KEY, KEY), number), len(classes))), (x, base - KEY))
-            pen.text((x + KEY + GAP, base), text, QUIET_INK, caption_font, anchor="ls")
-            x += key_width(text, caption_font)
-    for line in lines:
-        base += CAPTION_LINE
-        pen.text((MARGIN, base), line, QUIET_INK, caption_font, anchor="ls")
+    square = (KEY, KEY)
+    write_beneath(page, y - 4, key_lines, lambda i: _painted(np.full(square, i), len(classes)), lines, caption_font)
     return page
 
 

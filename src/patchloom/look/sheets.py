@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -216,17 +216,29 @@ def lay_out(
             room = row_height - tile.height
             page.paste(tile, (x + (column.width - tile.width) // 2, top + row * (row_height + GAP) + room // 2))
         x += column.width + GAP
-    base = bottom + GAP - 4
+    write_beneath(page, bottom + GAP - 4, keys, lambda mark: hatch(mark, KEY, KEY), lines, caption_font)
+    return page
+
+
+def write_beneath(
+    page: Image.Image,
+    base: int,
+    keys: Iterable[Sequence[tuple[int, str]]],
+    swatch: Callable[[int], np.ndarray],
+    lines: Iterable[str],
+    type_face: ImageFont.FreeTypeFont,
+) -> None:
+    """Write a legend and a caption below height ``base`` of a page; ``swatch`` draws the square [h w 3] of a key."""
+    pen = ImageDraw.Draw(page)
     for key_line in keys:
         base, x = base + CAPTION_LINE, MARGIN
-        for mark, text in key_line:
-            page.paste(framed(hatch(mark, KEY, KEY)), (x, base - KEY))
-            pen.text((x + KEY + GAP, base), text, QUIET_INK, caption_font, anchor="ls")
-            x += key_width(text, caption_font)
+        for key, text in key_line:
+            page.paste(framed(swatch(key)), (x, base - KEY))
+            pen.text((x + KEY + GAP, base), text, QUIET_INK, type_face, anchor="ls")
+            x += key_width(text, type_face)
     for line in lines:
         base += CAPTION_LINE
-        pen.text((MARGIN, base), line, QUIET_INK, caption_font, anchor="ls")
-    return page
+        pen.text((MARGIN, base), line, QUIET_INK, type_face, anchor="ls")
 
 
 def set_column(

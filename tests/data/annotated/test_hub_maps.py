@@ -12,15 +12,7 @@ from patchloom.data.annotated import IGNORED, open_label_maps
 from patchloom.errors import PatchloomError
 
 datasets = pytest.importorskip("datasets")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("hf"))
-        datasets.disable_progress_bars()
-        yield
-        datasets.enable_progress_bars()
+pytestmark = pytest.mark.usefixtures("hub_cache")
 
 
 def png(array):

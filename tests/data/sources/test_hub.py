@@ -15,18 +15,10 @@ from patchloom.data import RandomCrop, Unreadable, hold_out, open_data, training
 from patchloom.errors import PatchloomError
 
 datasets = pytest.importorskip("datasets")
+pytestmark = pytest.mark.usefixtures("hub_cache")
 
 CROP = RandomCrop((8, 8))
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 9, 11, 3), dtype=np.uint8)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("hf"))
-        datasets.disable_progress_bars()
-        yield
-        datasets.enable_progress_bars()
 
 
 def png(i: int) -> bytes:

@@ -25,6 +25,7 @@ from patchloom.evaluate.trained import in_words
 from patchloom.processes import rank, world
 from patchloom.waiting import duration, is_first
 
+_SHOWN = 2  # of the best images, and of the worst
 _MEASURED_FROM = 50  # steps: fewer are made sooner than told about
 
 
@@ -220,3 +221,9 @@ def report_of(
         down=True,
         drawings=drawings,
     )
+
+
+def best_and_worst(scores: Sequence[float]) -> list[int]:
+    """Numbers of the images to be shown: those with the highest scores, then those with the lowest; nan is no score."""
+    there = sorted((i for i, score in enumerate(scores) if score == score), key=lambda i: -scores[i])
+    return list(dict.fromkeys([*there[:_SHOWN], *there[-_SHOWN:]]))

@@ -7,21 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchloom.data import Batch, normalize, to_channels
+from patchloom.data import Batch, normalize
 from patchloom.data.annotated import BoxAugment
 from patchloom.data.annotated.base import Annotated, Objects
-from patchloom.data.read import Unreadable
 from patchloom.evaluate.dense.average_precision import average_precision
 from patchloom.evaluate.dense.found import Found
 from patchloom.evaluate.dense.recipes import DetectRecipe
-from patchloom.evaluate.dense.segmenting import mine
 from patchloom.evaluate.dense.sliding import detect_image
+from patchloom.evaluate.dense.testing import answers
 from patchloom.evaluate.dense.training import DenseTraining, padded_out
-from patchloom.evaluate.features import Precision, runs_in_bfloat16
+from patchloom.evaluate.features import Precision
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.dense.detector import Detector
 from patchloom.nets.weights import EncoderCard
-from patchloom.processes import collected
 
 
 class DetectTraining(DenseTraining[Objects]):
@@ -49,9 +47,9 @@ class DetectTraining(DenseTraining[Objects]):
 
     def score(self, images: Annotated[Objects]) -> float:
         """AP of the boxes."""
-        answers = found_in(self.tested, images, self.card, self.settings, self.recipe.score, half=self.half)
-        kept = [i for i, answer in enumerate(answers) if answer is not None]
-        there = average_precision(images.subset(kept), [answers[i] for i in kept], images.classes, "bbox").ap
+        found = found_in(self.tested, images, self.card, self.settings, self.recipe.score, half=self.half)
+        kept = [i for i, one in enumerate(found) if one is not None]
+        there = average_precision(images.subset(kept), [found[i] for i in kept], images.classes, "bbox").ap
         return 0.0 if there != there else there  # nan: no object is there to be found
 
 
@@ -69,28 +67,18 @@ def found_in(
     """What is found in each image, None for the unreadable ones; several processes take turns, and all must ask.
 
     Args:
-        model: is moved to the device, and put into eval mode.
+        model, settings, precision, half: as in `patchloom.evaluate.dense.testing.answers`.
         images: annotated; the annotations are not read.
         card: its mean and std normalise the images.
-        settings: the device.
         score: the lowest that counts.
-        precision: of matrix products, unless ``half`` says it.
-        half: whether they are in bfloat16.
         name: of the model, in a line of progress; there is none without it.
     """
-    device = settings.at
-    model.to(device).eval()
-    if half is None:
-        half = runs_in_bfloat16(device, precision)
-    found: list[tuple[int, Found]] = []
-    for i in mine(len(images), name and f"{name}: looking for objects in {images.images.name}"):
-        try:
-            image = to_channels(images.images.read(i), model.channels)
-        except Unreadable:
-            continue
-        found.append((i, detect_image(model, image, card.mean, card.std, device, half, score)))
-    by_image = dict(collected(found))
-    return [by_image.get(i) for i in range(len(images))]
+
+    def found(_: int, image: Tensor, device: torch.device, half: bool) -> Found:
+        return detect_image(model, image, card.mean, card.std, device, half, score)
+
+    what = name and f"{name}: looking for objects in {images.images.name}"
+    return answers(model, images, settings, found, precision=precision, half=half, what=what)
 
 
 def _on(objects: Objects, device: torch.device) -> Objects:

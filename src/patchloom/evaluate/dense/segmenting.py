@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,17 +11,15 @@ from torch.nn import functional as F
 from patchloom.data import Batch, normalize
 from patchloom.data.annotated import PixelAugment
 from patchloom.data.annotated.base import IGNORED, Annotated
-from patchloom.data.read import Unreadable, to_channels
 from patchloom.evaluate.dense.confusion import confusion, mean_iou, overlaps
 from patchloom.evaluate.dense.recipes import SegmentRecipe
 from patchloom.evaluate.dense.sliding import segment_image
+from patchloom.evaluate.dense.testing import answers
 from patchloom.evaluate.dense.training import DenseTraining
-from patchloom.evaluate.features import Precision, runs_in_bfloat16
-from patchloom.evaluate.pace import watched
+from patchloom.evaluate.features import Precision
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.dense.segmenter import Segmenter
 from patchloom.nets.weights import EncoderCard
-from patchloom.processes import collected, rank, world
 
 
 class SegmentTraining(DenseTraining[Tensor]):
@@ -82,40 +79,22 @@ def compared_with_truth(
     """Compare answers and truth of every image; several processes take turns, and all must ask.
 
     Args:
-        model: is moved to the device, and put into eval mode.
+        model, settings, precision, half: as in `patchloom.evaluate.dense.testing.answers`.
         images: annotated.
         card: its mean and std normalise the images.
-        settings: the device.
         side: of the recipe.
-        precision: of matrix products, unless ``half`` says it.
-        half: whether they are in bfloat16.
         name: of the model, in a line of progress; there is none without it.
 
     Returns:
         [n 3 k], what `overlaps` gives of each image, in order, with zeros for the unreadable ones; their names.
     """
-    device = settings.at
-    model.to(device).eval()
-    if half is None:
-        half = runs_in_bfloat16(device, precision)
-    found: list[tuple[int, Tensor]] = []
-    unreadable: list[str] = []
-    what = name and f"{name}: segmenting {images.images.name}"
-    for i in mine(len(images), what):
-        try:
-            image = to_channels(images.images.read(i), model.channels)
-        except Unreadable:
-            unreadable.append(images.images.describe(i))
-            continue
+
+    def overlapping(i: int, image: Tensor, device: torch.device, half: bool) -> Tensor:
         answer = segment_image(model, image, card.mean, card.std, side, device, half)
-        found.append((i, overlaps(confusion(answer, images.truth(i), model.classes))))
-    each = torch.zeros(len(images), 3, model.classes, dtype=torch.int64)
-    for i, one in collected(found):
-        each[i] = one
-    return each, collected(unreadable)
+        return overlaps(confusion(answer, images.truth(i), model.classes))
 
-
-def mine(n: int, what: str) -> Iterable[int]:
-    """The images, of ``n``, whose turn it is in this process, with a line of progress."""
-    turns = range(rank(), n, world())
-    return watched(turns, len(turns), what)
+    what = name and f"{name}: segmenting {images.images.name}"
+    found = answers(model, images, settings, overlapping, precision=precision, half=half, what=what)
+    none = torch.zeros(3, model.classes, dtype=torch.int64)
+    unreadable = [images.images.describe(i) for i, one in enumerate(found) if one is None]
+    return torch.stack([none if one is None else one for one in found]), unreadable

@@ -59,9 +59,8 @@ class DenseTraining(Loop, Generic[T]):
         half: bool,
         native: bool,
     ) -> None:
-        self.recipe, self.card, self.settings, self.half, self.train_on, self.held = (
-            *(recipe, card, settings, half, train, held),
-        )
+        self.recipe, self.card, self.settings, self.half, self.held = recipe, card, settings, half, held
+        self.source, self.truth = train.images, train.truth
         self.device, self.seed, self.clip = settings.at, settings.seed, recipe.clip
         numbers, device = [card.mean, card.std, self.seed], [self.device.type, half, native, world()]
         images = [train.fingerprint(), None if held is None else held.fingerprint()]
@@ -90,11 +89,7 @@ class DenseTraining(Loop, Generic[T]):
 
     def _batches(self, steps: int, workers: int) -> Any:
         reading = self.batch, self.seed, self.step, steps, workers, self.model.channels, rank(), world()
-        images, truth = self.train_on.images, self.train_on.truth
-        return training_batches(images, self.augment, *reading, device=self.device, truth=truth)
-
-    def _workers(self) -> int:
-        return self.settings.workers_for(self.train_on.images, self.steps - self.step, trained=True)
+        return training_batches(self.source, self.augment, *reading, device=self.device, truth=self.truth)
 
     def _validated(self) -> Score:
         assert self.held is not None

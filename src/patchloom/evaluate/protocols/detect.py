@@ -16,6 +16,7 @@ from patchloom.evaluate.classifier import PositionChoice
 from patchloom.evaluate.dense.average_precision import AveragePrecision, average_precision
 from patchloom.evaluate.dense.compare import (
     Candidate,
+    best_and_worst,
     check_outputs,
     check_read,
     keep,
@@ -41,7 +42,6 @@ from patchloom.nets.hierarchical import Encoder
 from patchloom.nets.weights import untrained_twin
 from patchloom.processes import rank
 
-_SHOWN = 2  # of the best images, and of the worst
 _DONE = (
     "Detection: {kind} on a simple feature pyramid of the encoder's last map, as ViTDet has it, trained together with "
     "the encoder."
@@ -98,8 +98,9 @@ def detect(
     _check_objects(setup.parts.test, "to test on")
     if setup.held is not None:
         _check_objects(setup.held, "to choose the weights by")
-    with_masks = _has_masks(setup.train) if masks == "auto" else masks
-    if with_masks and not _has_masks(setup.train):
+    there = _has_masks(setup.train)
+    with_masks = there if masks == "auto" else masks
+    if with_masks and not there:
         raise PatchloomError(f"{setup.train.images.name} has boxes without masks: leave out --masks true")
     window = None if values.window == 0 else values.window
     if values.window == "auto":
@@ -113,10 +114,12 @@ def detect(
     def built(encoder: Encoder) -> Detector:
         return Detector(setup.encoder(encoder), len(classes), **options)
 
-    twin, _ = untrained_twin(setup.card, seed=settings.seed)
+    def untrained() -> Detector:
+        return built(untrained_twin(setup.card, seed=settings.seed)[0])
+
     candidates = [] if from_scratch else [Candidate(setup.card.name, lambda: built(setup.vit))]
     if control or from_scratch:
-        candidates.append(Candidate(SCRATCH, lambda: built(twin)))
+        candidates.append(Candidate(SCRATCH, untrained))
     models = train_each(candidates, setup, begin)
     if save or out is not None:
         keep(models[0][0], setup, "detect", None, options, out)
@@ -178,14 +181,12 @@ def _drawings(found: Sequence[Found | None], setup: Setup[Objects, DetectRecipe]
     if path is None or rank():
         return ()
     test = setup.parts.test
-    scores: dict[int, float] = {}
-    for i, one in enumerate(found):
-        score = math.nan if one is None else average_precision([test.truth(i)], [one], test.classes, "bbox").ap
-        if not math.isnan(score):
-            scores[i] = score
-    order = sorted(scores, key=lambda i: -scores[i])
+    scores = [
+        math.nan if one is None else average_precision([test.truth(i)], [one], test.classes, "bbox").ap
+        for i, one in enumerate(found)
+    ]
     rows = []
-    for i in dict.fromkeys([*order[:_SHOWN], *order[-_SHOWN:]]):
+    for i in best_and_worst(scores):
         image = to_channels(test.images.read(i), len(setup.card.mean))
         answer = found[i]
         assert answer is not None

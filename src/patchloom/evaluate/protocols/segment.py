@@ -15,6 +15,7 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import PositionChoice
 from patchloom.evaluate.dense.compare import (
     Candidate,
+    best_and_worst,
     check_outputs,
     check_read,
     keep,
@@ -42,7 +43,6 @@ from patchloom.nets.weights import untrained_twin
 from patchloom.processes import rank
 
 _OF_ENCODER = ("layer_decay", "drop_path", "head_width", "auxiliary")  # and of UPerNet: not of a linear layer
-_SHOWN = 2  # of the best images, and of the worst
 _DONE = {
     "upernet": ("Segmentation: UPerNet on four evenly spaced blocks, trained together with the encoder."),
     "linear": "Segmentation: a batch norm and a linear layer on the last tokens of the frozen encoder.",
@@ -123,12 +123,14 @@ def segment(
     def pixels() -> PixelSegmenter:
         return PixelSegmenter(len(classes), setup.size, input_channels(setup.vit), patch_side(setup.vit))
 
-    twin, _ = untrained_twin(setup.card, seed=settings.seed)
+    def untrained() -> Segmenter:
+        return built(untrained_twin(setup.card, seed=settings.seed)[0])
+
     candidates = [] if from_scratch else [Candidate(setup.card.name, lambda: built(setup.vit))]
     if linear and control:
-        candidates += [Candidate(UNTRAINED, lambda: built(twin)), Candidate(PIXELS, pixels)]
+        candidates += [Candidate(UNTRAINED, untrained), Candidate(PIXELS, pixels)]
     elif control or from_scratch:
-        candidates.append(Candidate(SCRATCH, lambda: built(twin)))
+        candidates.append(Candidate(SCRATCH, untrained))
     models = train_each(candidates, setup, begin)
     if save or out is not None:
         keep(models[0][0], setup, "segment", values.side, options, out, class_ids(setup.train))
@@ -183,12 +185,10 @@ def _drawings(model: Segmenter, each: Tensor, setup: Setup[Tensor, SegmentRecipe
     path = setup.place("pictures", ".png", "segment-")
     if path is None or rank():
         return ()
-    scores = mean_iou(each)
-    there = [i for i in scores.argsort(descending=True).tolist() if scores[i] == scores[i]]
-    chosen = dict.fromkeys([*there[:_SHOWN], *there[-_SHOWN:]])
+    scores = mean_iou(each).tolist()
     test, card = setup.parts.test, setup.card
     rows = []
-    for i in chosen:
+    for i in best_and_worst(scores):
         image = to_channels(test.images.read(i), model.channels)
         answer = segment_image(model.cpu(), image, card.mean, card.std, setup.recipe.side)
         title = f"{Path(test.images.describe(i)).name}: {scores[i]:.1%} mIoU"

@@ -16,9 +16,8 @@ from torchvision.models.detection.roi_heads import paste_masks_in_image
 from patchloom.nets.dense.detection_heads import FULL, LEAST_SCORE, LIGHT, anchor_times, proposal_network, roi_heads
 from patchloom.nets.dense.maps import FeatureMaps, four_levels
 from patchloom.nets.dense.pyramid import SimpleFeaturePyramid
-from patchloom.nets.encode import input_channels, input_size
 from patchloom.nets.hierarchical import Encoder, is_hierarchical
-from patchloom.nets.layer_groups import LayerGroups
+from patchloom.nets.on_encoder import OnEncoder
 
 
 class Targets(Protocol):
@@ -57,7 +56,7 @@ class Detections(NamedTuple):
     masks: Tensor | None
 
 
-class Detector(LayerGroups):
+class Detector(OnEncoder):
     """Faster R-CNN, or Mask R-CNN, on an encoder.
 
     The heads are ViTDet's, or light ones for small images and slow machines: one convolution in the region proposal
@@ -101,16 +100,6 @@ class Detector(LayerGroups):
         strides = *self.pyramid.strides, 2 * self.pyramid.strides[-1]
         self.rpn = proposal_network(width, strides, self.size, heads)
         self.roi_heads = roi_heads(width, strides[:-1], anchor_times(strides, self.size), classes, masks, heads)
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of the canvas in pixels."""
-        return input_size(self.maps.encoder)
-
-    @property
-    def channels(self) -> int:
-        """Channels of the images."""
-        return input_channels(self.maps.encoder)
 
     def forward(
         self, images: Tensor, sizes: list[tuple[int, int]], targets: list[Targets] | None = None

@@ -14,9 +14,8 @@ from torch.nn import functional as F
 from patchloom.nets.dense.maps import FeatureMaps, four_levels
 from patchloom.nets.dense.pyramid import MultiLevel
 from patchloom.nets.dense.upernet import AuxiliaryHead, UPerNet
-from patchloom.nets.encode import input_channels, input_size
 from patchloom.nets.hierarchical import Encoder
-from patchloom.nets.layer_groups import LayerGroups
+from patchloom.nets.on_encoder import OnEncoder
 
 Head = Literal["upernet", "linear"]
 _AUXILIARY_LEVEL = 2  # of stride 16
@@ -44,7 +43,7 @@ class _LinearHead(nn.Sequential):
         super().__init__(nn.BatchNorm2d(width, affine=False), last)
 
 
-class Segmenter(LayerGroups):
+class Segmenter(OnEncoder):
     """An encoder with a head for segmentation.
 
     Args:
@@ -79,16 +78,6 @@ class Segmenter(LayerGroups):
     def classes(self) -> int:
         """Number of classes."""
         return self._classes
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of the images in pixels."""
-        return input_size(self.maps.encoder)
-
-    @property
-    def channels(self) -> int:
-        """Channels of the images."""
-        return input_channels(self.maps.encoder)
 
     def train(self, mode: bool = True) -> Segmenter:
         """Set the mode; a frozen encoder stays in eval mode."""

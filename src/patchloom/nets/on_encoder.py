@@ -1,4 +1,4 @@
-"""Nets on an encoder, trained with a learning rate for each layer of it."""
+"""Nets on an encoder: what they are given, and a learning rate for each layer of it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,23 @@ from typing import Any
 from timm.optim import param_groups_layer_decay
 from torch import nn
 
-from patchloom.nets.encode import layer_patterns
+from patchloom.nets.encode import input_channels, input_size, layer_patterns
 
 
-class LayerGroups(nn.Module):
+class OnEncoder(nn.Module):
     """A net on an encoder, which is its submodule ``encoder_at``."""
 
     encoder_at = "encoder"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the images in pixels."""
+        return input_size(self.get_submodule(self.encoder_at))
+
+    @property
+    def channels(self) -> int:
+        """Channels of the images."""
+        return input_channels(self.get_submodule(self.encoder_at))
 
     def groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
         """Parameter groups for an optimiser, with layer-wise learning rate decay (``lr_scale``).
