@@ -1,0 +1,1 @@
+"""Recordings: how they are read, cut to one length, and made into pictures of their spectrum."""

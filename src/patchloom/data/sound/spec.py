@@ -1,0 +1,65 @@
+"""How recordings become pictures: rate, length, and the features of which a picture is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Features = Literal["mfcc", "logmel"]
+
+# A picture shows the mean of a row as middle grey, and black and white three standard deviations from it. With these
+# numbers as the mean and the deviation of its one channel, an encoder is given standardised features.
+GREY, SIXTH = 0.5, 1 / 6
+
+
+@dataclass(frozen=True)
+class Sound:
+    """What a recording is to an encoder: a picture of ``bins`` rows and a column a frame.
+
+    Attributes:
+        rate: samples a second to which recordings are resampled.
+        seconds: length to which they are cut or padded.
+        features: mel-frequency cepstral coefficients, or the logarithm of the mel spectrogram.
+        bins: rows of the picture: coefficients, or bands.
+        bands: of the mel spectrogram of which the coefficients are made; for logmel these are ``bins``.
+        window: length of a frame in seconds.
+        hop: seconds from a frame to the next.
+        low: lower edge of the first band in Hz; the last one ends at half the rate.
+        mean, std: of each row over the training recordings; () before they are measured.
+    """
+
+    rate: int = 16_000
+    seconds: float = 1.0
+    features: Features = "mfcc"
+    bins: int = 40
+    bands: int = 64
+    window: float = 0.03
+    hop: float = 0.01
+    low: float = 20.0
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    @property
+    def samples(self) -> int:
+        """Of a recording."""
+        return round(self.rate * self.seconds)
+
+    @property
+    def window_samples(self) -> int:
+        """Of a frame."""
+        return round(self.rate * self.window)
+
+    @property
+    def hop_samples(self) -> int:
+        """From a frame to the next."""
+        return max(1, round(self.rate * self.hop))
+
+    @property
+    def frames(self) -> int:
+        """Columns of the picture; the last samples, which fill no frame, are left out."""
+        return 1 + (self.samples - self.window_samples) // self.hop_samples
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the picture."""
+        return self.bins, self.frames
