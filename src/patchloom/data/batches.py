@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from patchloom.data.colors import plan_colors
 from patchloom.data.crop import CentreCrop
 from patchloom.data.read import Unreadable, to_channels
+from patchloom.data.sound.excerpts import CentreExcerpt
 from patchloom.data.sources.base import Source
 from patchloom.data.transfer import Arriving, Batch
 from patchloom.data.workers import in_workers
@@ -81,7 +82,8 @@ def training_batches(
             f"{source.name} holds {len(source)} images for {world} processes: use at most one per image"
         )
     batches = _TrainingBatches(source, augment, batch_size, seed, channels, rank, world, truth)
-    return _arriving(prepare(in_workers(batches, range(first_step, steps), workers, _on_gpu(device))), device)
+    made = prepare(in_workers(batches, range(first_step, steps), workers, _on_gpu(device)))
+    return _arriving(made, device, source)
 
 
 def plain_batches(
@@ -95,27 +97,46 @@ def plain_batches(
     """Every image once, in order, centre-cropped to ``size``. Unreadable images are left out; no batch is empty.
 
     Args:
-        source: images.
-        size: (h, w) in pixels.
+        source: images, or recordings, of which pictures are made.
+        size: (h, w) in pixels; that of the pictures of recordings is given by their length.
         batch_size: images per batch.
         workers: processes that read; 0 reads in this one.
         channels: of the images; grey and colour are converted into each other.
         device: where the batches go (see `Arriving`); None leaves them on the CPU.
 
     Raises:
-        PatchloomError: while iterating, if no image can be read or one has the wrong number of channels.
+        PatchloomError: at once if pictures of recordings have another size; while iterating, if no image can be read or
+            one has the wrong number of channels.
     """
-    batches = _PlainBatches(source, CentreCrop(size), batch_size, channels)
+    batches = _PlainBatches(source, centre_of(source, size), batch_size, channels)
     made = in_workers(batches, range(-(-len(source) // batch_size)), workers, _on_gpu(device))
-    return _arriving(_without_empty(made, source), device)
+    return _arriving(_without_empty(made, source), device, source)
+
+
+def centre_of(source: Source, size: tuple[int, int]) -> CentreCrop | CentreExcerpt:
+    """What cuts the middle out of an image, or out of a recording, whose picture has to be of ``size`` (h, w).
+
+    Raises:
+        PatchloomError: it has another one.
+    """
+    if source.sound is None:
+        return CentreCrop(size)
+    if source.sound.size != tuple(size):
+        h, w = source.sound.size
+        raise PatchloomError(
+            f"pictures of {source.name} are of {h}x{w}, and the encoder is for {size[0]}x{size[1]}: give the "
+            "--seconds, --rate and --bins of its own training"
+        )
+    return CentreExcerpt(source.sound)
 
 
 def _on_gpu(device: torch.device | str | None) -> bool:
     return device is not None and torch.device(device).type == "cuda"
 
 
-def _arriving(batches: Iterator[Batch], device: torch.device | str | None) -> Iterator[Batch]:
-    return batches if device is None else Arriving(batches, device)
+def _arriving(batches: Iterator[Batch], device: torch.device | str | None, source: Source) -> Iterator[Batch]:
+    # without a device the colours stay as they are, but nobody can use a recording before it is a picture
+    return batches if device is None and source.sound is None else Arriving(batches, device or "cpu")
 
 
 class _TrainingBatches(Dataset[Batch | PatchloomError]):
@@ -189,7 +210,7 @@ class _TrainingBatches(Dataset[Batch | PatchloomError]):
                 f"nothing in {self.source.name} could be read{by}, beginning with {unreadable[0]}: mend what "
                 f"patchloom check names{fewer}"
             )
-        batch = _stack(views, indices, unreadable)._replace(truths=tuple(truths))
+        batch = _stack(views, indices, unreadable)._replace(truths=tuple(truths), sound=self.source.sound)
         if not draws:
             return batch
         return batch._replace(colors=tuple(plan_colors(one, self.channels) for one in torch.stack(draws, dim=1)))
@@ -203,7 +224,7 @@ class _TrainingBatches(Dataset[Batch | PatchloomError]):
 
 
 class _PlainBatches(Dataset[Batch | PatchloomError]):
-    def __init__(self, source: Source, augment: CentreCrop, batch_size: int, channels: int) -> None:
+    def __init__(self, source: Source, augment: CentreCrop | CentreExcerpt, batch_size: int, channels: int) -> None:
         self.source, self.augment, self.batch_size, self.channels = source, augment, batch_size, channels
 
     def __getitem__(self, step: int) -> Batch | PatchloomError:
@@ -218,7 +239,7 @@ class _PlainBatches(Dataset[Batch | PatchloomError]):
                 return error
             views.append(self.augment(image))
             indices.append(index)
-        return _stack(views, indices, unreadable)
+        return _stack(views, indices, unreadable)._replace(sound=self.source.sound)
 
 
 def _read(source: Source, index: int, channels: int) -> Tensor:

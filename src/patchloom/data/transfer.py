@@ -9,17 +9,21 @@ import torch
 from torch import Tensor
 
 from patchloom.data.colors import ColorPlan, recolor
+from patchloom.data.sound.features import pictures
+from patchloom.data.sound.spec import Sound
 
 
 class Batch(NamedTuple):
     """A batch of images.
 
     Attributes:
-        views: each uint8 [b c h w], or float32 in [0, 1] if any image of the batch has more than 8 bits.
+        views: each uint8 [b c h w], or float32 in [0, 1] if any image of the batch has more than 8 bits; of recordings
+            int16 [b 1 1 n].
         indices: int64 [b], of the images in the source; always on the CPU.
         unreadable: names of images that could not be read on the way.
         colors: for each view the colour changes that `recolor` has still to apply, or None.
         truths: of each image what its annotation became with its views; always on the CPU; () without annotations.
+        sound: how recordings become pictures, which they still are to become; None of images.
     """
 
     views: tuple[Tensor, ...]
@@ -27,16 +31,19 @@ class Batch(NamedTuple):
     unreadable: list[str]
     colors: tuple[ColorPlan, ...] | None = None
     truths: tuple[Any, ...] = ()
+    sound: Sound | None = None
 
     def on(self, device: torch.device | str) -> Batch:
-        """The same with its views on a device; where colours are changed, the views become float32 in [0, 1].
+        """The same with its views on a device; recordings become pictures, and changed colours float32 in [0, 1].
 
-        Pixels are copied before the conversion, asynchronously.
+        Pixels and samples are copied before the conversion, asynchronously.
         """
         views = tuple(view.to(device, non_blocking=True) for view in self.views)
         if self.colors is not None:
             views = tuple(recolor(view, plan.to(device)) for view, plan in zip(views, self.colors, strict=True))
-        return self._replace(views=views, colors=None)
+        if self.sound is not None:
+            views = tuple(pictures(view, self.sound) for view in views)
+        return self._replace(views=views, colors=None, sound=None)
 
     def first(self, count: int) -> Batch:
         """The first ``count`` images."""
