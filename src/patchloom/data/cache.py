@@ -15,6 +15,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from torch.utils.data import Dataset
 
 from patchloom.data.crop import resize_part
 from patchloom.data.read import Unreadable
+from patchloom.data.sound.spec import Sound
 from patchloom.data.sources.base import Source, digest
 from patchloom.data.stats import sampled
 from patchloom.data.workers import in_workers
@@ -90,6 +92,7 @@ class CachedImages(Source):
     def __init__(self, source: Source, cache: Cache, each: int, paths: list[Path]) -> None:
         self.source, self.cache, self.each, self.paths = source, cache, each, paths
         self.name, self.classes, self.labels, self.groups = source.name, source.classes, source.labels, source.groups
+        self.sound = source.sound
         indices = [_index(path, min(each, len(source) - i * each)) for i, path in enumerate(paths)]
         if any(index is None for index in indices):
             raise PatchloomError(f"{paths[0].parent} was changed while it was opened: run the same command again")
@@ -111,6 +114,16 @@ class CachedImages(Source):
         if start < 0:
             return self.source.read(i)
         return self._maps[i // self.each].as_strided((c, h, w), (1, w * c, c), start)
+
+    def heard_as(self, sound: Sound) -> Source:
+        if self.sound is not None and self.sound.rate != sound.rate:
+            raise PatchloomError(
+                f"the recordings of {self.name} are cached at {self.sound.rate:,} samples a second, not at "
+                f"{sound.rate:,}: choose the rate before they are cached"
+            )
+        heard = copy(self)  # the same files, mapped once
+        heard.source, heard.sound = self.source.heard_as(sound), sound
+        return heard
 
     def describe(self, i: int) -> str:
         return self.source.describe(i)

@@ -1,4 +1,4 @@
-"""What a source of images is: the interface that all of them implement, and the subset of one."""
+"""What a source of images or recordings is: the interface that all of them implement, and the subset of one."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
 from torch import Tensor
+
+from patchloom.data.sound.spec import Sound
+from patchloom.errors import PatchloomError
 
 TEST_SPLITS = ("test", "val", "validation")  # names of a test split, in order of preference
 CONTENT = np.dtype("V16")  # the hash of an image's content
 
 
 class Source(ABC):
-    """A finite, ordered collection of images.
+    """A finite, ordered collection of images, or of recordings, which become images of their spectrum.
 
     Attributes:
         name: what the user typed.
@@ -27,6 +31,7 @@ class Source(ABC):
         to_label: what gives such images labels.
         groups: int64 [n], equal for images that no split may part, such as frames of one video; None: any may be.
         in_memory: reading an image decodes nothing.
+        sound: how its recordings become pictures; None: it holds images.
     """
 
     name: str
@@ -36,6 +41,7 @@ class Source(ABC):
     to_label: str = "put each class's images in a sub-folder of its own"
     groups: np.ndarray | None = None
     in_memory: bool = False
+    sound: Sound | None = None
     _contents: np.ndarray | None = None  # of `contents_on_disc`
 
     @abstractmethod
@@ -45,9 +51,28 @@ class Source(ABC):
     def read(self, i: int) -> Tensor:
         """Image i: uint8 [c h w], or float32 [c h w] in [0, 1]. Do not write into it.
 
+        Recording i: int16 [1 1 n], mono, at the rate of ``sound``, as long as it is.
+
         Raises:
             Unreadable: it cannot be decoded.
         """
+
+    @property
+    def noun(self) -> str:
+        """What its items are called: images or recordings."""
+        return "images" if self.sound is None else "recordings"
+
+    def heard_as(self, sound: Sound) -> Source:
+        """The same recordings, read and made into pictures as another `Sound` says.
+
+        Raises:
+            PatchloomError: these are images, or recordings that are cached at another rate.
+        """
+        if self.sound is None:
+            raise PatchloomError(f"{self.name} holds images, which have no rate or length: give a folder of recordings")
+        heard = copy(self)
+        heard.sound = sound
+        return heard
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -103,7 +128,7 @@ class Subset(Source):
     def __init__(self, source: Source, indices: Sequence[int] | np.ndarray) -> None:
         self.source, self.indices = source, np.asarray(indices, dtype=np.int64)
         self.name, self.classes, self.no_labels = source.name, source.classes, source.no_labels
-        self.to_label, self.in_memory = source.to_label, source.in_memory
+        self.to_label, self.in_memory, self.sound = source.to_label, source.in_memory, source.sound
         self.labels = None if source.labels is None else source.labels[self.indices]
         self.groups = None if source.groups is None else source.groups[self.indices]
 
@@ -112,6 +137,11 @@ class Subset(Source):
 
     def read(self, i: int) -> Tensor:
         return self.source.read(int(self.indices[i]))
+
+    def heard_as(self, sound: Sound) -> Source:
+        heard = copy(self)  # with the groups that it has by now
+        heard.source, heard.sound = self.source.heard_as(sound), sound
+        return heard
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
         return self.source.contents(self.indices if chosen is None else self.indices[chosen])
@@ -150,6 +180,11 @@ class Data:
     train: Source
     test: Source | None
     notes: tuple[str, ...] = ()
+
+    def heard_as(self, sound: Sound) -> Data:
+        """The same recordings by another `Sound`, as `Source.heard_as`."""
+        test = None if self.test is None else self.test.heard_as(sound)
+        return replace(self, train=self.train.heard_as(sound), test=test)
 
 
 def note_on_splits(train: str, test: str, left: Mapping[str, str], move: str) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from copy import copy
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
+from patchloom.data.sound.spec import Sound
 from patchloom.data.sources.base import Data, Source, digest
 from patchloom.errors import PatchloomError
 
@@ -29,6 +31,7 @@ class Several(Source):
             self.labels = np.concatenate([_labels(source, classes) for source in sources])
         self.no_labels = next((source.no_labels for source in sources if source.no_labels), "")
         self.to_label = sources[0].to_label if sources else self.to_label
+        self.sound = sources[0].sound if sources else None
         if any(source.groups is not None for source in sources):
             self.groups = _groups(sources)
 
@@ -51,6 +54,11 @@ class Several(Source):
     def read(self, i: int) -> Tensor:
         source, inside = self._at(i)
         return source.read(inside)
+
+    def heard_as(self, sound: Sound) -> Source:
+        heard = copy(self)  # with the groups that it has by now
+        heard.sources, heard.sound = tuple(source.heard_as(sound) for source in self.sources), sound
+        return heard
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
         parts = [(source.contents(some), places) for source, some, places in self._in_each(chosen)]
@@ -110,10 +118,20 @@ def open_several(names: Sequence[str | Path], name: str, open_one: Callable[[str
 
 
 def of_parts(parts: Sequence[Data], name: str) -> Data:
-    """Several sources that are open already as one, called ``name``."""
+    """Several sources that are open already as one, called ``name``.
+
+    Raises:
+        PatchloomError: some hold images and some recordings.
+    """
     if len(parts) == 1:
         return parts[0]
     training = [part.train for part in parts]
+    kinds = {source.noun: source.name for source in training}
+    if len(kinds) > 1:
+        raise PatchloomError(
+            f"{kinds['recordings']} holds recordings and {kinds['images']} holds images: an encoder learns from one "
+            "kind, so name data of one kind"
+        )
     classes = tuple(dict.fromkeys(word for source in training for word in source.classes))
     notes = [note for part in parts for note in part.notes]
     with_labels = [source for source in training if source.labels is not None]
