@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from patchloom.calls import checked
-from patchloom.data import DataLike, channels_of, open_data, statistics_of
+from patchloom.data import DataLike, open_data
 from patchloom.errors import PatchloomError
 from patchloom.machine import compile_gain, product_rates, seconds_of
 from patchloom.memory import keep_freed_memory
@@ -22,7 +22,7 @@ from patchloom.tasks import ready_tasks
 from patchloom.tasks.code import label
 from patchloom.train.failures import halvable
 from patchloom.train.limits import refuse_too_large
-from patchloom.train.resolve import resolve
+from patchloom.train.resolve import measured, resolve
 from patchloom.train.trial import Step, memory_of, reading
 from patchloom.waiting import Waiting
 
@@ -163,8 +163,8 @@ def bench(
         raise PatchloomError("--rounds and the number of --tasks must be 1 or more")
     asked = [request(data, name, given) for name in names]
     source = open_data(data).train
-    channels = channels_of(source)
-    stats = statistics_of(source, channels, sample=100)
+    channels, stats = measured(asked[0], source, sample=100)
+    source = source if stats.sound is None else source.heard_as(stats.sound)
     each = [resolve(one, len(source), channels, stats)[0] for one in asked]
     if each[0].device == "cpu":
         torch.set_num_threads(each[0].threads)
@@ -172,7 +172,7 @@ def bench(
     forms = [(settings, compiled) for settings in each for compiled in (False, True)[: 1 + compile]]
     try:
         with Waiting("building the tasks"):
-            built = [Step(settings, compiled) for settings, compiled in forms]
+            built = [Step(settings, compiled, sound=source.sound) for settings, compiled in forms]
         with Waiting("timing steps", (rounds + 1) * len(forms)) as waiting:
             ways = {i: partial(_counted, step, waiting) for i, step in enumerate(built)}
             seconds = seconds_of(ways, each[0].device, rounds)
@@ -193,7 +193,7 @@ def bench(
                 flops, data_rate = operations(settings), reading(source, built[i].task, settings)
         try:
             with Waiting(f"{task}: measuring its memory in a process of its own, {nth}"):
-                memory = memory_of(settings, compiled)
+                memory = memory_of(settings, compiled, source.sound)
         except PatchloomError:  # the times were measured, and shall not be lost
             memory = None
         step = task, compiled, tuple(seconds[i]), settings.batch_size

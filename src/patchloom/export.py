@@ -13,6 +13,7 @@ from torch import Tensor
 
 from patchloom.calls import PathLike, checked
 from patchloom.data import DataLike, named, normalize, open_data, plain_batches
+from patchloom.data.sound.hearing import heard_by
 from patchloom.data.sources.addresses import PIPE
 from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
@@ -159,7 +160,11 @@ def _images(run: str | Path, data: DataLike | None, card: EncoderCard) -> tuple[
 
 def _real_images(data: DataLike, card: EncoderCard) -> Tensor:
     channels = card.spec.channels
-    batch = next(plain_batches(open_data(data).train, card.spec.img_size, _IMAGES, channels=channels))
+    batch = next(
+        plain_batches(
+            heard_by(open_data(data), card.sound, card.name).train, card.spec.img_size, _IMAGES, channels=channels
+        )
+    )
     return normalize(batch.views[0], (0.0,) * channels, (1.0,) * channels)
 
 

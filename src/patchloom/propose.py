@@ -176,12 +176,12 @@ def _estimate(training: Source, settings: Settings) -> Estimate:
     settings = replace(settings, batch_size=batch)
     refuse_too_large(settings, batch)
     with Waiting(f"timing {1 + _STEPS} steps of the run"):
-        step = Step(settings, settings.compile)
+        step = Step(settings, settings.compile, sound=training.sound)
         seconds = tuple(seconds_of({"step": step}, settings.device, _STEPS)["step"])
     with Waiting("timing how fast its images are read"):
         rate = reading(training, step.task, settings)
     with Waiting("measuring its memory in a process of its own"):
-        needed, (_, room) = memory_of(settings, settings.compile), memory(settings.device)
+        needed, (_, room) = memory_of(settings, settings.compile, training.sound), memory(settings.device)
     steps = settings.epochs * steps_per_epoch(len(training), batch)
     side = max(step.task.augment.size)
     return Estimate(steps, seconds, batch / rate, settings.workers > 0, needed, room, side)

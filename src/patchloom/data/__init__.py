@@ -12,7 +12,7 @@ from patchloom.data.sources.objects import DataLike, is_given, is_object
 from patchloom.data.sources.open import lasting, named, open_data
 from patchloom.data.sources.shapes import Annotation, Shapes
 from patchloom.data.splits import hold_out, split_for_test
-from patchloom.data.stats import Stats, channels_of, normalize, statistics_of
+from patchloom.data.stats import Stats, channels_of, normalize, statistics_of, statistics_of_recordings
 from patchloom.data.transfer import Arriving, Batch
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "read_image",
     "split_for_test",
     "statistics_of",
+    "statistics_of_recordings",
     "steps_per_epoch",
     "to_channels",
     "training_batches",

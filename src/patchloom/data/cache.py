@@ -26,12 +26,12 @@ from torch.utils.data import Dataset
 
 from patchloom.data.crop import resize_part
 from patchloom.data.read import Unreadable
-from patchloom.data.sound.spec import Sound
 from patchloom.data.sources.base import Source, digest
 from patchloom.data.stats import sampled
 from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError
 from patchloom.files import cache_root, size_in_words, write_whole
+from patchloom.sound import Sound
 from patchloom.waiting import Waiting
 
 # "whole": as they are; a number: the pixels to which a longer shorter side is reduced

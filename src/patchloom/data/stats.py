@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +12,11 @@ from torch import Tensor
 
 from patchloom.data.noticed import Noticed, noticing
 from patchloom.data.read import Unreadable, to_channels
+from patchloom.data.sound.excerpts import centre_excerpt
+from patchloom.data.sound.features import check_sound, features
 from patchloom.data.sources.base import Source
 from patchloom.errors import PatchloomError
+from patchloom.sound import GREY, SIXTH, Sound
 from patchloom.waiting import Waiting
 
 _PIXELS = 2**16  # summed at a time: their floats fit the processor's cache, and large images take a tenth of the time
@@ -28,6 +32,7 @@ class Stats(NamedTuple):
         sampled: number of images read.
         unreadable: names of images that could not be read.
         noticed: sentences on what reading made of some of them.
+        sound: how recordings become pictures, with the mean and deviation of each row; None of images.
     """
 
     mean: tuple[float, ...]
@@ -37,6 +42,7 @@ class Stats(NamedTuple):
     sampled: int
     unreadable: list[str]
     noticed: tuple[str, ...] = ()
+    sound: Sound | None = None
 
 
 class Moments:
@@ -113,6 +119,31 @@ def statistics_of(source: Source, channels: int, sample: int = 1000, seed: int =
     images = "images" if len(sizes) + len(unreadable) == len(source) else "sampled images"
     said = tuple(noticed.sentences(source.describe, len(sizes), images))
     return Stats(*moments.mean_and_std(), round(height), round(width), len(sizes), unreadable, said)
+
+
+def statistics_of_recordings(source: Source, sound: Sound, sample: int = 1000, seed: int = 0) -> Stats:
+    """Statistics of a random sample of recordings, of each row of their pictures, by which these are standardised.
+
+    Args:
+        source: recordings, read at the rate of ``sound``.
+        sound: how they become pictures.
+        sample, seed: how many are read, and which.
+
+    Raises:
+        PatchloomError: nothing can be read, or no picture can be made by ``sound``.
+    """
+    check_sound(sound)
+    moments = Moments(sound.bins)
+    unreadable: list[str] = []
+    noticed = Noticed()
+    for _, wave in sampled(source, sample, seed, unreadable, noticed):
+        moments.add(features(centre_excerpt(wave, sound)[None], sound)[0].transpose(0, 1))
+    mean, std = moments.mean_and_std()
+    read = min(sample, len(source)) - len(unreadable)
+    kind = "recordings" if read + len(unreadable) == len(source) else "sampled recordings"
+    said = tuple(noticed.sentences(source.describe, read, kind))
+    measured = replace(sound, mean=mean, std=std)
+    return Stats((GREY,), (SIXTH,), *sound.size, read, unreadable, said, measured)
 
 
 def normalize(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> Tensor:

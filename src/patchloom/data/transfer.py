@@ -10,7 +10,7 @@ from torch import Tensor
 
 from patchloom.data.colors import ColorPlan, recolor
 from patchloom.data.sound.features import pictures
-from patchloom.data.sound.spec import Sound
+from patchloom.sound import Sound
 
 
 class Batch(NamedTuple):

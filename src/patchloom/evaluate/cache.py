@@ -59,7 +59,7 @@ def about_encoder(
         # neither the number of heads nor other options of a timm model are seen in its weights
         json.dumps(card.timm_name if card.spec is None else asdict(card.spec), sort_keys=True),
         f"{vit} {attention_heads(vit)} heads, {input_size(vit)} pixels",
-        json.dumps([card.mean, card.std]),
+        json.dumps([card.mean, card.std, *([] if card.sound is None else [asdict(card.sound)])]),
         f"{device.type} {'bfloat16' if runs_in_bfloat16(device, precision) else 'float32'}",
     )
 

@@ -248,7 +248,7 @@ def pixel_features(
 
     Args:
         source: images; those without a label are left out.
-        size: (h, w) of the encoder's input in pixels; reduced in proportion to at most 32 pixels per side.
+        size: (h, w) of the encoder's input in pixels; that of images is reduced in proportion to at most 32 a side.
         mean, std: for the normalisation, in [0, 1] units; their length is the number of channels.
         batch_size: images at once.
         workers: processes that read images.
@@ -259,7 +259,9 @@ def pixel_features(
     """
     source = labelled(source)
     pixels, indices, unreadable = [], [], []
-    batches = plain_batches(source, pixels_size(size), batch_size, workers, len(mean))
+    # pictures of recordings are small, and made as large as they are
+    small = pixels_size(size) if source.sound is None else size
+    batches = plain_batches(source, small, batch_size, workers, len(mean))
     for batch in watched(batches, -(-len(source) // batch_size), what):
         pixels.append(normalize(batch.views[0], mean, std).flatten(1))
         indices.append(batch.indices)

@@ -82,7 +82,7 @@ def measure_run(
         PatchloomError: no such encoder or data; data without labels; or a pooling that the encoder lacks.
     """
     vit, card = load_encoder(run, settings.model)
-    parts = parts_of(data, settings, note=card.note)
+    parts = parts_of(data, settings, card=card)
     if gallery < 1:
         n = len(parts.train)
         some = stratified(parts.train, max(1, round(gallery * n)), settings.seed)
@@ -123,7 +123,8 @@ def extractors(
         return lambda source: remembered(about, source, take, keep=keep)
 
     def pixels(source: Source) -> ImageFeatures:
-        about = ("pixels", str(pixels_size(size)), str(card.mean), str(card.std))
+        about = "pixels", str(pixels_size(size)), str(card.mean), str(card.std)
+        about = about if card.sound is None else (*about, str(card.sound))
         take = partial(pixel_features, size=size, mean=card.mean, std=card.std, **reading(source, PIXELS))
         return remembered(about, source, take, keep=keep)
 

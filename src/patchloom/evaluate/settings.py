@@ -12,11 +12,13 @@ import numpy as np
 import torch
 
 from patchloom.data import Data, DataLike, Source, copies_sentence, open_data, split_for_test
+from patchloom.data.sound.hearing import heard_by
 from patchloom.data.splits import pick
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import has_labels, labelled
 from patchloom.hints import check
 from patchloom.machine import Cores, cores, workers
+from patchloom.nets.weights import EncoderCard
 from patchloom.waiting import Waiting, is_first
 
 _AT_ONCE = 256  # images, where the encoder stays frozen
@@ -156,7 +158,7 @@ def tell(notes: Sequence[str]) -> None:
     told.update(notes)
 
 
-def parts_of(data: DataLike, settings: EvalSettings, labels: bool = True, note: str = "") -> Parts:
+def parts_of(data: DataLike, settings: EvalSettings, labels: bool = True, card: EncoderCard | None = None) -> Parts:
     """The training and test images of ``data``; without test images, a stratified fifth is split off.
 
     Exact copies of test images that are split off are in neither part. Where the data's own test images are copies of
@@ -166,14 +168,16 @@ def parts_of(data: DataLike, settings: EvalSettings, labels: bool = True, note: 
         data: as `patchloom.data.open_data` takes it.
         settings: the seed, groups, and how many training images to use.
         labels: only images that have one.
-        note: what is to be said of the encoder, as the story begins.
+        card: of the encoder, by whose note the story begins, and as which recordings are heard.
 
     Raises:
         PatchloomError: no such data, or no labels where they are needed.
     """
     opened = open_and_tell(data, settings.group)
+    if card is not None:
+        opened = heard_by(opened, card.sound, card.name)
     with Waiting("looking for copies among the images"):
-        return _parted(opened, settings, labels, note)
+        return _parted(opened, settings, labels, "" if card is None else card.note)
 
 
 def _parted(opened: Data, settings: EvalSettings, labels: bool, note: str) -> Parts:

@@ -70,7 +70,7 @@ class Training(Loop):
         self.steps = recipe.epochs * self.per_epoch
         held = 0 if self.held is None else len(self.held)
         self.best = BestEpoch(held, recipe.epochs, self.per_epoch, recipe.patience)
-        self.views = Views(model.size, recipe, mean)
+        self.views = Views(model.size, recipe, mean, source.sound)
         self.optimizer = self._optimizer()
         warmup = min(round(recipe.warmup_epochs * self.per_epoch), self.steps - 1)
         # one more than there are steps, so that the learning rate of the last one is above 0

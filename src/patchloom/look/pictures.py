@@ -12,6 +12,7 @@ import torch
 
 from patchloom.calls import PathLike, checked
 from patchloom.data import DataLike, Source, is_given, lasting, named, normalize, open_data, plain_batches
+from patchloom.data.sound.hearing import heard_by
 from patchloom.data.sources.addresses import PIPE
 from patchloom.errors import PatchloomError
 from patchloom.look.sheets import ROWS, Title, draw_sheet
@@ -140,6 +141,7 @@ def look(
         )
     own = data is None or lasting(data) == settings.data
     opened = open_data(settings.data if data is None else data, group=settings.group if own else None)
+    opened = heard_by(opened, card.sound, card.name)
     if own and is_given(settings.data):  # so are others of the same number
         own = opened.train.fingerprint() == folder.read_data()["fingerprint"]
     if own:

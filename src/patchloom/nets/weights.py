@@ -27,6 +27,7 @@ from patchloom.hints import listing
 from patchloom.nets.build import EncoderSpec, build_encoder, check_servable, models_like
 from patchloom.nets.heads import InstanceHead, Use
 from patchloom.nets.online import from_cache_alone, why_offline
+from patchloom.sound import Sound, sound_from
 
 FORMAT = "patchloom-encoder-1"
 _SUM = "sha256"
@@ -45,6 +46,7 @@ class EncoderCard:
         trained_on: checksum of the list of what it was trained on, which lies beside it; "" without one.
         extra_modules: what each module that was saved beside it is good for, by its file's name without suffix.
         note: a sentence for whoever reads a number of it, such as that its run is not finished; "" without one.
+        sound: how recordings become its pictures; None of an encoder of images.
     """
 
     spec: EncoderSpec | None
@@ -55,6 +57,7 @@ class EncoderCard:
     trained_on: str = ""
     extra_modules: dict[str, Use] = field(default_factory=dict)
     note: str = ""
+    sound: Sound | None = None
 
     @property
     def timm_name(self) -> str:
@@ -64,7 +67,10 @@ class EncoderCard:
 
 def save_encoder(vit: VisionTransformer, card: EncoderCard, path: Path) -> None:
     """Write the encoder's ``state_dict`` and card; the file appears whole or not at all."""
-    save_net(vit, FORMAT, asdict(card), path)
+    about = asdict(card)
+    if card.sound is None:  # so that files of images are what they always were
+        del about["sound"]
+    save_net(vit, FORMAT, about, path)
 
 
 def save_net(net: nn.Module, key: str, about: dict[str, Any], path: Path) -> None:
@@ -113,6 +119,7 @@ def card_from(about: dict[str, Any]) -> EncoderCard:
         about.get("trained_on", ""),
         about.get("extra_modules", {}),
         about.get("note", ""),
+        sound_from(about.get("sound")),
     )
 
 

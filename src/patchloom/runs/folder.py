@@ -8,6 +8,7 @@ import io
 import os
 import re
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +22,7 @@ from patchloom.runs.record import Record, write_record
 from patchloom.runs.requested import differences
 from patchloom.runs.sealed import read_sealed, write_sealed
 from patchloom.runs.settings import Settings
+from patchloom.sound import sound_from
 
 try:
     import fcntl
@@ -145,6 +147,8 @@ class RunFolder:
         notes = "".join(f"# {name}: {why}\n" for name, why in reasons.items())
         found = {"mean": list(stats.mean), "std": list(stats.std), "height": stats.height, "width": stats.width}
         found |= {"sampled": stats.sampled, "fingerprint": fingerprint, **held_out}
+        if stats.sound is not None:
+            found["sound"] = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(stats.sound).items()}
         make_folder(self.path)
         self.lock()
         if self.config.exists() or self.checkpoints.there():  # since we looked, and its process has ended already
@@ -186,6 +190,16 @@ class RunFolder:
         if missing := {"mean", "std", "height", "width", "sampled", "fingerprint"} - found.keys():
             raise PatchloomError(f"{path} lacks {min(missing)}: is it whole?")
         return found
+
+    def read_stats(self) -> Stats:
+        """The statistics of the training data, as far as they are stored.
+
+        Raises:
+            PatchloomError: they cannot be read.
+        """
+        found = self.read_data()
+        numbers = tuple(found["mean"]), tuple(found["std"]), found["height"], found["width"], found["sampled"]
+        return Stats(*numbers, [], sound=sound_from(found.get("sound")))
 
     def read_summary(self) -> str | None:
         """The closing sentence of a finished run; None of one that is to go on, to write a whole one at its end."""

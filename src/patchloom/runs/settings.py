@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from patchloom.calls import plain
-from patchloom.data import DataLike, lasting
+from patchloom.data import DataLike, Source, lasting
 from patchloom.data.randaugment import MAX_MAGNITUDE
 from patchloom.errors import PatchloomError
 from patchloom.hints import check, conforms
 from patchloom.nets.build import EncoderSpec, PositionKind
 from patchloom.recipes import recipe_named
+from patchloom.sound import Features, Sound
 from patchloom.tasks import AUTO, task_name, usual_task, with_defaults
 from patchloom.tasks.code import label
 from patchloom.typos import no_option
@@ -24,7 +25,10 @@ Auto = Literal["auto"]
 TaskLike = str | type[Any] | Mapping[str, Any]
 # of processes, threads and pixels more are a slip of the keyboard, and would bring a machine down
 _MAX = {"workers": 1024, "threads": 1024, "devices": 1024, "nodes": 2**16, "patch_size": 2**16, "channels": 2**16}
+_MAX |= {"seconds": 3600, "rate": 10**6, "bins": 4096}
 _RANDAUGMENT_STD = 0.5
+_OF_SOUND = ("seconds", "rate", "features", "bins")
+_OF_IMAGES = ("img_size", "channels", "crop_scale", "flip", "randaugment", "normalization")
 LAUNCH = ("devices", "nodes", "strategy")  # with which settings a run may go on as it likes
 
 
@@ -52,6 +56,11 @@ class Settings:
         flip: mirror half of the images. Switch it off where left and right matter.
         randaugment: magnitude of RandAugment, up to 10 (DeiT and MP3: 9); 0 switches it off.
         randaugment_std: standard deviation of that magnitude.
+        seconds: length to which recordings are cut or padded.
+        rate: samples a second to which recordings are resampled.
+        features: of which pictures of recordings are made: mel-frequency cepstral coefficients (mfcc), or a mel
+            spectrogram (logmel).
+        bins: rows of pictures of recordings: coefficients, or bands.
         held_out: share of the images that is never trained on and serves the measures (at most 2,000 images); auto is
             5 %, and of small sets more.
         group: which images are held out together, such as frames of one video: parent (those of a folder), a column of
@@ -100,6 +109,10 @@ class Settings:
     flip: bool = True
     randaugment: float = 0.0
     randaugment_std: float = _RANDAUGMENT_STD
+    seconds: float = Sound.seconds
+    rate: int = Sound.rate
+    features: Features = Sound.features
+    bins: int = Sound.bins
     held_out: float | Auto = "auto"
     group: str | None = None
     normalization: Literal["data", "imagenet"] = "data"
@@ -129,7 +142,7 @@ class Settings:
         """
         least = {"epochs": 1, "batch_size": 1, "accumulate": 1, "patch_size": 1, "channels": 1, "threads": 1}
         least |= {"devices": 1, "nodes": 1}
-        least |= {"workers": 0, "weight_decay": 0, "warmup_epochs": 0, "clip": 0, "seed": 0}
+        least |= {"rate": 1000, "bins": 1, "workers": 0, "weight_decay": 0, "warmup_epochs": 0, "clip": 0, "seed": 0}
         for name, bound in least.items():
             value = getattr(self, name)
             if value != "auto" and value < bound:
@@ -142,6 +155,8 @@ class Settings:
             raise PatchloomError(f"--warmup_epochs {self.warmup_epochs} is more than --epochs {self.epochs}: lower it")
         if self.blr != "auto" and not 0 < self.blr < math.inf:
             raise PatchloomError(f"--blr must be above 0 and finite, not {self.blr}")
+        if not 0 < self.seconds <= _MAX["seconds"]:
+            raise PatchloomError(f"--seconds must be above 0, and {_MAX['seconds']} or less, not {self.seconds:g}")
         for name in ("crop_scale", "held_out"):
             share = getattr(self, name)
             if share != "auto" and not 0 < share < 1 and (name, share) != ("crop_scale", 1):
@@ -158,6 +173,22 @@ class Settings:
             )
         if self.from_run is not None and self.init is not None:
             raise PatchloomError("--from and --init both say with which weights to begin: give one of them")
+
+    def sound(self) -> Sound:
+        """How recordings become pictures, before their statistics are known."""
+        return Sound(self.rate, self.seconds, self.features, self.bins)
+
+    def check_kind(self, source: Source) -> None:
+        """Refuse settings of recordings where ``source`` holds images, and the other way round.
+
+        Raises:
+            PatchloomError: one was given that would change nothing.
+        """
+        usual = {field.name: field.default for field in fields(self)}
+        kind, names = ("recordings", _OF_SOUND) if source.sound is None else ("images", _OF_IMAGES)
+        for name in names:
+            if getattr(self, name) != usual[name]:
+                raise PatchloomError(f"--{name} is for {kind}, and {source.name} holds {source.noun}: leave it out")
 
     def check_cache(self, crop: tuple[int, int]) -> None:
         """Refuse to keep fewer pixels than the task's crops have (h, w), which may be larger than its images.

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 from timm.models.vision_transformer import VisionTransformer
 
+from patchloom.data import Stats
 from patchloom.data.randaugment import RandAugment
+from patchloom.data.sound.excerpts import for_recordings
 from patchloom.errors import PatchloomError
 from patchloom.memory import Affordable
 from patchloom.nets.build import build_encoder
@@ -22,33 +24,34 @@ from patchloom.nets.weights import EncoderCard
 from patchloom.runs.checkpoint import restore
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import Settings, TaskLike
+from patchloom.sound import GREY, SIXTH, Sound
 from patchloom.tasks import build_task, task_name
 from patchloom.tasks.code import Code, label, met, same_task
 from patchloom.tasks.task import Task
 
 
-def run_card(settings: Settings, mean: Sequence[float], std: Sequence[float], name: str) -> EncoderCard:
+def run_card(settings: Settings, stats: Stats, name: str) -> EncoderCard:
     """What belongs to the encoder of a run.
 
     Args:
         settings: resolved.
-        mean, std: per channel, in [0, 1] units, by which its images are normalised.
+        stats: by whose mean and deviation its images are normalised.
         name: what the encoder is called in reports.
     """
-    return EncoderCard(settings.encoder_spec(), tuple(mean), tuple(std), label(settings.task["name"]), name)
+    task = label(settings.task["name"])
+    return EncoderCard(settings.encoder_spec(), stats.mean, stats.std, task, name, sound=stats.sound)
 
 
 def prepare_task(
     settings: Settings,
-    mean: Sequence[float],
-    std: Sequence[float],
+    stats: Stats,
     begin: Callable[[VisionTransformer], None] | None = None,
 ) -> Task:
     """A fresh task by resolved settings, with the attention form and the kernels that they name.
 
     Args:
         settings: resolved.
-        mean, std: per channel, in [0, 1] units, by which its images are normalised.
+        stats: by whose mean and deviation its images are normalised, and how recordings become images.
         begin: is given the encoder before the task is built around it, and may put weights into it.
 
     Raises:
@@ -69,10 +72,13 @@ def prepare_task(
             f"--teacher_precision is for a teacher or a guide, and {label(settings.task['name'])} has none here: leave "
             "it out"
         )
-    task.normalized_by(mean, std)
+    task.normalized_by(stats.mean, stats.std)
+    if stats.sound is not None:
+        task.augment = for_recordings(task.augment, stats.sound)
+        return task
     task.augment.scale, task.augment.flip = (settings.crop_scale, 1.0), settings.flip
     if settings.randaugment:
-        _randaugment(task, settings, mean)
+        _randaugment(task, settings, stats.mean)
     return task
 
 
@@ -83,6 +89,14 @@ def _randaugment(task: Task, settings: Settings, mean: Sequence[float]) -> None:
             "randaugment, as RandomCrop has: leave it out"
         )
     task.augment.randaugment = RandAugment(settings.randaugment, settings.randaugment_std, mean)
+
+
+def unknown_stats(channels: int, sound: Sound | None = None) -> Stats:
+    """Statistics for steps of which nobody uses the numbers; ``sound`` of recordings."""
+    if sound is None:
+        return Stats((0.5,) * channels, (0.25,) * channels, 0, 0, 0, [])
+    heard = replace(sound, mean=(0.0,) * sound.bins, std=(1.0,) * sound.bins)
+    return Stats((GREY,), (SIXTH,), *sound.size, 0, [], sound=heard)
 
 
 class Loaded(NamedTuple):
@@ -111,8 +125,7 @@ def load_task(run: str | Path, task: TaskLike | None = None) -> Loaded:
     folder = RunFolder(run)
     settings = folder.read_config()
     settings = replace(settings, task=settings.task | {"name": _found_again(folder, settings.task["name"], task)})
-    found = folder.read_data()
-    prepared = prepare_task(settings, found["mean"], found["std"])
+    prepared = prepare_task(settings, folder.read_stats())
     weights, about = folder.checkpoints.newest()
     restore(weights, prepared)
     return Loaded(prepared.eval(), newest_card(folder, settings, about), settings, folder, about)
@@ -129,8 +142,7 @@ def newest_card(folder: RunFolder, settings: Settings, about: Mapping[str, Any])
     Raises:
         PatchloomError: what was measured of the data cannot be read.
     """
-    found = folder.read_data()
-    card = run_card(settings, found["mean"], found["std"], folder.path.name)
+    card = run_card(settings, folder.read_stats(), folder.path.name)
     if folder.encoder.exists():
         return card
     reached = step_of(about)

@@ -166,7 +166,7 @@ def _try(settings: Settings, share: int, counted: Sketch | None, training: Sourc
             return _Tried(guess, 0.0, "calculated", counted.sizes, None)
         n = min(share, max(2, int(share * _SECONDS / guess)))
     try:
-        step = Step(settings, batch=n)
+        step = Step(settings, batch=n, sound=training.sound)
         taken, begun = [_seconds(step)], time.perf_counter()  # the first one finds its memory, which takes a while
         while len(taken) <= _STEPS and (len(taken) == 1 or time.perf_counter() - begun < _SECONDS):
             taken.append(_seconds(step))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from patchloom.data import Data, Source, Stats, channels_of, is_given, statistics_of
+from patchloom.data import Data, Source, Stats, is_given
 from patchloom.data.near import near_copies
 from patchloom.errors import PatchloomError
 from patchloom.machine import Cores
@@ -22,7 +22,7 @@ from patchloom.tasks.code import label
 from patchloom.tasks.task import Task
 from patchloom.train.device_defaults import workers
 from patchloom.train.forecast import Forecast, foresee, resumed
-from patchloom.train.resolve import resolve, share_of_batch
+from patchloom.train.resolve import measured, resolve, share_of_batch
 from patchloom.train.start import Start
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -50,6 +50,10 @@ class Plan(NamedTuple):
     held_out: HeldOut
     doubt: str = ""
     views: float = 1.0
+
+    def heard(self, data: Data) -> Data:
+        """The same data; recordings by what was measured of them."""
+        return data if self.stats.sound is None else data.heard_as(self.stats.sound)
 
     def with_chosen(self, task: Task) -> Plan:
         """With what the task's own options that were ``auto`` became, and its views."""
@@ -94,7 +98,7 @@ class Planner:
             return self.folder.holds(self.asked)
         except PatchloomError:
             found = self._found()
-            task = prepare_task(found.settings, found.stats.mean, found.stats.std)
+            task = prepare_task(found.settings, found.stats)
             found.settings.check_cache(task.augment.size)
             raise
 
@@ -104,7 +108,7 @@ class Planner:
         Raises:
             PatchloomError: what it takes is more than there is; as `foresee`.
         """
-        training = plan.held_out.parts(self.data.train)[0]
+        training = plan.held_out.parts(plan.heard(self.data).train)[0]
         if plan.resumed and (found := resumed(plan.settings, training, self.folder)):
             return found
         share = share_of_batch(plan.settings.batch_size, len(training), world())
@@ -124,7 +128,8 @@ class Planner:
     def _stored(self) -> Plan:
         self.folder.lock()
         self.folder.tidy()
-        settings, found, fingerprint = self.folder.read_config(), self.folder.read_data(), self.data.train.fingerprint()
+        settings, stats = self.folder.read_config(), self.folder.read_stats()
+        fingerprint = self.data.train.fingerprint()
         check_same(self.folder, self.data.train)
         held_out = stored_held_out(self.folder, settings, self.data.train)
         training = held_out.parts(self.data.train)[0]
@@ -135,16 +140,13 @@ class Planner:
         reasons = {}
         if self.asked.workers == "auto" and settings.workers != number:  # nothing but the pace depends on it
             settings, reasons = replace(settings, workers=number), {"workers": why}
-        stats = Stats(*(found[name] for name in ("mean", "std", "height", "width", "sampled")), [])
         return Plan(True, settings, reasons, stats, fingerprint, held_out)
 
     def _found(self) -> Plan:
         asked, as_there = Start(self.asked).shaped()
         held_out, self.record = choose_held_out(self.asked, self.data.train)
         training = held_out.parts(self.data.train)[0]
-        found = channels_of(training)
-        channels = found if asked.channels == "auto" else asked.channels
-        stats = statistics_of(training, channels)
+        channels, stats = measured(asked, training)
         if asked.normalization == "imagenet":
             if channels != 3:
                 raise PatchloomError(

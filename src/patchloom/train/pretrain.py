@@ -125,6 +125,7 @@ def pretrain(
         raise PatchloomError(
             f"process {rank()} finds other images in {opened.train.name} than the first: give all machines the same"
         )
+    opened = plan.heard(opened)
     training, held_out = plan.held_out.parts(opened.train)
     with explained(plan.settings):
         # ---- the task, with the weights with which it begins
@@ -135,7 +136,7 @@ def pretrain(
         start = None if plan.resumed else Start(asked)
         begin = None if start is None else start.encoder
         with Waiting("making the first weights"):
-            pretext = prepare_task(plan.settings, plan.stats.mean, plan.stats.std, begin)
+            pretext = prepare_task(plan.settings, plan.stats, begin)
         if start is not None:
             start.rest(pretext)
             plan = plan.with_chosen(pretext)
@@ -163,7 +164,7 @@ def pretrain(
             reporter.note(line)
 
         # ---- the training
-        card = run_card(plan.settings, plan.stats.mean, plan.stats.std, folder.path.name)
+        card = run_card(plan.settings, plan.stats, folder.path.name)
         validation = Validation(pretext, card, held_out, training, plan.settings)
         ended, measure = train(fabric, pretext, source, plan.settings, folder, reporter, validation)
 

@@ -6,7 +6,14 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from patchloom.data import Stats, steps_per_epoch
+from patchloom.data import (
+    Source,
+    Stats,
+    channels_of,
+    statistics_of,
+    statistics_of_recordings,
+    steps_per_epoch,
+)
 from patchloom.errors import PatchloomError
 from patchloom.machine import Cores, check_device, cores
 from patchloom.nets.build import PRESETS, swin_sizes
@@ -60,6 +67,9 @@ def resolve(
         for name, value, why in _of_swin(device, min(stats.height, stats.width), settings, *swin):
             auto(name, value, why)
         (h, w), patch = (chosen.get(name, getattr(settings, name)) for name in ("img_size", "patch_size"))
+    elif stats.sound is not None:
+        h, w = auto("img_size", stats.sound.size, f"{stats.sound.bins} rows and a column every 10 ms")
+        patch = auto("patch_size", (h, 1), "a frame each, as in MP3")
     elif str(settings.data).partition(":")[0] == "shapes" and (settings.img_size, settings.patch_size) == (
         "auto",
         "auto",
@@ -114,6 +124,26 @@ def resolve(
     resolved = replace(settings, **chosen)
     resolved.check()  # what was given may not go with what was chosen
     return resolved, reasons
+
+
+def measured(settings: Settings, source: Source, sample: int = 1000) -> tuple[int, Stats]:
+    """What is measured of the training data before a run: its channels, and its statistics.
+
+    Args:
+        settings: as the user gave them.
+        source: images or recordings.
+        sample: how many of them are read.
+
+    Raises:
+        PatchloomError: settings of the other kind of data, or nothing can be read.
+    """
+    settings.check_kind(source)
+    if source.sound is not None:
+        sound = settings.sound()
+        return 1, statistics_of_recordings(source.heard_as(sound), sound, sample)
+    found = channels_of(source)
+    channels = found if settings.channels == "auto" else settings.channels
+    return channels, statistics_of(source, channels, sample)
 
 
 def _of_swin(device: str, median: int, settings: Settings, patch: int | None, along: int) -> list[tuple[str, Any, str]]:

@@ -18,7 +18,7 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.build import outline
 from patchloom.nets.performance import kept_bytes, patches_of
 from patchloom.runs.settings import Settings
-from patchloom.runs.task import prepare_task
+from patchloom.runs.task import prepare_task, unknown_stats
 from patchloom.tasks.task import Task
 from patchloom.train.step import autocast
 
@@ -106,7 +106,7 @@ def sketch(settings: Settings, images: int) -> Sketch:
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # that tensors without numbers were not given any
         with torch.device("meta"):
-            task = prepare_task(plain, (0.5,) * c, (0.25,) * c).train()
+            task = prepare_task(plain, unknown_stats(c)).train()
         sizes, views = Sizes.of(task), _views(task, c)
         activations, flops = _counted(task, plain, images, views)
     h, w = task.augment.size

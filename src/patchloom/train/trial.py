@@ -14,7 +14,8 @@ from patchloom.machine import wait_for
 from patchloom.memory import keep_freed_memory, peak_apart
 from patchloom.nets.performance import compile_blocks
 from patchloom.runs.settings import Settings
-from patchloom.runs.task import prepare_task
+from patchloom.runs.task import prepare_task, unknown_stats
+from patchloom.sound import Sound
 from patchloom.tasks.code import only_here
 from patchloom.tasks.task import Task
 from patchloom.train.optim import build_optimizer
@@ -48,18 +49,25 @@ class Step:
         settings: resolved.
         compiled: compile the blocks.
         batch: images, instead of the settings'.
+        sound: of recordings, which are noise then.
     """
 
-    def __init__(self, settings: Settings, compiled: bool = False, batch: int | None = None):
+    def __init__(
+        self, settings: Settings, compiled: bool = False, batch: int | None = None, sound: Sound | None = None
+    ):
         torch.manual_seed(0)
         c = settings.channels
-        self.settings = settings
-        self.task: Task = prepare_task(settings, (0.5,) * c, (0.25,) * c).to(settings.device).train()
+        self.settings, stats = settings, unknown_stats(c, sound)
+        self.task: Task = prepare_task(settings, stats).to(settings.device).train()
         if compiled:
             compile_blocks(self.task)
         self.optimizer = build_optimizer(self.task, settings.weight_decay, settings.device)
         b = batch or settings.batch_size
-        picture = Pictured(torch.randint(256, (b, c, *self.task.augment.size), dtype=torch.uint8))
+        if stats.sound is None:
+            picture = Pictured(torch.randint(256, (b, c, *self.task.augment.size), dtype=torch.uint8))
+        else:
+            picture = Pictured(torch.randint(-(2**15), 2**15, (b, 1, 1, stats.sound.samples), dtype=torch.int16))
+            picture.sound = stats.sound
         batches = training_batches(picture, self.task.augment, b, 0, 0, 1, 0, c)
         self.batch: Batch = next(batches)
 
@@ -77,22 +85,24 @@ class Step:
         wait_for(kind)
 
 
-def memory_of(settings: Settings, compiled: bool = False) -> float | None:
+def memory_of(settings: Settings, compiled: bool = False, sound: Sound | None = None) -> float | None:
     """GiB that two steps need at their peak, in a process of its own: other steps have left their memory in this.
+
+    ``sound`` is that of recordings.
 
     Raises:
         PatchloomError: as `peak_apart`.
     """
     if only_here(settings.task["name"]):  # no other process could build it
         return None
-    return peak_apart(_two_steps, settings.device, settings, compiled)
+    return peak_apart(_two_steps, settings.device, settings, compiled, sound)
 
 
-def _two_steps(settings: Settings, compiled: bool) -> None:
+def _two_steps(settings: Settings, compiled: bool, sound: Sound | None) -> None:
     keep_freed_memory()
     if settings.device == "cpu":
         torch.set_num_threads(settings.threads)
-    step = Step(settings, compiled)
+    step = Step(settings, compiled, sound=sound)
     step()
     step()
 

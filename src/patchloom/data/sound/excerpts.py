@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from patchloom.data.crop import RandomCrop, Sharing, TwoViews
-from patchloom.data.sound.spec import Sound
 from patchloom.errors import PatchloomError
+from patchloom.sound import Sound
 
 SHIFT = 0.1  # seconds
 _LEAST, _MOST = -(2**15), 2**15 - 1

@@ -11,8 +11,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from patchloom.data.sound.spec import GREY, SIXTH, Sound
 from patchloom.errors import PatchloomError
+from patchloom.sound import GREY, SIXTH, Sound
 
 _FLOOR = 1e-6  # is added to the energy of a band: digital silence has no logarithm
 _FULL = 2**15  # of 16 bits

@@ -13,8 +13,8 @@ from itertools import chain
 import numpy as np
 from torch import Tensor
 
-from patchloom.data.sound.spec import Sound
 from patchloom.errors import PatchloomError
+from patchloom.sound import Sound
 
 TEST_SPLITS = ("test", "val", "validation")  # names of a test split, in order of preference
 CONTENT = np.dtype("V16")  # the hash of an image's content

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from patchloom.data.sound.spec import Sound
 from patchloom.data.sources.base import Data, Source, digest
 from patchloom.errors import PatchloomError
+from patchloom.sound import Sound
 
 
 class Several(Source):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from patchloom.data import DataLike, Source
+from patchloom.data import Data, DataLike, Source
+from patchloom.data.sound.hearing import heard_by
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.answers import Answers, answers
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, class_names, load_classifier, read_classifier
@@ -60,7 +61,8 @@ def ensemble(
     fingerprint = parts.test.fingerprint()
     members = [_member(path, parts.test, fingerprint, settings) for path in paths]
     said = [
-        answers(member.model, parts.test, member.card.encoder, settings, precision, member.name) for member in members
+        answers(member.model, _heard(parts.test, member), member.card.encoder, settings, precision, member.name)
+        for member in members
     ]
     mean, agreement = average(said), agreement_of(said)
     pooling = "-"
@@ -74,6 +76,11 @@ def ensemble(
         f"{' on average' if len(members) > 2 else ''}."
     )
     return report_of("ensemble", f"Ensemble of {len(members)}: ", [done], rows, parts, settings, mean)
+
+
+def _heard(test: Source, member: Member) -> Source:
+    card = member.card.encoder
+    return heard_by(Data(test, None), card.sound, card.name).train
 
 
 def average(said: Sequence[Answers]) -> Answers:

@@ -50,7 +50,7 @@ def order(
     vit, card = load_encoder(run, settings.model)
     refuse_hierarchical(vit, "order", INSTEAD)
     check_pooling(pooling, tokens_of(vit, None))
-    parts, size = parts_of(data, settings, note=card.note), input_size(vit)
+    parts, size = parts_of(data, settings, card=card), input_size(vit)
     shuffled = ShuffledPatches(parts.test, size, patch_side(vit), settings.seed)
     rows: list[Row] = []
     cached: list[str] = []

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from patchloom.data import DataLike, Source, plain_batches
+from patchloom.data.sound.hearing import heard_by
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import EvalSettings, Report, Row
 from patchloom.evaluate.pace import watched
@@ -134,7 +135,7 @@ def positions(
 
 def _test_images(loaded: Loaded, data: DataLike) -> tuple[Source, str]:
     """The images to measure on, and in words whether they were trained on."""
-    opened = open_and_tell(data)
+    opened = heard_by(open_and_tell(data), loaded.card.sound, loaded.card.name)
     if opened.test is not None:
         doubt = doubt_of_test(loaded.folder, loaded.settings, opened.test)
         return opened.test, f"The data brings its own test images.{doubt}"

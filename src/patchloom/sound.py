@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Features = Literal["mfcc", "logmel"]
 
@@ -63,3 +64,10 @@ class Sound:
     def size(self) -> tuple[int, int]:
         """Height and width of the picture."""
         return self.bins, self.frames
+
+
+def sound_from(plain: Mapping[str, Any] | None) -> Sound | None:
+    """A `Sound` from what ``asdict`` and JSON or YAML made of it; None of None."""
+    if plain is None:
+        return None
+    return Sound(**{name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()})
