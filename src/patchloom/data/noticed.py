@@ -12,7 +12,7 @@ from contextvars import ContextVar
 
 EXAMPLES = 3  # files that a sentence names
 
-# what follows "12 of 300 images"; of one, "have" becomes "has", and "are" becomes "is"
+# what follows "12 of 300 images", or recordings; of one, "have" becomes "has", and "are" becomes "is"
 SAID = {
     "alpha": "have an alpha channel, laid over white",
     "doubtful alpha": "have an alpha channel, laid over white, that varies as a picture does: if it is a band of data, "
@@ -27,6 +27,9 @@ SAID = {
     "inverted": "are stored with white as 0, and inverted",
     "frames": "have several frames: only the first is read",
     "pages": "have several pages: only the first is read",
+    "mixed": "have several channels, mixed to one by their mean",
+    "resampled": "have another rate, and are resampled",
+    "clipped": "have floating-point samples beyond +-1, which are clipped",
 }
 
 _watched: ContextVar[set[str] | None] = ContextVar("watched", default=None)
