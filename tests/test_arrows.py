@@ -52,6 +52,7 @@ MAY = {
     "memory": set(),
     "stopping": set(),
     "shown": set(),
+    "sides": set(),
     "verdict": set(),
     "version": set(),
     "waiting": set(),
@@ -66,7 +67,7 @@ KNOWING = [
 ]
 COMMON = {
     *("calls", "errors", "files", "hints", "machine", "memory", "processes"),
-    *("shown", "stopping", "typos", "verdict", "version", "waiting"),
+    *("shown", "sides", "stopping", "typos", "verdict", "version", "waiting"),
 }
 FILES = sorted(SOURCE.rglob("*.py"))
 NAMING = re.compile(r"patchloom\.\w+[\w.]*")  # a string that names a module, or something in one
