@@ -53,6 +53,7 @@ MAY = {
     "stopping": set(),
     "shown": set(),
     "sound": set(),
+    "sides": set(),
     "verdict": set(),
     "version": set(),
     "waiting": set(),
@@ -67,7 +68,7 @@ KNOWING = [
 ]
 COMMON = {
     *("calls", "errors", "files", "hints", "machine", "memory", "processes"),
-    *("shown", "sound", "stopping", "typos", "verdict", "version", "waiting"),
+    *("shown", "sides", "sound", "stopping", "typos", "verdict", "version", "waiting"),
 }
 FILES = sorted(SOURCE.rglob("*.py"))
 NAMING = re.compile(r"patchloom\.\w+[\w.]*")  # a string that names a module, or something in one

@@ -18,6 +18,7 @@ from patchloom.memory import keep_freed_memory
 from patchloom.nets.performance import fuse_attention
 from patchloom.runs.settings import Settings, request
 from patchloom.shown import Grid, Shown
+from patchloom.sides import PatchSize, in_pixels
 from patchloom.tasks import ready_tasks
 from patchloom.tasks.code import label
 from patchloom.train.failures import halvable
@@ -94,7 +95,7 @@ class Bench(Shown):
         s = self.settings
         peaks = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {dtype}" for dtype, rate in self.peaks.items())
         threads = f", {s.threads} threads" if s.device == "cpu" else ""
-        sizes = f"images of {s.img_size[0]}x{s.img_size[1]}, patches of {s.patch_size}, batches of {s.batch_size}"
+        sizes = f"images of {in_pixels(s.img_size)}, patches of {in_pixels(s.patch_size)}, batches of {s.batch_size}"
         return [
             f"Large matrix products: {peaks} (torch {torch.__version__}, {s.device}{threads}).",
             f"{s.model['name']}, {sizes}, {s.precision}, {s.attention} attention, {s.kernels} kernels, "
@@ -119,8 +120,8 @@ def bench(
     *,
     tasks: str | list[str] | None = None,
     model: str = "auto",
-    img_size: int | Literal["auto"] = "auto",
-    patch_size: int | Literal["auto"] = "auto",
+    img_size: int | tuple[int, int] | Literal["auto"] = "auto",
+    patch_size: PatchSize | Literal["auto"] = "auto",
     batch_size: int | Literal["auto"] = "auto",
     device: Literal["cpu", "cuda", "mps", "auto"] = "auto",
     precision: Literal["float32", "bfloat16", "float16", "auto"] = "auto",
@@ -138,8 +139,8 @@ def bench(
         data: images, as pretrain takes them.
         tasks: names with commas between; all that need no option, if absent.
         model: nano, micro, mini, or a timm ViT. What is left open, of this and the rest, is as pretrain would choose.
-        img_size: pixels of a side.
-        patch_size: side of a patch in pixels.
+        img_size: pixels of a side; 64x128 is height x width.
+        patch_size: side of a patch in pixels; 40x1 is rows x columns.
         batch_size: images a step.
         device: what computes; auto takes a GPU where there is one.
         precision: of matrix products: float32, bfloat16, or float16.

@@ -22,6 +22,7 @@ from patchloom.propose import Proposal, propose
 from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import TaskLike, request, why_task
 from patchloom.shown import Grid, Shown
+from patchloom.sides import PatchSize
 from patchloom.tasks import AUTO
 from patchloom.train.resolve import resolve
 
@@ -129,8 +130,8 @@ def check(
     task: TaskLike = AUTO,
     images: int | None = None,
     model: str = "auto",
-    img_size: int | Literal["auto"] = "auto",
-    patch_size: int | Literal["auto"] = "auto",
+    img_size: int | tuple[int, int] | Literal["auto"] = "auto",
+    patch_size: PatchSize | Literal["auto"] = "auto",
     epochs: int | Literal["auto"] = "auto",
     batch_size: int | Literal["auto"] = "auto",
     workers: int | Literal["auto"] = "auto",
@@ -147,8 +148,8 @@ def check(
         task: pretext task for which to propose; what is given besides, up to device, is kept.
         images: read at most so many of each split, drawn at random; all, if absent.
         model: nano, micro, mini, or a timm ViT.
-        img_size: pixels of a side.
-        patch_size: side of a patch in pixels.
+        img_size: pixels of a side; 64x128 is height x width.
+        patch_size: side of a patch in pixels; 40x1 is rows x columns.
         epochs: passes over the training images.
         batch_size: images a step.
         workers: processes that read, here and in the run; here as many as there are cores, if auto.

@@ -59,6 +59,8 @@ def in_words(hint: Any) -> str:
         return names.get(hint, "a path")
     if origin is tuple and float in inside:
         return "a list such as [0.9, 0.95]"
+    if inside == (int, int):
+        return "rows x columns such as 40x1"
     return "whole numbers such as 5,20" if int in inside else getattr(hint, "__name__", str(hint))
 
 

@@ -128,10 +128,11 @@ def _parser(prog: str, taken: Listed) -> ArgumentParser:
 
 
 def _parse(parser: ArgumentParser, words: list[str]) -> dict[str, Any]:
-    # YAML, in which values are read, spells infinity .inf, and wants brackets around 5,20 and a space in {mask: 0.5}
+    # YAML, in which values are read, spells infinity .inf, and wants a space in {mask: 0.5} and brackets around 5,20
     words = [re.sub(r"^(--[^=]+=)([-+]?)inf(inity)?$", r"\1\2.inf", word, flags=re.IGNORECASE) for word in words]
     words = [re.sub(r":(?=\S)", ": ", word) if re.match(r"--[\w.]+=\{.*\}$", word) else word for word in words]
     words = [re.sub(r"^(--ks=)(\d+(?:,\d+)*)$", r"\1[\2]", word) for word in words]
+    words = [re.sub(r"^(--(?:img|patch)_size=)(\d+)x(\d+)$", r"\1[\2, \3]", word) for word in words]  # 40x1
     for word in words:
         if long := re.match(r"(--[\w.]+)=[-+]?[\d_]{300,}$", word):  # more than a float, or a file's name, can have
             raise PatchloomError(f"{long[1]} cannot be a number of {len(word) - len(long[1]) - 1} digits")

@@ -15,6 +15,7 @@ from patchloom.machine import seconds_of
 from patchloom.memory import keep_freed_memory, memory
 from patchloom.runs.settings import Settings
 from patchloom.shown import Grid, Shown, Verbatim
+from patchloom.sides import compact, in_pixels
 from patchloom.tasks.code import label
 from patchloom.train.failures import smaller_steps
 from patchloom.train.limits import refuse_too_large
@@ -90,7 +91,7 @@ class Proposal(Shown):
     def command(self) -> str:
         """To be pasted into a terminal, or into a program; what it leaves open becomes the same again."""
         s = self.settings
-        side = s.img_size[0] if len(set(s.img_size)) == 1 else s.img_size
+        side = compact(s.img_size)
         begin = {"task": s.task["name"].partition("#")[0]} if s.recipe is None else {"recipe": s.recipe}
         options = begin | {"model": s.model["name"], "img_size": side}
         options |= {name: getattr(s, name) for name in ("patch_size", "channels", "epochs", "batch_size")}
@@ -98,7 +99,7 @@ class Proposal(Shown):
         options |= {"group": s.group} if s.group is not None else {}
         if is_given(self.data[0]):
             return f"patchloom.pretrain(data, {', '.join(f'{name}={value!r}' for name, value in options.items())})"
-        options["img_size"] = str(side) if isinstance(side, int) else "x".join(map(str, side))
+        options |= {name: in_pixels(options[name]) for name in ("img_size", "patch_size")}
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         return shlex.join(["patchloom", "pretrain", *self.data, *words])
 
@@ -108,7 +109,8 @@ class Proposal(Shown):
         shown = s.plain() | {
             "task": label(s.task["name"]),
             "model": s.model["name"],
-            "img_size": "x".join(map(str, s.img_size)),
+            "img_size": in_pixels(s.img_size),
+            "patch_size": in_pixels(s.patch_size),
         }
         shown |= {f"model.{name}": value for name, value in s.model.items()}
         rows = [("setting", "proposed", "since")]

@@ -271,6 +271,8 @@ def _names(hint: Any) -> list[str]:
     origin, inside = get_origin(hint), get_args(hint)
     if origin is Literal:
         return list(map(str, inside))
+    if inside == (int, int):
+        return ["HxW"]
     if origin is not None:
         return ["{NAME: float, ...}" if origin is dict else f"list of {_kind(inside[0])}"]
     known = {int: ["int"], float: ["float"], bool: ["true", "false"], str: ["text"], Path: ["path"]}

@@ -46,13 +46,16 @@ def test_whole_images_give_timms_features(options, size, channels):
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+SIDES = st.sampled_from([(4, 4), (6, 2), (5, 1)])  # of a patch
+
+
 @settings(max_examples=25, deadline=None)
-@given(st.integers(1, 5), st.integers(1, 5), st.floats(0.1, 0.9), st.integers(0, 2**31))
-def test_masked_pixels_change_nothing_and_order_only_order(rows, columns, share, seed):
-    p, n = 4, rows * columns
-    vit = build_encoder(EncoderSpec("vit_tiny_patch16_224", (rows * p, columns * p), p, options=TINY)).eval()
+@given(st.integers(1, 5), st.integers(1, 5), SIDES, st.floats(0.1, 0.9), st.integers(0, 2**31))
+def test_masked_pixels_change_nothing_and_order_only_order(rows, columns, p, share, seed):
+    n = rows * columns
+    vit = build_encoder(EncoderSpec("vit_tiny_patch16_224", (rows * p[0], columns * p[1]), p, options=TINY)).eval()
     generator = torch.Generator().manual_seed(seed)
-    images = torch.randn(2, 3, rows * p, columns * p, generator=generator)
+    images = torch.randn(2, 3, rows * p[0], columns * p[1], generator=generator)
     k = max(1, round(n * share))
     visible, masked = random_partition(2, n, (k, n - k), generator)
     features = encode(vit, mask_patches(all_patches(images, n), visible))
@@ -72,14 +75,14 @@ def test_dropped_positions_are_unknown():
     """Two patches that swap places cannot be told apart once their positions are dropped."""
     vit = tiny()
     images = torch.randn(1, 3, 24, 24)
-    patches = patchify(images, 8)
+    patches = patchify(images, (8, 8))
     swapped = patches.clone()
     swapped[:, [2, 7]] = patches[:, [7, 2]]
     drop = torch.tensor([[2, 7]])
     token = torch.randn(32)
 
     def features(pixels, dropped):
-        view = all_patches(unpatchify(pixels, 8, (3, 3)), 9)
+        view = all_patches(unpatchify(pixels, (8, 8), (3, 3)), 9)
         return encode(vit, drop_positions(view, drop) if dropped else view, position_token=token)[:, 1:]
 
     known, other = features(patches, True), features(swapped, True)
@@ -179,5 +182,5 @@ def test_the_projection_is_the_convolution():
     vit = tiny(channels=2)
     images = torch.randn(1, 2, 24, 24)
     project = vit.patch_embed.proj
-    ours = F.linear(patchify(images, 8), project.weight.flatten(1), project.bias)
+    ours = F.linear(patchify(images, (8, 8)), project.weight.flatten(1), project.bias)
     torch.testing.assert_close(ours, project(images).flatten(2).transpose(1, 2), rtol=1e-5, atol=1e-5)

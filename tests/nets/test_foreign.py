@@ -244,7 +244,7 @@ def test_simmim_is_a_start_and_never_evaluated(tmp_path):
     tokens = torch.randn(2, 16, 32)
     conv = nn.functional.conv2d(tokens.mT.unflatten(2, (4, 4)), state["decoder.0.weight"], state["decoder.0.bias"])
     theirs_pixels = nn.functional.pixel_shuffle(conv, 4)
-    ours_pixels = unpatchify(nn.Linear.forward(task.questions["pixels"].decoder, tokens), 4, (4, 4))
+    ours_pixels = unpatchify(nn.Linear.forward(task.questions["pixels"].decoder, tokens), (4, 4), (4, 4))
     close(ours_pixels, theirs_pixels)
     path = written(tmp_path / "wide.pth", {"model": simmim(tiny(init_values=0.1))})
     assert "positions" not in public_shape(path) and public_shape(path)["options"]["init_values"] == 0.1

@@ -60,7 +60,7 @@ def test_uniformly_masked_units_close_up_to_an_image_of_half_the_side(options):
     p, n = 32 // rows, rows * columns
     visible, masked = uniform_partition(2, (rows, columns), torch.Generator().manual_seed(0))
     features = encode(net, mask_patches(all_patches(images, n), visible, masked))
-    closed = unpatchify(patchify(images, p, visible), p, (rows // 2, columns // 2))
+    closed = unpatchify(patchify(images, (p, p), visible), (p, p), (rows // 2, columns // 2))
     torch.testing.assert_close(features, small.forward_features(closed).flatten(1, 2), rtol=1e-5, atol=1e-5)
 
 
@@ -79,7 +79,7 @@ def test_a_window_is_no_larger_than_the_closed_up_grid():
             whole = state[name].view(side, side, -1)
             state[name] = whole[edge : edge + inner, edge : edge + inner].flatten(0, 1)
     small.load_state_dict(state, strict=True)
-    closed = unpatchify(patchify(images, 4, visible), 4, (2, 2))
+    closed = unpatchify(patchify(images, (4, 4), visible), (4, 4), (2, 2))
     torch.testing.assert_close(features, small.forward_features(closed).flatten(1, 2), rtol=1e-5, atol=1e-5)
 
 
@@ -108,7 +108,7 @@ def test_without_positions_moved_units_keep_their_features():
     net, n = swin(**DEEP), 16
     images = torch.randn(1, 3, 32, 32)
     order = torch.randperm(n)
-    moved = unpatchify(patchify(images, 8)[:, order], 8, (4, 4))
+    moved = unpatchify(patchify(images, (8, 8))[:, order], (8, 8), (4, 4))
     every = torch.arange(n)[None]
     one, two = (
         encode(net, drop_positions(all_patches(x, n), every), position_token=torch.zeros(())) for x in (images, moved)

@@ -9,12 +9,12 @@ from patchloom.patches.tokens import patchify
 def test_pictures_mark_what_is_wrong_and_put_patches_where_they_were_placed():
     images = torch.arange(1 * 1 * 4 * 4.0).view(1, 1, 4, 4)
     visible, placed = torch.tensor([[0, 1, 3]]), torch.tensor([[0, 3, 3]])
-    marked = mark_wrong(images, 2, visible, placed)
+    marked = mark_wrong(images, (2, 2), visible, placed)
     assert torch.equal(marked[..., :2, :2], images[..., :2, :2])  # right
     assert (marked[..., :2, 2:] == float("inf")).all()  # wrong, shown at its true place
     assert marked[..., 2:, :2].isnan().all()  # masked
     assert torch.equal(marked[..., 2:, 2:], images[..., 2:, 2:])
-    rebuilt = put_together(images, 2, visible, placed)
+    rebuilt = put_together(images, (2, 2), visible, placed)
     assert torch.equal(rebuilt[..., 2:, 2:], (images[..., :2, 2:] + images[..., 2:, 2:]) / 2)
     assert rebuilt[..., :2, 2:].isnan().all() and rebuilt[..., 2:, :2].isnan().all()
 
@@ -30,14 +30,15 @@ def test_what_was_given_keeps_known_places_and_loses_none():
 
 def test_patches_of_two_images_are_shuffled_into_two_sets_without_a_loss():
     images, others = torch.arange(2 * 24.0).view(2, 1, 4, 6), -1 - torch.arange(2 * 24.0).view(2, 1, 4, 6)
-    first, second = mix_patches(images, others, 2, torch.Generator().manual_seed(0))
+    first, second = mix_patches(images, others, (2, 2), torch.Generator().manual_seed(0))
     assert first.shape == second.shape == images.shape
     for i in range(2):
         dealt, pool = (
-            torch.cat([patchify(one[i : i + 1], 2)[0] for one in two]) for two in ((first, second), (images, others))
+            torch.cat([patchify(one[i : i + 1], (2, 2))[0] for one in two])
+            for two in ((first, second), (images, others))
         )
         assert sorted(dealt.tolist()) == sorted(pool.tolist())
         for one in (first, second):  # each has some of both, not as they stood
-            own = (patchify(one[i : i + 1], 2)[0] >= 0).all(1)
+            own = (patchify(one[i : i + 1], (2, 2))[0] >= 0).all(1)
             assert 0 < own.sum() < 6
     assert not torch.equal(first[0] >= 0, first[1] >= 0)  # drawn for each pair

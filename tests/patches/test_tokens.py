@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from patchloom.patches.partition import random_partition
 from patchloom.patches.tokens import (
     gather_tokens,
+    grid_of,
     patch_channel_statistics,
     patch_statistics,
     patchify,
@@ -16,6 +17,7 @@ from patchloom.patches.tokens import (
 )
 
 quick = settings(max_examples=50, deadline=None)
+SIDES = st.tuples(st.integers(1, 6), st.integers(1, 6))  # of a patch
 
 
 @quick
@@ -31,11 +33,11 @@ def test_scatter_undoes_gather(b, n, seed, data):
 
 
 @quick
-@given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 5), st.integers(1, 6), st.integers(1, 6))
+@given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 5), st.integers(1, 6), SIDES)
 def test_unpatchify_undoes_patchify(b, c, rows, columns, p):
-    images = torch.randn(b, c, rows * p, columns * p)
+    images = torch.randn(b, c, rows * p[0], columns * p[1])
     patches = patchify(images, p)
-    assert patches.shape == (b, rows * columns, c * p * p)
+    assert grid_of(images, p) == (rows, columns) and patches.shape == (b, rows * columns, c * p[0] * p[1])
     assert torch.equal(unpatchify(patches, p, (rows, columns)), images)
     (some,) = random_partition(b, rows * columns, (rows * columns // 2,))
     assert torch.equal(patchify(images, p, some), gather_tokens(patches, some))
@@ -43,20 +45,23 @@ def test_unpatchify_undoes_patchify(b, c, rows, columns, p):
 
 def test_patch_order_is_row_by_row_and_a_convolutions():
     images = torch.arange(2 * 4 * 6.0).view(1, 2, 4, 6)
-    assert torch.equal(patchify(images, 2)[0, 1], images[0, :, 0:2, 2:4].flatten())
-    assert torch.equal(patchify(images, 2)[0, 3], images[0, :, 2:4, 0:2].flatten())
+    assert torch.equal(patchify(images, (4, 1))[0, 5], images[0, :, :, 5].flatten())
+    assert torch.equal(patchify(images, (2, 2))[0, 1], images[0, :, 0:2, 2:4].flatten())
+    assert torch.equal(patchify(images, (2, 2))[0, 3], images[0, :, 2:4, 0:2].flatten())
 
 
 def test_a_patch_that_does_not_divide_is_refused():
     with pytest.raises(ValueError, match="30x32 pixels cannot be cut into patches of 8x8"):
-        patchify(torch.zeros(1, 3, 30, 32), 8)
+        patchify(torch.zeros(1, 3, 30, 32), (8, 8))
+    with pytest.raises(ValueError, match="30x32 pixels cannot be cut into patches of 30x5"):
+        patchify(torch.zeros(1, 3, 30, 32), (30, 5))
 
 
 def test_patches_of_several_views_of_every_image_are_cut_without_copies_of_the_images():
     images, some = torch.randn(2, 3, 8, 8), torch.tensor([[0, 3], [1, 2], [2, 2], [3, 0], [1, 1], [0, 2]])
-    assert torch.equal(patchify(images, 4, some), patchify(images.repeat(3, 1, 1, 1), 4, some))
+    assert torch.equal(patchify(images, (4, 4), some), patchify(images.repeat(3, 1, 1, 1), (4, 4), some))
     with pytest.raises(ValueError, match="5 rows of indices do not belong to 2 images alike"):
-        patchify(images, 4, some[:5])
+        patchify(images, (4, 4), some[:5])
 
 
 def test_normalized_patches():
@@ -69,7 +74,7 @@ def test_normalized_patches():
 
 def test_each_channel_of_each_patch_has_its_own_statistics():
     images = torch.rand(2, 3, 8, 8) * torch.tensor([1.0, 0.1, 5.0]).view(3, 1, 1)
-    mean, deviation = patch_channel_statistics(patchify(images, 4), 3)
+    mean, deviation = patch_channel_statistics(patchify(images, (4, 4)), 3)
     assert mean.shape == deviation.shape == (2, 4, 48)
     block = images[1, 2, 4:8, 0:4]  # patch 2, channel 2: the last 16 numbers
     torch.testing.assert_close(mean[1, 2, 32:], block.mean().expand(16))

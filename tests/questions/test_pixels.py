@@ -28,7 +28,7 @@ def test_trivial_answers_are_what_they_say():
         return asking(images, normalized, torch.zeros(b, 18, 48)).measure(encoded).baselines
 
     plain = baselines(images, normalized=False)
-    truth = patchify(images, 4, masked).unflatten(-1, (3, 16))
+    truth = patchify(images, (4, 4), masked).unflatten(-1, (3, 16))
     torch.testing.assert_close(plain["mean colour"], truth.var(-1, correction=0).mean((1, 2)))
     flat = torch.ones(2, 3, 16, 24) * torch.tensor([1.0, -2.0, 0.5]).view(3, 1, 1)
     for error in baselines(flat, normalized=False).values():
@@ -45,7 +45,7 @@ def test_the_blur_never_looks_at_masked_patches():
     asked, one = asking(images, normalized=True), encoded_of(images, masking(images, 4, visible, masked))
     other = asked.picture(one, masked, torch.randn(2, 12, 16))
     assert not torch.equal(other, images)
-    torch.testing.assert_close(spread(images, 4, visible), spread(other, 4, visible))
+    torch.testing.assert_close(spread(images, (4, 4), visible), spread(other, (4, 4), visible))
     two = encoded_of(other, masking(other, 4, visible, masked))
     for mine, its in zip(*(asked.guessed_statistics(x, masked) for x in (one, two)), strict=True):
         torch.testing.assert_close(mine, its)
@@ -54,7 +54,7 @@ def test_the_blur_never_looks_at_masked_patches():
 def test_right_predictions_recover_the_image():
     images = torch.randn(2, 3, 16, 16)
     visible, masked = random_partition(2, 16, (4, 12))
-    encoded, truth = encoded_of(images, masking(images, 4, visible, masked)), patchify(images, 4, masked)
+    encoded, truth = encoded_of(images, masking(images, 4, visible, masked)), patchify(images, (4, 4), masked)
     (sheet,) = asking(images, False, truth).sheets(encoded)
     torch.testing.assert_close(sheet.columns["recovered"], images)
     mean, deviation = patch_statistics(truth)
@@ -76,7 +76,7 @@ def canvas_errors(predicted, canvas, masked, normalized, corner=None):
     """The two errors [b] of a predicted picture [b c h w]; what was seen began at ``corner`` [b 2] of the canvas."""
     question = restoring(predicted, normalized, tuple(canvas.shape[2:]), band_weight=0.2)
     given = replace(masking(predicted, 4, complement(masked, question.geometry.n), masked), corner=corner)
-    return question.canvas_errors(encoded_of(canvas, given), patchify(predicted, 4))
+    return question.canvas_errors(encoded_of(canvas, given), patchify(predicted, (4, 4)))
 
 
 def targets(images, asked, normalized):
@@ -90,7 +90,7 @@ def targets(images, asked, normalized):
 def answer_of(guess, truth, normalized):
     """A guessed picture as the answer for all patches."""
     question = restoring(truth, normalized)
-    return question.as_answer(guess, patchify(truth, 4), torch.arange(question.geometry.n).expand(len(truth), -1))
+    return question.as_answer(guess, patchify(truth, (4, 4)), torch.arange(question.geometry.n).expand(len(truth), -1))
 
 
 def area(image, size):
@@ -195,7 +195,7 @@ def test_targets_are_normalised_in_each_channel_of_each_patch():
     some = targets(images, asked, True).unflatten(-1, (3, 16))
     assert torch.equal(some[1, 0], every[1, 1]) and torch.equal(some[0, 0], every[0, 4])
     plain = targets(images, asked, False)
-    assert torch.equal(plain, patchify(images, 4, asked))
+    assert torch.equal(plain, patchify(images, (4, 4), asked))
     flat = targets(torch.full((1, 3, 4, 4), 0.7), None, True)
     assert flat.isfinite().all() and flat.abs().max() < 0.1
 

@@ -67,8 +67,8 @@ def test_the_picture_hides_what_was_masked_or_blank():
     logits[..., 0] = 1
     question = Positions(geometry_of(images, 2), Answers(logits), {})
     (sheet,) = question.sheets(encoded_of(images, given))
-    shown, placed = (patchify(sheet.columns[name], 2)[0] for name in ("given", "placed"))
-    truth = patchify(images, 2)[0]
+    shown, placed = (patchify(sheet.columns[name], (2, 2))[0] for name in ("given", "placed"))
+    truth = patchify(images, (2, 2))[0]
     assert torch.equal(shown[[0, 2]], truth[[0, 2]]) and shown[[1, 3]].isnan().all()
     assert (
         torch.equal(placed[0], truth[0])

@@ -21,7 +21,7 @@ class Answers(nn.Module):
 
 def geometry_of(images: Tensor, p: int) -> Geometry:
     """That of an encoder of images [b c h w], with a class token."""
-    return Geometry((images.shape[2] // p, images.shape[3] // p), p, images.shape[1], 1, 8, True)
+    return Geometry((images.shape[2] // p, images.shape[3] // p), (p, p), images.shape[1], 1, 8, True)
 
 
 def masking(images: Tensor, p: int, visible: Tensor, masked: Tensor) -> EncoderInput:

@@ -77,7 +77,7 @@ def test_amid_patches_of_other_images_none_is_the_images_own():
         around = (image != i).all(0)
         assert around.sum() == 32 * 32 - 8 * 8  # the small copy alone is the image's own
         assert set(image.unique().tolist()) == set(range(5))
-        for patch in patchify(image[None], 4)[0]:
+        for patch in patchify(image[None], (4, 4))[0]:
             assert len(set(patch.tolist()) - {float(i)}) <= 1  # at a place a patch of one other image, perhaps covered
 
 
@@ -90,7 +90,8 @@ def test_without_padding_only_the_small_picture_enters(size, grid):
     k, n = rows * columns, task.geometry.n
     assert task.sizes == (k, n - k) == (given.visible.shape[1], given.masked.shape[1])
     small = shrink(images, (rows * 4, columns * 4))
-    assert torch.equal(patchify(given.images, 4, given.visible), patchify(small, 4))  # all of it, in its order
+    entering = patchify(given.images, (4, 4), given.visible)
+    assert torch.equal(entering, patchify(small, (4, 4)))  # all of it, in its order
     wide = task.geometry.grid[1]
     corner = given.visible[:, :1]
     rectangle = torch.arange(rows)[:, None] * wide + torch.arange(columns)

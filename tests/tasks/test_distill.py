@@ -107,8 +107,8 @@ def test_a_right_answer_has_no_error_and_the_teachers_colours(name, asked, monke
 def test_what_is_blank_is_not_seen():
     task, (images,) = build("distill").eval(), views_of(build("distill"))
     given = task.given(images, generator())
-    noise = torch.where(given.blank[..., None], torch.randn(8, 48, 48), patchify(images, 4))
-    other = unpatchify(noise, 4, task.geometry.grid)
+    noise = torch.where(given.blank[..., None], torch.randn(8, 48, 48), patchify(images, (4, 4)))
+    other = unpatchify(noise, (4, 4), task.geometry.grid)
     one, two = (task.encode(x, replace(given, images=x)).tokens for x in (images, other))
     assert torch.equal(one, two)
 

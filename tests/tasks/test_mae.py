@@ -73,7 +73,7 @@ def test_masked_pixels_are_asked_and_never_seen():
 
     def repainted(which):
         noise = torch.randn(*which.shape, 48)
-        return unpatchify(scatter_tokens(noise, which, patchify(images, 4)), 4, (8, 8))
+        return unpatchify(scatter_tokens(noise, which, patchify(images, (4, 4))), (4, 4), (8, 8))
 
     other = repainted(given.masked)
     (asked, mine), (_, same) = answer(images), answer(other)

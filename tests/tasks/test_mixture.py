@@ -105,12 +105,12 @@ def test_like_simmim_asks_the_blank_patches_and_never_sees_them():
     blank = made.given.blank
     assert blank.sum(1).tolist() == [39] * 4 and made.given.masked.shape == (4, 0)  # 0.6 of 64, rounded up
     which = indices_of(blank)
-    noise = unpatchify(scatter_tokens(torch.randn(4, 39, 48), which, patchify(images, 4)), 4, (8, 8))
+    noise = unpatchify(scatter_tokens(torch.randn(4, 39, 48), which, patchify(images, (4, 4))), (4, 4), (8, 8))
     question = task.questions["pixels"]
     asked, answer = question.answer(made)
     assert torch.equal(asked, which) and torch.equal(answer, question.answer(encoded(task, noise))[1])
 
-    truth = patchify(images * 0.25 + 0.4, 4).unflatten(-1, (3, 16))
+    truth = patchify(images * 0.25 + 0.4, (4, 4)).unflatten(-1, (3, 16))
     truth = ((truth - truth.mean(-1, keepdim=True)) / (truth.std(-1, keepdim=True) + 1e-6)).flatten(2)
     errors = [(answer[i, j] - truth[i, which[i, j]]).square().mean() for i in range(4) for j in range(39)]
     close(task(images, generator=seeded()).loss, torch.stack(errors).mean().detach())
@@ -185,7 +185,7 @@ def test_what_is_asked_of_a_degraded_picture():
         asked, _ = question.answer(made)
         unseen = ~torch.zeros(4, 64, dtype=torch.bool).scatter(1, made.given.visible, made.given.has_content())
         assert torch.equal(asked.sort(dim=1).values, indices_of(unseen | ("blur" in withhold)).view(4, count))
-        perfect = patchify(images * 0.25 + 0.4, 4).unflatten(-1, (3, 16))
+        perfect = patchify(images * 0.25 + 0.4, (4, 4)).unflatten(-1, (3, 16))
         perfect = (perfect - perfect.mean(-1, keepdim=True)) / (perfect.std(-1, keepdim=True) + 1e-6)
         assert question.errors(made, asked, gather_tokens(perfect.flatten(2), asked))["loss"].max() < 1e-9
         assert torch.equal(made.given.images, images) == ("blur" not in withhold)

@@ -12,17 +12,17 @@ from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.encode import encode
 from patchloom.patches.partition import complement, random_partition
 from patchloom.patches.pictures import put_together
-from patchloom.patches.tokens import patchify, scatter_tokens, unpatchify
+from patchloom.patches.tokens import grid_of, patchify, scatter_tokens, unpatchify
 from patchloom.questions.positions import PositionPrediction
 from patchloom.tasks import mp3
 from patchloom.tasks.mp3 import MP3
 from patchloom.withhold.encoder_input import all_patches
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
-P, N = 4, 16
+P, N = (4, 4), 16
 
 
-def make(size=(16, 16), p=P, positions="none", class_token=False, reg_tokens=0, **options):
+def make(size=(16, 16), p=4, positions="none", class_token=False, reg_tokens=0, **options):
     torch.manual_seed(0)
     tokens = {"class_token": class_token, "reg_tokens": reg_tokens}
     task = MP3(build_encoder(EncoderSpec("nano", size, p, positions=positions, options=SIZES | tokens)), **options)
@@ -50,7 +50,7 @@ def repainted(images, patches, value):
     """Images with the given patches [b m] painted over."""
     cut = patchify(images, P)
     paint = torch.full((*patches.shape, cut.shape[-1]), float(value))
-    return unpatchify(scatter_tokens(paint, patches, cut), P, (images.shape[2] // P, images.shape[3] // P))
+    return unpatchify(scatter_tokens(paint, patches, cut), P, grid_of(images, P))
 
 
 @pytest.mark.parametrize("class_token", [False, True])

@@ -54,7 +54,7 @@ def test_a_perfect_answer_has_no_error(degradation, ratio, normalized):
     only_masked = degradation in ("masked", "none") and ratio
     everything = torch.cat([made.given.visible, made.given.masked], dim=1)
     assert torch.equal(asked, made.given.masked if only_masked else everything)
-    perfect = patchify(truth, 4, asked)
+    perfect = patchify(truth, (4, 4), asked)
     perfect = in_each_channel(perfect) if normalized else perfect
     assert perfect.shape == answers.shape
     errors = question.errors(made, asked, perfect)
@@ -75,7 +75,7 @@ def test_a_perfect_answer_has_none_of_the_two_errors():
     task = make(canvas=64, normalized_pixels=False)
     small = torch.rand(2, 3, 32, 32)
     images = (small.repeat_interleave(2, 2).repeat_interleave(2, 3) - task.mean) / task.std
-    errors = errors_of(task, images, patchify(small, 4))
+    errors = errors_of(task, images, patchify(small, (4, 4)))
     assert errors.keys() == {"loss", "mask_loss", "band_loss"}
     assert all(values.max() < 1e-9 for values in errors.values())
 
@@ -83,7 +83,7 @@ def test_a_perfect_answer_has_none_of_the_two_errors():
 def test_the_band_has_a_perfect_answer_with_normalised_pixels_too():
     task = make(canvas=40)
     images = pictures(task)
-    target = in_each_channel(patchify(F.interpolate(plain(task, images), (32, 32), mode="area"), 4))
+    target = in_each_channel(patchify(F.interpolate(plain(task, images), (32, 32), mode="area"), (4, 4)))
     errors = errors_of(task, images, target)
     assert errors["band_loss"].max() < 1e-9 < 0.01 < errors["mask_loss"].min()
 
@@ -133,7 +133,7 @@ def test_baselines_are_answers_to_the_same_question(degradation):
     assert measure.values.shape == (3,) and measure.baseline_to_beat() == min(measure.means(), key=measure.means().get)
     question = task.questions["pixels"]
     if degradation != "masked" and question.band_weight is None:
-        truth = in_each_channel(patchify(task.degradation.frame(plain(task, images)), 4))
+        truth = in_each_channel(patchify(task.degradation.frame(plain(task, images)), (4, 4)))
         torch.testing.assert_close(measure.baselines["flat patches"], truth.square().mean((1, 2)))
     assert task.measure(images, seeded()).values.tolist() == measure.values.tolist()
 
@@ -179,7 +179,7 @@ def test_targets_of_whole_patches_are_maes():
     images, question = pictures(task), task.questions["pixels"]
     made = encoded(task, images)
     asked, _ = question.answer(made)
-    patches = patchify(images, 4, asked)
+    patches = patchify(images, (4, 4), asked)
     perfect = (patches - patches.mean(-1, keepdim=True)) / (patches.var(-1, keepdim=True) + 1e-6).sqrt()
     torch.testing.assert_close(question.targets(made, asked), perfect)
     assert question.errors(made, asked, perfect)["loss"].max() < 1e-9
@@ -193,7 +193,7 @@ def test_right_answers_of_whole_patches_are_drawn_right():
     images, question = pictures(task), task.questions["pixels"]
     made = encoded(task, images)
     asked, _ = question.answer(made)
-    patches = patchify(images, 4, asked)
+    patches = patchify(images, (4, 4), asked)
     torch.testing.assert_close(question.picture(made, asked, patches), images)
     flat = question.measure(made).baselines["flat patches"]
     patches = patches - patches.mean(-1, keepdim=True)

@@ -65,7 +65,7 @@ def test_loss_and_gradients_are_those_of_a_plain_program(how):
 def repainted(images, which):
     """Images with noise in the patches ``which`` [b m]."""
     noise = torch.randn(2, which.shape[1], 48)
-    return unpatchify(scatter_tokens(noise, which, patchify(images, 4)), 4, (8, 8))
+    return unpatchify(scatter_tokens(noise, which, patchify(images, (4, 4))), (4, 4), (8, 8))
 
 
 def test_masked_pixels_are_asked_and_never_seen():
@@ -83,7 +83,7 @@ def test_normalized_pixels_are_maes():
     task, images = make(normalized_pixels=True), torch.randn(2, 3, 32, 32)
     given = task.given(images, seeded())
     asked, found = answer(task, images, given)
-    target = patchify(images, 4, asked)
+    target = patchify(images, (4, 4), asked)
     target = (target - target.mean(-1, keepdim=True)) / (target.var(-1, keepdim=True) + 1e-6).sqrt()
     torch.testing.assert_close(task(images, given=given).loss, (found - target).abs().mean())
 

@@ -129,7 +129,7 @@ def test_patches_of_others_are_patches_and_never_the_images_own():
     images = torch.arange(b).view(b, 1, 1, 1) + number / 10
     step, place = random_others(b, n, seeded())
     assert step.shape == place.shape == (b, n) and step.max() == b - 2 and place.max() == n - 1
-    made = patchify(patches_of_others(images, 4, step, place), 4)
+    made = patchify(patches_of_others(images, (4, 4), step, place), (4, 4))
     assert (made == made[..., :1]).all()  # each patch is one whole patch
     for i in range(b):
         source = (i + 1 + step[i]) % b
@@ -148,7 +148,7 @@ def test_every_other_image_and_every_patch_is_as_likely():
 def test_a_lone_image_lies_amid_its_own_patches():
     step, place = random_others(1, 6, seeded())
     image = torch.rand(1, 3, 8, 12)
-    own, made = patchify(image, 4)[0], patchify(patches_of_others(image, 4, step, place), 4)[0]
+    own, made = patchify(image, (4, 4))[0], patchify(patches_of_others(image, (4, 4), step, place), (4, 4))[0]
     assert torch.equal(made, own[place[0]])
 
 

@@ -35,7 +35,7 @@ def zoomed_out(
 
 def amid_others(images: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
     drawn = random_others(len(images), images[0, 0].numel(), generator, images.device)
-    return zoomed_out(images, generator, patches_of_others(images, 1, *drawn))
+    return zoomed_out(images, generator, patches_of_others(images, (1, 1), *drawn))
 
 
 def waved(images: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:

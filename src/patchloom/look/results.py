@@ -19,6 +19,7 @@ from patchloom.look.curves import curve_of, read_metrics
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.sealed import read_sealed
 from patchloom.runs.settings import LAUNCH
+from patchloom.sides import in_pixels
 
 POSITIONS = "position-accuracy"
 # in which runs may differ without being another experiment; the seed's are averaged
@@ -242,7 +243,7 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping):
             found |= {f"{name}.{key}": _word(inner) for key, inner in value.items() if inner is not None}
         else:
-            found[name] = "x".join(map(str, value)) if name == "img_size" and value != "auto" else _word(value)
+            found[name] = in_pixels(value) if name.endswith("_size") and isinstance(value, list) else _word(value)
     return found
 
 

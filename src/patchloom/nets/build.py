@@ -19,6 +19,7 @@ from patchloom.hints import listing, nearest, squeezed
 from patchloom.nets.encode import grid_size
 from patchloom.nets.hierarchical import Encoder, check_hierarchical, is_hierarchical, patches_along_unit
 from patchloom.patches.positions import sincos_2d
+from patchloom.sides import PatchSize, both, in_pixels
 
 PositionKind = Literal["sincos", "sincos-learned", "learned", "random", "none"]
 
@@ -69,7 +70,7 @@ class EncoderSpec:
     Attributes:
         model: a timm model name, or one of ours: nano, micro, mini, swin-nano.
         img_size: height and width in pixels.
-        patch_size: side of a patch in pixels.
+        patch_size: side of a patch in pixels; rows and columns of one that is not square.
         channels: channels of the images.
         positions: fixed 2-d sine-cosine embeddings, learned ones that start from these (DropPos Table S1) or at random,
             fixed random ones, none (MP3, and every Swin).
@@ -78,10 +79,16 @@ class EncoderSpec:
 
     model: str
     img_size: tuple[int, int]
-    patch_size: int
+    patch_size: PatchSize
     channels: int = 3
     positions: PositionKind = "sincos"
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        (h, w), p = self.img_size, both(self.patch_size)
+        return h // p[0], w // p[1]
 
     def timm_arguments(self) -> dict[str, Any]:
         """The keyword arguments with which ``timm.create_model`` gives this encoder."""
@@ -90,7 +97,7 @@ class EncoderSpec:
         common = {
             "model_name": base,
             "img_size": tuple(self.img_size),
-            "patch_size": self.patch_size,
+            "patch_size": self.patch_size if isinstance(self.patch_size, int) else tuple(self.patch_size),
             "in_chans": self.channels,
             "num_classes": 0,
         }
@@ -223,10 +230,12 @@ def _check_sizes(spec: EncoderSpec) -> None:
                 raise PatchloomError(f"--model.{name} must be {low} to {high}, not {one}")
     _check_stages(spec)
     h, w = spec.img_size
-    if h % spec.patch_size or w % spec.patch_size:
+    (rows, columns), p = both(spec.patch_size), in_pixels(spec.patch_size)
+    if h % rows or w % columns:
+        near = [max(1, round(side / along)) * along for side, along in ((h, rows), (w, columns))]
         raise PatchloomError(
-            f"patches of {spec.patch_size} pixels do not divide images of {h}x{w}: choose an image size that is a "
-            f"multiple of {spec.patch_size}, such as {max(1, round(h / spec.patch_size)) * spec.patch_size}"
+            f"patches of {p} pixels do not divide images of {h}x{w}: choose an image size that is a multiple of {p}, "
+            f"such as {near[0] if rows == columns else in_pixels(near)}"
         )
 
 
@@ -296,5 +305,3 @@ def check_servable(vit: nn.Module, name: str) -> None:
         unknown.append("patch_drop_rate")
     if unknown:
         raise PatchloomError(f"{name} has {unknown[0]} inside, which patchloom cannot serve: choose a plain ViT")
-    if len(set(vit.patch_embed.patch_size)) > 1:
-        raise PatchloomError(f"{name} has patches of {vit.patch_embed.patch_size} pixels: only square ones are served")

@@ -15,6 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 from torch.nn import functional as F
 
+from patchloom.errors import PatchloomError
 from patchloom.nets.hierarchical import Encoder, encode_units, is_hierarchical, unit_grid, unit_positions, unit_side
 from patchloom.nets.partial import run_blocks
 from patchloom.patches.tokens import patchify
@@ -26,9 +27,24 @@ def grid_size(vit: Encoder) -> tuple[int, int]:
     return unit_grid(vit) if is_hierarchical(vit) else tuple(vit.patch_embed.grid_size)
 
 
+def patch_size(vit: Encoder) -> tuple[int, int]:
+    """Rows and columns p of pixels of a patch."""
+    return (unit_side(vit),) * 2 if is_hierarchical(vit) else tuple(vit.patch_embed.patch_size)
+
+
 def patch_side(vit: Encoder) -> int:
-    """Side p of a patch in pixels."""
-    return unit_side(vit) if is_hierarchical(vit) else vit.patch_embed.patch_size[0]
+    """Side of a patch in pixels, for what is made for square ones.
+
+    Raises:
+        PatchloomError: they are not square.
+    """
+    rows, columns = patch_size(vit)
+    if rows != columns:
+        raise PatchloomError(
+            f"patches of {rows}x{columns} pixels are not square, as dense predictions need them: give an encoder of "
+            "square patches"
+        )
+    return rows
 
 
 def patch_count(vit: Encoder) -> int:
@@ -113,7 +129,7 @@ def embed(
         position_token: stands for dropped positions; broadcast to [b k d]. Needed if ``given.dropped`` is given.
     """
     project = vit.patch_embed.proj
-    patches = patchify(given.images, patch_side(vit), given.visible)
+    patches = patchify(given.images, patch_size(vit), given.visible)
     tokens = vit.patch_embed.norm(F.linear(patches, project.weight.flatten(1), project.bias))
     tokens = tokens.to(project.weight.dtype)  # autocast or not, what the blocks add to is kept in full
     if given.blank is not None:

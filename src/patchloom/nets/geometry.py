@@ -9,7 +9,7 @@ from patchloom.nets.encode import (
     grid_size,
     has_class_token,
     input_channels,
-    patch_side,
+    patch_size,
     prefix_count,
     width,
 )
@@ -22,7 +22,7 @@ class Geometry:
 
     Attributes:
         grid: rows and columns of patches.
-        p: side of a patch in pixels.
+        p: rows and columns of pixels of a patch.
         channels: of the images.
         prefix: class and register tokens in front of the patch tokens.
         width: of the tokens, d.
@@ -32,7 +32,7 @@ class Geometry:
     """
 
     grid: tuple[int, int]
-    p: int
+    p: tuple[int, int]
     channels: int
     prefix: int
     width: int
@@ -45,7 +45,7 @@ class Geometry:
         """That of a timm encoder."""
         return cls(
             grid_size(vit),
-            patch_side(vit),
+            patch_size(vit),
             input_channels(vit),
             prefix_count(vit),
             width(vit),
@@ -67,9 +67,9 @@ class Geometry:
     @property
     def size(self) -> tuple[int, int]:
         """Height and width of the images in pixels."""
-        return self.grid[0] * self.p, self.grid[1] * self.p
+        return self.grid[0] * self.p[0], self.grid[1] * self.p[1]
 
     @property
     def patch_dim(self) -> int:
-        """Numbers of a flat patch, c·p·p."""
-        return self.channels * self.p**2
+        """Numbers of a flat patch: the channels of all of its pixels."""
+        return self.channels * self.p[0] * self.p[1]

@@ -31,10 +31,10 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.partial import as_compiled
 from patchloom.patches.positions import sincos_2d
 from patchloom.patches.tokens import patchify
+from patchloom.sides import Sides
 from patchloom.withhold.encoder_input import EncoderInput
 
 Encoder = VisionTransformer | SwinTransformer
-Sides = tuple[int, int]
 
 
 def is_hierarchical(net: nn.Module) -> bool:
@@ -152,7 +152,7 @@ def _embed(
     """Patches [b k*s*s d] of the units that enter, unit after unit."""
     s, p = patches_along_unit(swin), swin.patch_embed.patch_size[0]
     project, c = swin.patch_embed.proj, given.images.shape[1]
-    units = patchify(given.images, s * p, given.visible).unflatten(-1, (c, s, p, s, p))
+    units = patchify(given.images, (s * p, s * p), given.visible).unflatten(-1, (c, s, p, s, p))
     patches = units.permute(0, 1, 3, 5, 2, 4, 6).flatten(4).flatten(2, 3)  # [b k s*s c*p*p]
     tokens = swin.patch_embed.norm(F.linear(patches, project.weight.flatten(1), project.bias)).to(project.weight.dtype)
     if given.blank is not None:

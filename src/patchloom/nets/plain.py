@@ -22,6 +22,7 @@ from patchloom.nets.recognise import Foreign, depth_of, recognise
 from patchloom.nets.shape import Shape, positions_of, shape_of
 from patchloom.nets.states import read_states
 from patchloom.nets.weights import EncoderCard, is_ours, read_card, stock_encoder, weights_file
+from patchloom.sides import compact
 
 
 def load_plain(path: Path, model: str | None = None) -> tuple[VisionTransformer, EncoderCard]:
@@ -194,5 +195,5 @@ def public_shape(
 def _stock_shape(name: str) -> dict[str, Any]:
     stock = stock_encoder(name)
     positions = "learned" if POSITIONS in stock.state_dict() else "none"
-    patch = stock.patch_embed.patch_size[0]
+    patch = compact(stock.patch_embed.patch_size)
     return {"name": name.split(".")[0], "patch_size": patch, "positions": positions, "options": {}}

@@ -181,9 +181,7 @@ def _read(source: str | Path) -> tuple[list[tuple[str, State]], Grid, Foreign | 
         return [("", vit.state_dict())], grid_size(vit), None
     path, grid = weights_file(source), None
     if is_ours(path):
-        spec = read_card(path).spec
-        grid = spec.img_size[0] // spec.patch_size, spec.img_size[1] // spec.patch_size
-        return read_states(path), grid, None
+        return read_states(path), read_card(path).spec.grid, None
     states = read_states(path)
     return states, grid, recognise(states)
 

@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.nets.encode import encode, grid_size, patch_count, patch_side
+from patchloom.nets.encode import encode, grid_size, patch_count, patch_size
 from patchloom.nets.weights import checksum
 from patchloom.withhold.encoder_input import all_patches
 
@@ -104,7 +104,7 @@ class FrozenTeacher(nn.Module):
     def __init__(self, vit: VisionTransformer, mean: Sequence[float], std: Sequence[float], grid: tuple[int, int]):
         super().__init__()
         self.half_no_grad = False
-        self.size = tuple(side * patch_side(vit) for side in grid)
+        self.size = tuple(side * p for side, p in zip(grid, patch_size(vit), strict=True))
         if grid_size(vit) != grid:
             vit.set_input_size(img_size=self.size)  # timm resamples the position embeddings
         self.encoder = vit.requires_grad_(False)

@@ -27,6 +27,7 @@ from patchloom.hints import listing
 from patchloom.nets.build import EncoderSpec, build_encoder, check_servable, models_like
 from patchloom.nets.heads import InstanceHead, Use
 from patchloom.nets.online import from_cache_alone, why_offline
+from patchloom.sides import compact
 from patchloom.sound import Sound, sound_from
 
 FORMAT = "patchloom-encoder-1"
@@ -109,7 +110,8 @@ def card_from(about: dict[str, Any]) -> EncoderCard:
     """A card from what ``asdict`` and JSON made of it."""
     spec = about["spec"]
     if spec is not None:
-        spec = EncoderSpec(**spec | {"img_size": tuple(spec["img_size"])})
+        sizes = {"img_size": tuple(spec["img_size"]), "patch_size": compact(spec["patch_size"])}
+        spec = EncoderSpec(**spec | sizes)
     return EncoderCard(
         spec,
         tuple(about["mean"]),

@@ -5,35 +5,35 @@ from torch import Tensor
 
 from patchloom.patches.partition import random_partition
 from patchloom.patches.tokens import gather_tokens, grid_of, patchify, scatter_tokens, unpatchify
+from patchloom.sides import Sides
 
 # Values that stand for what has no colour in pictures, because pictures are drawn in normalised pixels.
 WITHHELD = float("nan")  # hatched, as whatever is empty
 WRONG = float("inf")  # hatched crosswise
 
 
-def spread(images: Tensor, p: int, visible: Tensor) -> Tensor:
-    """Images [b c h w] whose holes are filled by a Gaussian blur of the visible patches (σ of one patch side)."""
+def spread(images: Tensor, p: Sides, visible: Tensor) -> Tensor:
+    """Images [b c h w] whose holes are filled by a Gaussian blur of the visible patches (σ of a patch side)."""
     with torch.autocast(images.device.type, enabled=False):
         return _spread(images, p, visible)
 
 
-def _spread(images: Tensor, p: int, visible: Tensor) -> Tensor:
+def _spread(images: Tensor, p: Sides, visible: Tensor) -> Tensor:
     b, c, h, w = images.shape
     grid = grid_of(images, p)
-    ones = torch.ones(*visible.shape, p * p, device=images.device)
-    known = unpatchify(
-        scatter_tokens(ones, visible, torch.zeros(b, grid[0] * grid[1], p * p, device=images.device)), p, grid
-    )
+    ones = torch.ones(*visible.shape, p[0] * p[1], device=images.device)
+    nowhere = torch.zeros(b, grid[0] * grid[1], p[0] * p[1], device=images.device)
+    known = unpatchify(scatter_tokens(ones, visible, nowhere), p, grid)
     seen, weight = images * known, known
-    for side, axis in ((h, 2), (w, 3)):
+    for side, sigma, axis in ((h, p[0], 2), (w, p[1], 3)):
         at = torch.arange(side, device=images.device, dtype=images.dtype)
         # as a matrix product the kernel may reach across the image, so no hole stays empty, and borders need no padding
-        kernel = torch.exp(-((at[:, None] - at) / p).square() / 2).clamp_min(1e-12)
+        kernel = torch.exp(-((at[:, None] - at) / sigma).square() / 2).clamp_min(1e-12)
         seen, weight = (torch.tensordot(kernel, x, dims=([1], [axis])).movedim(0, axis) for x in (seen, weight))
     return seen / weight
 
 
-def paint_patches(images: Tensor, p: int, which: Tensor, value: float) -> Tensor:
+def paint_patches(images: Tensor, p: Sides, which: Tensor, value: float) -> Tensor:
     """Images [b c h w] with the patches ``which`` [b m] (indices) painted in one ``value``."""
     grid = grid_of(images, p)
     patches = patchify(images, p)
@@ -55,12 +55,12 @@ def scattered(visible: Tensor, dropped: Tensor, generator: torch.Generator) -> T
     return visible.scatter(1, which, gather_tokens(visible, gather_tokens(which, order)))
 
 
-def mix_patches(images: Tensor, others: Tensor, p: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def mix_patches(images: Tensor, others: Tensor, p: Sides, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """The patches of two images shuffled together and dealt into two, each as many as one has (MP3 Figs. 14-15).
 
     Args:
         images, others: [b c h w], pair by pair.
-        p: side of a patch.
+        p: rows and columns of pixels of a patch.
         generator: source of the order.
 
     Returns:
@@ -72,7 +72,7 @@ def mix_patches(images: Tensor, others: Tensor, p: int, generator: torch.Generat
     return unpatchify(gather_tokens(pool, first), p, grid), unpatchify(gather_tokens(pool, second), p, grid)
 
 
-def mark_wrong(images: Tensor, p: int, visible: Tensor, placed: Tensor) -> Tensor:
+def mark_wrong(images: Tensor, p: Sides, visible: Tensor, placed: Tensor) -> Tensor:
     """Images [b c h w] with masked patches withheld and wrongly placed ones marked, at their true places."""
     patches = patchify(images, p)
     shown = torch.where((placed == visible)[..., None], gather_tokens(patches, visible), WRONG)
@@ -80,7 +80,7 @@ def mark_wrong(images: Tensor, p: int, visible: Tensor, placed: Tensor) -> Tenso
     return unpatchify(drawn, p, grid_of(images, p))
 
 
-def put_together(images: Tensor, p: int, visible: Tensor, placed: Tensor) -> Tensor:
+def put_together(images: Tensor, p: Sides, visible: Tensor, placed: Tensor) -> Tensor:
     """Images [b c h w] rebuilt from the visible patches [b k] at the places [b k]; where several land, their mean."""
     grid = grid_of(images, p)
     patches = patchify(images, p, visible)

@@ -40,12 +40,16 @@ def coordinates(grid: tuple[int, int], device: torch.device | str | None = None)
 def sincos_2d(width: int, grid: tuple[int, int], device: torch.device | str | None = None) -> Tensor:
     """Fixed 2-d sine-cosine embedding [n width]: the first half of the channels tells the column, the second the row.
 
+    In a grid of one row, such as the frames of a sound, or of one column all channels tell the other axis.
+
     Raises:
         ValueError: ``width`` is no multiple of 4.
     """
     if width % 4:
         raise ValueError(f"a 2-d sine-cosine embedding needs a width that 4 divides, not {width}")
     row, column = coordinates(grid, device).unbind(1)
+    if sum(side > 1 for side in grid) == 1:
+        return sincos_1d(width, row + column)
     return torch.cat([sincos_1d(width // 2, column), sincos_1d(width // 2, row)], dim=1)
 
 

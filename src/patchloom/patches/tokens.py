@@ -1,10 +1,13 @@
 """Patches as tokens: gathering and scattering them, and going from pixels to patches and back.
 
-Letters: b batch, c channels, h w height width, n patches of the grid, k patches picked, p patch side.
+Letters: b batch, c channels, h w height width, n patches of the grid, k patches picked, p rows and
+columns of pixels of a patch.
 """
 
 import torch
 from torch import Tensor
+
+from patchloom.sides import Sides
 
 
 def gather_tokens(tokens: Tensor, indices: Tensor) -> Tensor:
@@ -26,20 +29,21 @@ def in_grid_order(tokens: Tensor, *parts: Tensor) -> Tensor:
     return gather_tokens(tokens, torch.cat(parts, dim=1).argsort(dim=1))
 
 
-def grid_of(images: Tensor, p: int) -> tuple[int, int]:
-    """Rows and columns of patches of side ``p`` in images [b c h w]."""
-    return images.shape[2] // p, images.shape[3] // p
+def grid_of(images: Tensor, p: Sides) -> Sides:
+    """Rows and columns of patches of ``p`` pixels in images [b c h w]."""
+    return images.shape[2] // p[0], images.shape[3] // p[1]
 
 
-def _grid_of_patches(images: Tensor, p: int) -> Tensor:
+def _grid_of_patches(images: Tensor, p: Sides) -> Tensor:
     b, c, h, w = images.shape
-    if h % p or w % p:
-        raise ValueError(f"images of {h}x{w} pixels cannot be cut into patches of {p}x{p}")
-    return images.reshape(b, c, h // p, p, w // p, p).permute(0, 2, 4, 1, 3, 5)  # [b rows columns c p p], a view
+    if h % p[0] or w % p[1]:
+        raise ValueError(f"images of {h}x{w} pixels cannot be cut into patches of {p[0]}x{p[1]}")
+    cut = images.reshape(b, c, h // p[0], p[0], w // p[1], p[1])
+    return cut.permute(0, 2, 4, 1, 3, 5)  # [b rows columns c *p], a view
 
 
-def patchify(images: Tensor, p: int, indices: Tensor | None = None) -> Tensor:
-    """Cut images [b c h w] into flat patches [b n c*p*p], row by row, or only into those of ``indices`` [b k].
+def patchify(images: Tensor, p: Sides, indices: Tensor | None = None) -> Tensor:
+    """Cut images [b c h w] into flat patches [b n c*p[0]*p[1]], row by row, or only into those of ``indices`` [b k].
 
     Inside a patch the order is that of a convolution's weight (channel, row, column), so that a patch projection is
     one matrix product with the flattened weight. Patches that are not asked for are never copied. Indices [v*b k] name
@@ -58,12 +62,12 @@ def patchify(images: Tensor, p: int, indices: Tensor | None = None) -> Tensor:
     return patches[rows, indices // columns, indices % columns].flatten(2)
 
 
-def unpatchify(patches: Tensor, p: int, grid: tuple[int, int]) -> Tensor:
-    """Put flat patches [b n c*p*p] of a ``grid`` (rows, columns) back into images [b c h w]; undoes `patchify`."""
+def unpatchify(patches: Tensor, p: Sides, grid: Sides) -> Tensor:
+    """Put flat patches [b n c*p[0]*p[1]] of a ``grid`` back into images [b c h w]; undoes `patchify`."""
     b = len(patches)
     rows, columns = grid
-    cut = patches.reshape(b, rows, columns, -1, p, p).permute(0, 3, 1, 4, 2, 5)
-    return cut.reshape(b, -1, rows * p, columns * p)
+    cut = patches.reshape(b, rows, columns, -1, *p).permute(0, 3, 1, 4, 2, 5)
+    return cut.reshape(b, -1, rows * p[0], columns * p[1])
 
 
 def patch_statistics(patches: Tensor) -> tuple[Tensor, Tensor]:

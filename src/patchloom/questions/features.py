@@ -80,7 +80,9 @@ class Features(PatchQuestion):
         columns = {"original": encoded.images, "given": self.given_picture(encoded.given)}
         for name, features in {"teacher's features": targets, "answer": everywhere}.items():
             colours = self._colours(features, targets)
-            columns[name] = encoded.normalized(unpatchify(colours.repeat_interleave(g.p**2, dim=-1), g.p, g.grid))
+            columns[name] = encoded.normalized(
+                unpatchify(colours.repeat_interleave(g.p[0] * g.p[1], dim=-1), g.p, g.grid)
+            )
         caption = (
             "Red, green and blue are the first three principal components of the teacher's features over these images; "
             "the answers are shown by the same components."

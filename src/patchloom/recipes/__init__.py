@@ -15,6 +15,7 @@ import yaml
 
 from patchloom.errors import PatchloomError
 from patchloom.hints import listing, suggestion
+from patchloom.sides import both, in_pixels
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,9 @@ class PretrainRecipe:
                     for key, inner in value.items()
                     if is_now.get(key) != inner
                 ]
-            elif name == "img_size":
-                if list(settings[name]) != [value, value]:
-                    found.append(f"img_size {'x'.join(map(str, settings[name]))} ({value})")
+            elif name in ("img_size", "patch_size"):
+                if both(settings[name]) != both(value):
+                    found.append(f"{name} {in_pixels(settings[name])} ({in_pixels(value)})")
             elif name != "batch_size" and settings[name] != value:
                 found.append(f"{name} {settings[name]} ({value})")
         return found

@@ -22,6 +22,7 @@ from patchloom.runs.record import Record, write_record
 from patchloom.runs.requested import differences
 from patchloom.runs.sealed import read_sealed, write_sealed
 from patchloom.runs.settings import Settings
+from patchloom.sides import compact
 from patchloom.sound import sound_from
 
 try:
@@ -172,7 +173,8 @@ class RunFolder:
             raise PatchloomError(f"{self.path} is not the folder of a run: {why}")
         values = read_sealed(self.config)
         try:
-            settings = Settings(**values | {"img_size": tuple(values["img_size"])})
+            sizes = {"img_size": tuple(values["img_size"]), "patch_size": compact(values["patch_size"])}
+            settings = Settings(**values | sizes)
             if not {"name"} <= settings.task.keys() & settings.model.keys():
                 raise KeyError("name")
             return settings

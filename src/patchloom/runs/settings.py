@@ -15,6 +15,7 @@ from patchloom.errors import PatchloomError
 from patchloom.hints import check, conforms
 from patchloom.nets.build import EncoderSpec, PositionKind
 from patchloom.recipes import recipe_named
+from patchloom.sides import PatchSize, both, compact, in_pixels
 from patchloom.sound import Features, Sound
 from patchloom.tasks import AUTO, task_name, usual_task, with_defaults
 from patchloom.tasks.code import label
@@ -24,8 +25,9 @@ Auto = Literal["auto"]
 # what verbs take for a task in Python: a name, the place of a class, a class, or a dict of one of these and options
 TaskLike = str | type[Any] | Mapping[str, Any]
 # of processes, threads and pixels more are a slip of the keyboard, and would bring a machine down
-_MAX = {"workers": 1024, "threads": 1024, "devices": 1024, "nodes": 2**16, "patch_size": 2**16, "channels": 2**16}
+_MAX = {"workers": 1024, "threads": 1024, "devices": 1024, "nodes": 2**16, "channels": 2**16}
 _MAX |= {"seconds": 3600, "rate": 10**6, "bins": 4096}
+_MAX_SIDE = 2**16
 _RANDAUGMENT_STD = 0.5
 _OF_SOUND = ("seconds", "rate", "features", "bins")
 _OF_IMAGES = ("img_size", "channels", "crop_scale", "flip", "randaugment", "normalization")
@@ -41,7 +43,7 @@ class Settings:
         task: the pretext task: ``name`` and its options.
         model: the encoder: ``name`` and overrides of timm's sizes.
         img_size: height and width in pixels.
-        patch_size: side of a patch in pixels.
+        patch_size: side of a patch in pixels; 40x1 is rows x columns.
         positions: position embeddings: sincos (fixed sine-cosine), sincos-learned (starts so, and is learned), learned
             (starts at random), random (and fixed) or none.
         channels: channels of the images; greyscale and colour are converted into each other.
@@ -95,7 +97,7 @@ class Settings:
     task: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     img_size: tuple[int, int] | Auto = "auto"
-    patch_size: int | Auto = "auto"
+    patch_size: PatchSize | Auto = "auto"
     positions: PositionKind | Auto = "auto"
     channels: int | Auto = "auto"
     epochs: int | Auto = "auto"
@@ -140,7 +142,7 @@ class Settings:
         Raises:
             PatchloomError: a number out of its range.
         """
-        least = {"epochs": 1, "batch_size": 1, "accumulate": 1, "patch_size": 1, "channels": 1, "threads": 1}
+        least = {"epochs": 1, "batch_size": 1, "accumulate": 1, "channels": 1, "threads": 1}
         least |= {"devices": 1, "nodes": 1}
         least |= {"rate": 1000, "bins": 1, "workers": 0, "weight_decay": 0, "warmup_epochs": 0, "clip": 0, "seed": 0}
         for name, bound in least.items():
@@ -167,10 +169,10 @@ class Settings:
             raise PatchloomError(f"--randaugment_std must be 0 or more, not {self.randaugment_std}")
         if not self.randaugment and self.randaugment_std != _RANDAUGMENT_STD:
             raise PatchloomError("--randaugment_std changes nothing without --randaugment: give --randaugment 9, too")
-        if self.img_size != "auto" and not 1 <= min(self.img_size) <= max(self.img_size) <= _MAX["patch_size"]:
-            raise PatchloomError(
-                f"--img_size must be positive and {_MAX['patch_size']} or less, not {'x'.join(map(str, self.img_size))}"
-            )
+        for name in ("img_size", "patch_size"):
+            size = getattr(self, name)
+            if size != "auto" and not 1 <= min(both(size)) <= max(both(size)) <= _MAX_SIDE:
+                raise PatchloomError(f"--{name} must be positive and {_MAX_SIDE} or less, not {in_pixels(size)}")
         if self.from_run is not None and self.init is not None:
             raise PatchloomError("--from and --init both say with which weights to begin: give one of them")
 
@@ -205,8 +207,9 @@ class Settings:
     def plain(self) -> dict[str, Any]:
         """As plain values for YAML."""
         values = asdict(self)
-        if self.img_size != "auto":
-            values["img_size"] = list(self.img_size)
+        for name in ("img_size", "patch_size"):
+            if isinstance(values[name], tuple):
+                values[name] = list(values[name])
         return values
 
     @property
@@ -254,8 +257,12 @@ def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Setting
     size = given.get("img_size", "auto")
     if isinstance(size, int):
         given["img_size"] = (size, size)
-    elif isinstance(size, list | tuple):
-        given["img_size"] = tuple(map(plain, size))
+    for name in ("img_size", "patch_size"):
+        if isinstance(given.get(name), list | tuple):
+            given[name] = tuple(map(plain, given[name]))
+    size = given.get("patch_size", "auto")
+    if conforms(size, tuple[int, int]):
+        given["patch_size"] = compact(size)
     for name in ("from_run", "init"):
         if isinstance(given.get(name), Path):
             given[name] = str(given[name])

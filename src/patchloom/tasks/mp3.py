@@ -107,13 +107,13 @@ class MP3(Task):
         return self.questions["positions"].predict(encoded).places()
 
 
-def _usual_ratio(n: int, p: int) -> tuple[float, str]:
-    """The paper's η for so many patches of a side (section 4), and why.
+def _usual_ratio(n: int, p: tuple[int, int]) -> tuple[float, str]:
+    """The paper's η for so many patches of so many pixels (section 4), and why.
 
     CIFAR-100 and Tiny ImageNet have 64 patches both. Those of 8 pixels tell more than those of 4, so fewer suffice.
     """
     if n >= 100:
         return 0.75, "the paper's for ImageNet, many patches"
-    if n >= 64 and p >= 8:
+    if n >= 64 and min(p) >= 8:
         return 0.8, "the paper's for Tiny ImageNet, 64 patches of 8 pixels"
     return 0.5, "the paper's for CIFAR-100, few or small patches"

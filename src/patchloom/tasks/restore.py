@@ -167,5 +167,6 @@ class Restore(Task):
 
 def block_of(grid: tuple[int, int], share: float) -> tuple[int, int]:
     """Rows and columns of a rectangle like the ``grid``, of about ``share`` of its patches."""
-    rows, columns = (max(1, round(side * share**0.5)) for side in grid)
+    along = max(1, sum(side > 1 for side in grid))  # a grid of one row has one axis
+    rows, columns = (max(1, round(side * share ** (1 / along))) for side in grid)
     return rows, columns

@@ -16,6 +16,7 @@ from patchloom.nets.teacher import FrozenTeacher
 from patchloom.nets.weights import load_encoder
 from patchloom.patches.partition import random_partition, share_of, uniform_partition
 from patchloom.patches.positions import sincos_2d
+from patchloom.sides import in_pixels
 from patchloom.tasks.task import Size, Task
 
 _SMALL = 384  # the papers train no encoder narrower than ViT-S
@@ -165,7 +166,7 @@ def check_uniform(geometry: Geometry, mask_ratio: float) -> None:
     """
     if not geometry.hierarchical or mask_ratio == 0:
         return
-    (rows, columns), p = geometry.grid, geometry.p
+    (rows, columns), p = geometry.grid, geometry.p[0]
     if mask_ratio != UNIFORM:
         raise PatchloomError(
             f"a mask ratio of {mask_ratio} does not fit a Swin, of which one unit of each 2x2 stays (uniform masking): "
@@ -213,19 +214,26 @@ def patches_of_unit(task: Task, mask_unit: Size) -> int:
     """Patches along a mask unit of ``mask_unit`` pixels (SimMIM section 3.2).
 
     Raises:
-        PatchloomError: the unit is no multiple of the patch, or does not divide the image.
+        PatchloomError: the unit is no multiple of the patch, or does not divide the image; or patches are not square.
     """
-    g = task.geometry
+    g, p = task.geometry, task.geometry.p[0]
+    if g.p != (p, p):
+        if mask_unit != "auto":
+            raise PatchloomError(
+                f"mask units are square, and patches of {in_pixels(g.p)} pixels are not: leave out --task.mask_unit, "
+                "so that single patches are masked"
+            )
+        return 1
     usual = 1 if g.hierarchical or any(side % 2 for side in g.grid) else 2
     why = "two patches, as 32 pixels for patches of 16" if usual == 2 else "one patch, since the grid has odd sides"
     if g.hierarchical:
-        why = f"one token of the last stage, which stands for {g.p} pixels"
-    unit = task.resolve_auto("mask_unit", mask_unit, usual * g.p, why)
-    side = unit // g.p
-    if side < 1 or unit % g.p or any(along % side for along in g.grid):
+        why = f"one token of the last stage, which stands for {p} pixels"
+    unit = task.resolve_auto("mask_unit", mask_unit, usual * p, why)
+    side = unit // p
+    if side < 1 or unit % p or any(along % side for along in g.grid):
         raise PatchloomError(
-            f"mask units of {unit} pixels do not fit {g.grid[0]}x{g.grid[1]} patches of {g.p} pixels: give "
-            f"--task.mask_unit a multiple of {g.p} that divides the image"
+            f"mask units of {unit} pixels do not fit {g.grid[0]}x{g.grid[1]} patches of {p} pixels: give "
+            f"--task.mask_unit a multiple of {p} that divides the image"
         )
     return side
 
@@ -247,7 +255,7 @@ def check_normalizable(geometry: Geometry, each_channel: bool = False) -> None:
     Raises:
         PatchloomError: they are.
     """
-    if geometry.p == 1 and (each_channel or geometry.channels == 1):
+    if geometry.p == (1, 1) and (each_channel or geometry.channels == 1):
         raise PatchloomError("within patches of one pixel there is nothing to normalise: use larger patches")
 
 

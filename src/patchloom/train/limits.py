@@ -46,7 +46,7 @@ def refuse_too_large(settings: Settings, images: int, processes: int = 1) -> Ske
         return counted
     least = max(1, images_needed(settings.task)[0])
     fitting = next((n for n in _halves(counted.images) if counted.least(n) + base < 0.8 * there), 0)
-    patches = math.prod(settings.img_size) // settings.patch_size**2
+    patches = math.prod(settings.encoder_spec().grid)
     if patches > _MANY:
         sides = "x".join(map(str, settings.img_size))
         remedy = f"lower --img_size, which makes {patches:,} patches of an image at {sides}, or give larger patches"

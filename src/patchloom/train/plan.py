@@ -17,6 +17,7 @@ from patchloom.runs.held_out import HeldOut, choose_held_out, stored_held_out, w
 from patchloom.runs.record import no_record
 from patchloom.runs.settings import LAUNCH, Settings
 from patchloom.runs.task import prepare_task
+from patchloom.sides import in_pixels
 from patchloom.tasks import check_images
 from patchloom.tasks.code import label
 from patchloom.tasks.task import Task
@@ -229,9 +230,7 @@ def announce(
     for name, why in plan.reasons.items():
         owner, _, option = name.rpartition(".")
         value = getattr(s, owner)[option] if owner else getattr(s, name)
-        shown = (
-            value["name"] if name in ("model", "task") else "x".join(map(str, value)) if name == "img_size" else value
-        )
+        shown = value["name"] if name in ("model", "task") else in_pixels(value) if name.endswith("_size") else value
         shown = f"{shown:.4g}" if isinstance(shown, float) else shown
         say(f"  {name:<{wide}} {shown!s:<12} ({why})")
     if plan.stats.unreadable:

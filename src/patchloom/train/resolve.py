@@ -19,6 +19,7 @@ from patchloom.machine import Cores, check_device, cores
 from patchloom.nets.build import PRESETS, swin_sizes
 from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import Auto, Settings
+from patchloom.sides import PatchSize, both, in_pixels
 from patchloom.tasks import check_images, encoder_defaults, task_class, training_defaults, updates_needed
 from patchloom.train import device_defaults
 
@@ -80,7 +81,8 @@ def resolve(
     else:
         h, w = auto("img_size", *_img_size(device, min(stats.height, stats.width), settings.patch_size))
         patch = auto("patch_size", _patch(min(h, w)), f"common for {min(h, w)} pixels")
-    auto("model", *_model(device, (h // patch) * (w // patch)))
+    rows, columns = both(patch)
+    auto("model", *_model(device, (h // rows) * (w // columns)))
     defaults = encoder_defaults(settings.task)
     usual = ("sincos", "as in the papers") if swin is None else ("none", "a Swin has relative ones of its own")
     auto("positions", *defaults.get("positions", usual))
@@ -157,6 +159,8 @@ def _of_swin(device: str, median: int, settings: Settings, patch: int | None, al
         along: patches along a unit.
     """
     asked, given = settings.patch_size, settings.img_size
+    if isinstance(asked, tuple):
+        raise PatchloomError(f"a Swin takes square patches, and these are {in_pixels(asked)} pixels: give their side")
     side = min(given) if given != "auto" else min(median, 96 if device == "cpu" else 256)
     why = "as the name says"
     if patch is None:
@@ -167,12 +171,12 @@ def _of_swin(device: str, median: int, settings: Settings, patch: int | None, al
     return [("patch_size", patch, why), ("img_size", (fitting, fitting), reason)]
 
 
-def _img_size(device: str, median: int, patch: int | Auto) -> tuple[tuple[int, int], str]:
+def _img_size(device: str, median: int, patch: PatchSize | Auto) -> tuple[tuple[int, int], str]:
     ceiling = 96 if device == "cpu" else 224
-    step = _patch(min(median, ceiling)) if patch == "auto" else patch
-    side = max(1, round(min(median, ceiling) / step)) * step
+    steps = both(_patch(min(median, ceiling)) if patch == "auto" else patch)
+    h, w = (max(1, round(min(median, ceiling) / step)) * step for step in steps)
     why = f"the most that is quick on a {device}" if median > ceiling else f"as the images, {median} at the median"
-    return (side, side), why
+    return (h, w), why
 
 
 def _patch(side: int) -> int:

@@ -106,9 +106,8 @@ class Start:
         """
         if self.run is not None:
             weights, about = self.checkpoint
-            grid = tuple(side // self.run.patch_size for side in self.run.img_size)
             own = f"the encoder of {self.asked.from_run or self.asked.init}"
-            self.sentences += load_public(vit, own, encoder_weights(weights), grid).sentences()
+            self.sentences += load_public(vit, own, encoder_weights(weights), self.run.encoder_spec().grid).sentences()
             if note := newest_card(self.folder, self.run, about).note:
                 self.sentences.append(note)
         elif self.asked.init is not None:

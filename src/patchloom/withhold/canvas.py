@@ -16,6 +16,7 @@ from torch import Tensor
 
 from patchloom.patches.tokens import grid_of, patchify, unpatchify
 from patchloom.processes import gathered, rank
+from patchloom.sides import Sides
 from patchloom.withhold.checks import check_images, check_shape, check_sizes
 from patchloom.withhold.draws import table
 
@@ -73,14 +74,14 @@ def mirror_canvas(small: Tensor, size: tuple[int, int], top: Tensor, left: Tenso
     return _mirror(small, heights, widths, size, top, left)
 
 
-def patches_of_others(images: Tensor, p: int, step: Tensor, place: Tensor) -> Tensor:
-    """Canvases [b c h w] of patches of side ``p`` that come from other images of the batch (appendix A.3).
+def patches_of_others(images: Tensor, p: Sides, step: Tensor, place: Tensor) -> Tensor:
+    """Canvases [b c h w] of patches of ``p`` pixels that come from other images of the batch (appendix A.3).
 
     The batch is that of all processes. A lone image has no others: its canvas is made of its own patches.
 
     Args:
         images: [b c h w], of all processes alike.
-        p: side of a patch, which divides h and w.
+        p: rows and columns of pixels of a patch, which divide h and w.
         step: [b n] int64, how many images further on, beyond the next one, the patch comes from; in [0, total - 1), as
             `random_others` draws it.
         place: [b n] int64, which of that image's n patches it is.

@@ -41,7 +41,7 @@ class Degradation:
         canvas: height and width of the images that come, of which the encoder may see a part.
         strengths: what is drawn from: shares of the side, bounds of the twist or the amplitude, sides of kernels, or
             saturations.
-        patch: side of the encoder's patches.
+        patch: rows and columns of pixels of the encoder's patches.
         zoom_place: which part of the picture zoom_in shows.
         fill: what is around the small picture of zoom_out. With none nothing is: only the patches that it covers enter.
         kernel_init: how the kernels of blur are drawn.
@@ -52,7 +52,7 @@ class Degradation:
     size: tuple[int, int]
     canvas: tuple[int, int]
     strengths: tuple[float, ...]
-    patch: int = 1
+    patch: tuple[int, int] = (1, 1)
     zoom_place: Place = "centre"
     fill: Fill = "mirror"
     kernel_init: KernelInit = "normal"
@@ -72,7 +72,11 @@ class Degradation:
     def grid(self) -> tuple[int, int]:
         """Rows and columns of the patches that are given, before any is masked."""
         share = 1.0 if self.padded else self.strengths[0]
-        return tuple(max(1, round(side // self.patch * share)) for side in self.size)
+        return tuple(max(1, round(side * share)) for side in self._whole_grid)
+
+    @property
+    def _whole_grid(self) -> tuple[int, int]:
+        return self.size[0] // self.patch[0], self.size[1] // self.patch[1]
 
     @property
     def title(self) -> str:
@@ -141,12 +145,12 @@ class Degradation:
         images, p, around = given.images, self.patch, None
         b, device = len(images), images.device
         if not self.padded:
-            whole, (rows, columns) = tuple(side // p for side in self.size), self.grid
+            whole, (rows, columns) = self._whole_grid, self.grid
             covered, empty = random_block(b, whole, (rows, columns), generator, device)
             which, corner = torch.zeros(b, dtype=torch.int64, device=device), covered[:, 0]
-            places = corner // whole[1] * p, corner % whole[1] * p
+            places = corner // whole[1] * p[0], corner % whole[1] * p[1]
             # what lies around is in none of the patches that enter
-            images = canvas.zoom_out(images, [(rows * p, columns * p)], which, *places)
+            images = canvas.zoom_out(images, [(rows * p[0], columns * p[1])], which, *places)
             return mask_patches(replace(given, images=images), covered, empty)
         sizes = [tuple(max(1, round(side * one)) for side in self.size) for one in self.strengths]
         which = draw_index(len(sizes), b, generator, device)

@@ -32,11 +32,11 @@ def make(positions: str, **sizes) -> torch.nn.Module:
 
 
 def patches_of(source, i: int) -> torch.Tensor:
-    return patchify(source.read(i)[None].float(), 2)[0]
+    return patchify(source.read(i)[None].float(), (2, 2))[0]
 
 
 def test_only_the_places_change() -> None:
-    shuffled, again, other = (ShuffledPatches(DIGITS, (8, 8), 2, seed) for seed in (0, 0, 1))
+    shuffled, again, other = (ShuffledPatches(DIGITS, (8, 8), (2, 2), seed) for seed in (0, 0, 1))
     moved = 0
     for i in range(40):
         before, after = patches_of(DIGITS, i), patches_of(shuffled, i)
@@ -46,7 +46,8 @@ def test_only_the_places_change() -> None:
     assert moved == 40 and not torch.equal(shuffled.read(3), other.read(3))
     marks = torch.arange(64.0).view(1, 8, 8)
     orders = [
-        patchify(one[None], 2)[0, :, 0] for one in (ShuffledPatches(_Same(marks), (8, 8), 2, 0).read(i) for i in (0, 1))
+        patchify(one[None], (2, 2))[0, :, 0]
+        for one in (ShuffledPatches(_Same(marks), (8, 8), (2, 2), 0).read(i) for i in (0, 1))
     ]
     assert not torch.equal(*orders)  # each image has its own
     assert np.array_equal(shuffled.labels, DIGITS.labels) and len(shuffled) == 40 and shuffled.name == DIGITS.name
@@ -59,9 +60,9 @@ def test_only_the_places_change() -> None:
 def test_images_are_cut_before_they_are_shuffled() -> None:
     image = torch.randint(0, 256, (3, 30, 44), dtype=torch.uint8)
     (cut,) = CentreCrop((16, 24))(image)
-    shuffled = ShuffledPatches(_Same(image), (16, 24), 8, 0).read(0)
+    shuffled = ShuffledPatches(_Same(image), (16, 24), (8, 8), 0).read(0)
     assert shuffled.shape == (3, 16, 24)
-    assert sorted(patchify(shuffled[None], 8)[0].tolist()) == sorted(patchify(cut[None], 8)[0].tolist())
+    assert sorted(patchify(shuffled[None], (8, 8))[0].tolist()) == sorted(patchify(cut[None], (8, 8))[0].tolist())
 
 
 class _Same:
@@ -75,7 +76,7 @@ class _Same:
     "sizes", [{"class_token": False}, {"class_token": True}, {"class_token": True, "reg_tokens": 2}]
 )
 def test_order_is_nothing_to_an_encoder_without_positions(sizes: dict) -> None:
-    shuffled = ShuffledPatches(DIGITS, (8, 8), 2, 0)
+    shuffled = ShuffledPatches(DIGITS, (8, 8), (2, 2), 0)
     for vit, alike in (
         (make("none", **sizes), True),
         (make("sincos", **sizes), False),

@@ -20,10 +20,11 @@ from patchloom.evaluate.logistic import linear_probe
 from patchloom.evaluate.neighbours import TEMPERATURE, knn_right
 from patchloom.evaluate.report import Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
-from patchloom.nets.encode import input_size, patch_positions, patch_side
+from patchloom.nets.encode import input_size, patch_positions, patch_size
 from patchloom.nets.hierarchical import refuse_hierarchical
 from patchloom.patches.tokens import grid_of, patchify, unpatchify
 from patchloom.runs.encoder import load_encoder
+from patchloom.sides import Sides, compact, in_pixels
 
 LINEAR = "linear"
 AS_THEY_ARE, SHUFFLED, ZEROED = "as they are", "patches shuffled", "positions zeroed"
@@ -51,7 +52,7 @@ def order(
     refuse_hierarchical(vit, "order", INSTEAD)
     check_pooling(pooling, tokens_of(vit, None))
     parts, size = parts_of(data, settings, card=card), input_size(vit)
-    shuffled = ShuffledPatches(parts.test, size, patch_side(vit), settings.seed)
+    shuffled = ShuffledPatches(parts.test, size, patch_size(vit), settings.seed)
     rows: list[Row] = []
     cached: list[str] = []
     for name, features_of, net in extractors(vit, card, settings):
@@ -89,11 +90,11 @@ class ShuffledPatches(Source):
     Args:
         source: images.
         size: (h, w) of the crop in pixels.
-        p: side of a patch in pixels.
+        p: rows and columns of pixels of a patch.
         seed: of the orders; an image's order depends only on the seed and its index.
     """
 
-    def __init__(self, source: Source, size: tuple[int, int], p: int, seed: int) -> None:
+    def __init__(self, source: Source, size: Sides, p: Sides, seed: int) -> None:
         self.source, self.crop, self.p, self.seed = source, CentreCrop(size), p, seed
         self.name, self.classes, self.labels = source.name, source.classes, source.labels
 
@@ -117,7 +118,7 @@ class ShuffledPatches(Source):
         return None if stamp is None else self._digest(stamp)
 
     def _digest(self, images: str) -> str:
-        return digest(["patches shuffled", str(self.crop.size), str(self.p), str(self.seed), images])
+        return digest(["patches shuffled", str(self.crop.size), in_pixels(compact(self.p)), str(self.seed), images])
 
 
 def without_positions(vit: VisionTransformer) -> VisionTransformer:
