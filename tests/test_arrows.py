@@ -46,6 +46,7 @@ MAY = {
     "__init__": {"data", "tasks", "runs", "train", "look", "evaluate", "export", "predict", "bench", "check"},
     "errors": set(),
     "processes": set(),
+    "rates": set(),
     "hints": set(),
     "files": set(),
     "machine": set(),
@@ -67,7 +68,7 @@ KNOWING = [
     )
 ]
 COMMON = {
-    *("calls", "errors", "files", "hints", "machine", "memory", "processes"),
+    *("calls", "errors", "files", "hints", "machine", "memory", "processes", "rates"),
     *("shown", "sides", "sound", "stopping", "typos", "verdict", "version", "waiting"),
 }
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -53,6 +53,9 @@ class Settings:
         blr: base learning rate; the peak is blr · (images an update) / 256.
         weight_decay: of AdamW, for weights of two and more dimensions; auto is 0.05, and 0.1 for extrema.
         warmup_epochs: passes over which the learning rate rises from 0 to its peak.
+        schedule: of the learning rate: cosine rises to the peak in the warm-up and falls to 0; halving stays at a tenth
+            of it in the warm-up, and halves it every ``halve_every`` updates.
+        halve_every: updates between two halvings of the learning rate.
         clip: largest norm of the gradient; 0 switches it off.
         crop_scale: smallest share of an image's area that a random crop shows; crops go up to the whole.
         flip: mirror half of the images. Switch it off where left and right matter.
@@ -106,6 +109,8 @@ class Settings:
     blr: float | Auto = "auto"
     weight_decay: float | Auto = "auto"
     warmup_epochs: float | Auto = "auto"
+    schedule: Literal["cosine", "halving"] = "cosine"
+    halve_every: int = 10_000
     clip: float = 5.0
     crop_scale: float = 0.2
     flip: bool = True
@@ -144,7 +149,16 @@ class Settings:
         """
         least = {"epochs": 1, "batch_size": 1, "accumulate": 1, "channels": 1, "threads": 1}
         least |= {"devices": 1, "nodes": 1}
-        least |= {"rate": 1000, "bins": 1, "workers": 0, "weight_decay": 0, "warmup_epochs": 0, "clip": 0, "seed": 0}
+        least |= {
+            "rate": 1000,
+            "bins": 1,
+            "halve_every": 1,
+            "workers": 0,
+            "weight_decay": 0,
+            "warmup_epochs": 0,
+            "clip": 0,
+            "seed": 0,
+        }
         for name, bound in least.items():
             value = getattr(self, name)
             if value != "auto" and value < bound:

@@ -1,8 +1,7 @@
-"""The optimiser, AdamW with the usual groups, and its learning rate, a function of the step."""
+"""The optimiser: AdamW with the usual groups."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -31,16 +30,6 @@ def build_optimizer(net: nn.Module, weight_decay: float, device: str) -> torch.o
     """AdamW with betas (0.9, 0.95), as MAE and DropPos, fused where the device has it. The loop sets the rate."""
     fused = device in ("cpu", "cuda")
     return torch.optim.AdamW(parameter_groups(net, weight_decay), lr=0.0, betas=(0.9, 0.95), fused=fused)
-
-
-def learning_rate(step: int, steps: int, warmup: int, peak: float) -> float:
-    """The learning rate of ``step`` in [0, steps): rising linearly to ``peak`` over ``warmup``, then a cosine to 0.
-
-    It remembers nothing: resuming restores a number and nothing else.
-    """
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, scale: float = 1.0) -> Tensor:

@@ -26,6 +26,7 @@ from patchloom.nets.native import missing
 from patchloom.nets.performance import compile_blocks
 from patchloom.processes import Shared, cores_here, rank, world
 from patchloom.questions.measure import Measure
+from patchloom.rates import cosine_rate, halving_rate
 from patchloom.runs.folder import RunFolder, plain_name
 from patchloom.runs.settings import Settings, TaskLike, request, why_task
 from patchloom.runs.task import load_task, prepare_task, run_card
@@ -39,7 +40,6 @@ from patchloom.train.device_defaults import device as best_device
 from patchloom.train.failures import explained
 from patchloom.train.final_evaluation import FinalEvaluation
 from patchloom.train.journal import Journal
-from patchloom.train.optim import learning_rate
 from patchloom.train.plan import Planner, announce, check_same
 from patchloom.train.progress import Reporter
 from patchloom.train.recovery import go_back, note_skipped, restored_state, save_checkpoint
@@ -267,7 +267,11 @@ def train(
 
             # ---- the update, unless it is not finite; the processes agree on whether to stop and to save
             due = fabric.is_global_zero and time.perf_counter() - saved > _SAVE_EVERY
-            rate = learning_rate(todo[-1], steps, warmup, peak) * state.factor
+            if settings.schedule == "halving":
+                rate = halving_rate(todo[-1], warmup, peak, settings.halve_every * settings.accumulate)
+            else:
+                rate = cosine_rate(todo[-1], steps, warmup, peak)
+            rate *= state.factor
             made = stepper.update(todo.stop, rate, forwards, (stop.asked, due), scale)
             stopping, due = made.answers
             ended = todo.stop == steps
