@@ -45,10 +45,10 @@ _FORGOTTEN = 3600  # seconds after which a half-written part must be left over f
 
 
 def cache_images(source: Source, cache: Cache, workers: int = 0, say: Callable[[str], None] = print) -> Source:
-    """The same images or recordings; images of 8 bits are decoded once, stored, and from then on read from memory-mapped files.
+    """The same images or recordings, decoded once, stored, and from then on read from memory-mapped files.
 
-    Parts that exist already are used; missing or damaged ones are written first, which may be interrupted at any time,
-    and done by several processes at once.
+    Images of more than 8 bits are not stored. Parts that exist already are used; missing or damaged ones are written first,
+    which may be interrupted at any time, and done by several processes at once.
 
     Args:
         source: images or recordings in files.
@@ -57,8 +57,8 @@ def cache_images(source: Source, cache: Cache, workers: int = 0, say: Callable[[
         say: is given lines about the needed disc space, and about the end.
 
     Raises:
-        PatchloomError: a size for recordings, the images are in memory already, changes of them could not be noticed, the disc has too little
-            space, or it cannot be written.
+        PatchloomError: a size for recordings; images that are in memory already, or whose changes could not be noticed;
+            a disc with too little space, or one that cannot be written.
     """
     if source.sound is not None and cache != "whole":
         raise PatchloomError(f"--cache {cache} is a size of images, and {source.name} holds recordings: --cache whole")

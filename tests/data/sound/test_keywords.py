@@ -22,7 +22,7 @@ WORDS = ("yes", "no", "up")
 
 @pytest.fixture
 def commands(tmp_path, record):
-    """A folder in Speech Commands' layout: five words; of each, 6 are for training, 2 for validation, 2 for the test."""
+    """Speech Commands' layout: five words; of each 6 are for training, 2 for validation, 2 for the test."""
     lists: dict[str, list[str]] = {"validation_list.txt": [], "testing_list.txt": []}
     for word in ("yes", "no", "up", "bed", "cat"):
         for i in range(10):

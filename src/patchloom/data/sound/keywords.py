@@ -86,7 +86,7 @@ class Noise(Source):
         if self.count is None:
             return self._stretch(i)
         assert self.sound is not None
-        rng = np.random.default_rng((self.seed, i))
+        rng = np.random.default_rng((self.seed, round(1000 * self.stretch[0]), i))  # each part draws its own
         wave = self._stretch(int(rng.integers(len(self.source))))
         begin = int(rng.integers(max(1, wave.shape[-1] - self.sound.samples + 1)))
         excerpt = wave[..., begin : begin + self.sound.samples]
