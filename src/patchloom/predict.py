@@ -14,7 +14,7 @@ from torch import Tensor
 
 from patchloom.calls import PathLike, checked
 from patchloom.data import Data, DataLike, Source, Unreadable, open_data, to_channels
-from patchloom.data.sources.pattern import is_image, open_images
+from patchloom.data.sources.pattern import is_single, open_images
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.dense.files import coco_entries, label_png
 from patchloom.evaluate.dense.found import Found
@@ -149,7 +149,7 @@ def predict(
 
 def _opened(data: DataLike) -> Data:
     """Images of any source, or a single image file."""
-    if isinstance(data, str | Path) and is_image(str(data)) and (path := Path(data).expanduser()).is_file():
+    if isinstance(data, str | Path) and is_single(str(data)) and (path := Path(data).expanduser()).is_file():
         return open_images([str(path)], str(data))
     return open_data(data)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,3 +34,18 @@ def hub_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         datasets.disable_progress_bars()
         yield
         datasets.enable_progress_bars()
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Callable[..., str]:
+    """A function that writes a recording of its own under a path, and returns the path as text."""
+    soundfile = pytest.importorskip("soundfile")
+    rng = np.random.default_rng(0)
+
+    def write(path: str, rate: int = 16_000, seconds: float = 0.1, loud: float = 0.9, **how: Any) -> str:
+        place = tmp_path / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(place, loud * rng.uniform(-1, 1, round(rate * seconds)), rate, **how)
+        return str(place)
+
+    return write

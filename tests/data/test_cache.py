@@ -6,6 +6,7 @@ import os
 import pickle
 import time
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -278,3 +279,24 @@ def test_no_image_can_be_written_through(root, log):
     source = Rolls(log, 3)
     cache_images(source, "whole", 0, quiet).read(0).zero_()
     assert is_whole(cache_images(source, "whole", 0, quiet), source)
+
+
+def test_recordings_are_cached_as_they_are_heard(tmp_path, record):
+    for i in range(5):
+        record(f"r/{i}.wav", rate=8_000, seconds=0.05 + i / 100)
+    (tmp_path / "r" / "broken.wav").write_text("no sound")
+    source = open_data(tmp_path / "r").train
+    said: list[str] = []
+    cached = cache_images(source, "whole", say=said.append)
+    assert said[0].startswith("Decoding 6 recordings, to be cached in") and said[1] == "  6 of 6 recordings are cached"
+    for one in (cached, pickle.loads(pickle.dumps(cached)), cached.heard_as(replace(source.sound, seconds=0.5))):
+        assert all(torch.equal(one.read(i), source.read(i)) and one.read(i).dtype == torch.int16 for i in range(5))
+    with pytest.raises(Unreadable, match="broken.wav"):
+        cached.read(5)
+    said.clear()
+    other = cache_images(source.heard_as(replace(source.sound, rate=4_000)), "whole", say=said.append)
+    assert said and other.read(4).shape[-1] * 4 == cached.read(4).shape[-1]
+    with pytest.raises(PatchloomError, match="cached at 16,000 samples a second, not at 4,000"):
+        cached.heard_as(replace(source.sound, rate=4_000))
+    with pytest.raises(PatchloomError, match="--cache 64 is a size of images, and .* holds recordings: --cache whole"):
+        cache_images(source, 64)

@@ -1,9 +1,10 @@
-"""Images that are decoded once and cached on the disc, so that a crop costs no decoding.
+"""Images and recordings that are decoded once and cached on the disc, so that a crop costs no decoding.
 
 A folder holds the images of one source at one setting. Its name is a digest of both, so it is never out of date, only
 unused, and may be deleted at any time. A file in it is a part: some consecutive images, the pixels of each as uint8
 [h w c], followed by an index, int64 [images 4]: the offset of the pixels in bytes, h, w and c. The offset is -1 for
 images that are not cached, because they have more than 8 bits or cannot be read; these are read from their own files.
+Of a recording it holds the samples at the rate that is asked for, int16, as h = 1 and w bytes.
 """
 
 from __future__ import annotations
@@ -44,26 +45,28 @@ _FORGOTTEN = 3600  # seconds after which a half-written part must be left over f
 
 
 def cache_images(source: Source, cache: Cache, workers: int = 0, say: Callable[[str], None] = print) -> Source:
-    """The same images; those of 8 bits are decoded once, stored, and from then on read from memory-mapped files.
+    """The same images or recordings, decoded once, stored, and from then on read from memory-mapped files.
 
-    Parts that exist already are used; missing or damaged ones are written first, which may be interrupted at any time,
-    and done by several processes at once.
+    Images of more than 8 bits are not stored. Parts that exist already are used; missing or damaged ones are written first,
+    which may be interrupted at any time, and done by several processes at once.
 
     Args:
-        source: images in files.
+        source: images or recordings in files.
         cache: "whole" stores them at full size; a number reduces a longer shorter side to so many pixels.
         workers: processes that decode; 0 decodes in this one.
         say: is given lines about the needed disc space, and about the end.
 
     Raises:
-        PatchloomError: the images are in memory already, changes of them could not be noticed, the disc has too little
-            space, or it cannot be written.
+        PatchloomError: a size for recordings; images that are in memory already, or whose changes could not be noticed;
+            a disc with too little space, or one that cannot be written.
     """
+    if source.sound is not None and cache != "whole":
+        raise PatchloomError(f"--cache {cache} is a size of images, and {source.name} holds recordings: --cache whole")
     if source.in_memory:
-        raise PatchloomError(f"the images of {source.name} are in memory already: leave out --cache")
+        raise PatchloomError(f"the {source.noun} of {source.name} are in memory already: leave out --cache")
     stamp = source.stamp()
     if stamp is None:
-        raise PatchloomError(f"nobody can tell when the images of {source.name} change: leave out --cache")
+        raise PatchloomError(f"nobody can tell when the {source.noun} of {source.name} change: leave out --cache")
     folder = cache_root() / "images" / digest([_FORMAT, str(cache), stamp])
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,6 +116,8 @@ class CachedImages(Source):
         start, h, w, c = self._index[i].tolist()
         if start < 0:
             return self.source.read(i)
+        if self.sound is not None:
+            return self._maps[i // self.each][start : start + w].view(torch.int16)[None, None]
         return self._maps[i // self.each].as_strided((c, h, w), (1, w * c, c), start)
 
     def heard_as(self, sound: Sound) -> Source:
@@ -193,7 +198,12 @@ class _Parts(Dataset[int | PatchloomError]):
 
 
 def _to_cache(image: Tensor, cache: Cache) -> Tensor | None:
-    """What is stored of an image [c h w]: uint8 [c h w], reduced if need be; None for more than 8 bits."""
+    """What is stored of an image [c h w]: uint8 [c h w], reduced if need be; None for more than 8 bits.
+
+    Of a recording [1 1 n], its bytes [1 1 2n].
+    """
+    if image.dtype == torch.int16:
+        return image.view(torch.uint8)
     if image.is_floating_point():
         return None
     h, w = image.shape[-2:]
@@ -251,13 +261,14 @@ def _make(parts: _Parts, missing: list[int], workers: int, say: Callable[[str], 
             "make room, name a larger disc by XDG_CACHE_HOME, or give a smaller --cache"
         )
     room = f"about {size_in_words(need)}; {size_in_words(free)} are free"
-    say(f"Decoding {images:,} images, to be cached in {folder} ({room})")
+    noun = parts.source.noun
+    say(f"Decoding {images:,} {noun}, to be cached in {folder} ({room})")
     # Processes that fill the same folder begin at different parts, and so share the work.
     turn = uuid.uuid4().int % len(missing)
-    with Waiting("decoding images", images) as waiting:
+    with Waiting(f"decoding {noun}", images) as waiting:
         for count in in_workers(parts, missing[turn:] + missing[:turn], workers):
             waiting.advance(count)
-    say(f"  {waiting.done:,} of {images:,} images are cached")
+    say(f"  {waiting.done:,} of {images:,} {noun} are cached")
 
 
 def _unwritable(folder: Path, problem: OSError) -> PatchloomError:

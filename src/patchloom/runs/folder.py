@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from patchloom.data import DataLike, Stats, is_object, lasting, named
-from patchloom.data.sources.pattern import is_image, is_pattern
+from patchloom.data.sources.pattern import is_pattern, is_single
 from patchloom.errors import PatchloomError
 from patchloom.files import append, make_folder, remove_leftovers, write_whole
 from patchloom.runs.checkpoint import Checkpoints
@@ -254,7 +254,7 @@ def write_metrics(path: Path, rows: list[dict[str, str]]) -> None:
 def plain_name(data: DataLike) -> str:
     """What data is called in file names."""
     if len(names := named(lasting(data) if is_object(data) else data)) > 1:
-        if all(map(is_image, map(str, names))):
+        if all(map(is_single, map(str, names))):
             return plain_name(os.path.commonpath([os.path.dirname(os.path.abspath(one)) for one in names]))
         more = len(names) - _NAMED_SOURCES
         return "-".join([*map(plain_name, names[:_NAMED_SOURCES]), *[f"and-{more}-more"] * (more > 0)])

@@ -121,7 +121,7 @@ def test_a_header_alone_and_files_that_are_none(tmp_path):
     assert said(written(tmp_path / "a.wav", np.zeros(0))) == "it has no samples, only a header"
     flac = written(tmp_path / "a.flac", tone(440, RATE))
     flac.write_bytes(flac.read_bytes()[:42])
-    assert "8,000 of 8,000 samples are missing" in said(flac) or "broken" in said(flac)
+    assert "or broken" in said(flac)
     for ending in ("wav", "flac", "ogg", "mp3"):
         (tmp_path / f"b.{ending}").touch()
         assert said(tmp_path / f"b.{ending}") == "the file is empty"

@@ -106,10 +106,8 @@ def _read(content_of: Callable[[], bytes], name: str, rate: int) -> Tensor:
     library = soundfile()
     try:
         wave = _decoded(library, content_of(), rate)
-    except (
-        Exception
-    ) as error:  # broken bytes: LibsndfileError, OSError, MemoryError for a length that a header makes up
-        reason = getattr(error, "error_string", None) or getattr(error, "strerror", None) or str(error)
+    except Exception as error:  # OSError, ValueError; MemoryError for a length that a header makes up
+        reason = getattr(error, "strerror", None) or str(error)
         raise Unreadable(
             f"{name} cannot be read as a recording: {reason.rstrip('.') or type(error).__name__}"
         ) from error
@@ -122,14 +120,13 @@ def _decoded(library: ModuleType, content: bytes, rate: int) -> np.ndarray:
         raise ValueError("the file is empty")
     _refuse_cut(content)
     try:
-        file = library.SoundFile(BytesIO(content))
+        with library.SoundFile(BytesIO(content)) as file:
+            samples = file.read(dtype="float32", always_2d=True)
+            missing = file.frames - len(samples)
+            floating = file.subtype in ("FLOAT", "DOUBLE")
+            own = file.samplerate
     except library.LibsndfileError as error:
         raise ValueError(f"it is no WAV, FLAC, Ogg or MP3, or broken ({error.error_string.rstrip('.')})") from error
-    with file:
-        samples = file.read(dtype="float32", always_2d=True)
-        missing = file.frames - len(samples)
-        floating = file.subtype in ("FLOAT", "DOUBLE")
-        own = file.samplerate
     if missing > 0:
         raise ValueError(f"it is cut short: {missing:,} of {missing + len(samples):,} samples are missing")
     if not len(samples):

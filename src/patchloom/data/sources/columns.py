@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from patchloom.data.formats import IMAGE_SUFFIXES
+from patchloom.data.formats import IMAGE_SUFFIXES, SOUND_SUFFIXES
 from patchloom.data.sources.base import TEST_SPLITS
 from patchloom.errors import PatchloomError
 
@@ -98,7 +98,8 @@ class Roles(NamedTuple):
             there = [one for one in candidates if any(map(self._there, islice(self.columns[one], LOOKED)))]
             return there or candidates
         suffixes = {one: map(os.path.splitext, islice(self.columns[one], LOOKED)) for one in self.columns}
-        found = [one for one, each in suffixes.items() if any(suffix.lower() in IMAGE_SUFFIXES for _, suffix in each)]
+        known = IMAGE_SUFFIXES | SOUND_SUFFIXES
+        found = [one for one, each in suffixes.items() if any(suffix.lower() in known for _, suffix in each)]
         found = found or [one for one in self.columns if any(map(self._there, islice(self.columns[one], LOOKED)))]
         if not found:
             raise PatchloomError(

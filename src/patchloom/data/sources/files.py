@@ -1,4 +1,4 @@
-"""Image files, wherever their paths come from."""
+"""Files of images or recordings, wherever their paths come from."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from patchloom.data.contents import contents_on_disc, pieces_of_file
 from patchloom.data.read import read_image
+from patchloom.data.sound.read import read_recording
+from patchloom.data.sound.spec import Sound
 from patchloom.data.sources.base import Source, digest, stamp_of_files
 
 
@@ -64,7 +66,7 @@ class Names(Sequence[str]):
 
 
 class Files(Source):
-    """Image files.
+    """Files of images, or of recordings.
 
     Args:
         name: what the user typed.
@@ -73,6 +75,7 @@ class Files(Source):
         classes: names of the classes.
         labels: int64 [n], indices into ``classes``, -1 for none.
         columns: what else a table says of each file, [n] by name.
+        sound: as which recordings are read; None: the files are images.
     """
 
     def __init__(
@@ -83,16 +86,19 @@ class Files(Source):
         classes: tuple[str, ...] = (),
         labels: np.ndarray | None = None,
         columns: Mapping[str, Sequence[str]] | None = None,
+        sound: Sound | None = None,
     ) -> None:
         names = paths if isinstance(paths, Names) else Names(paths)
         self.columns = {column: Names(values) for column, values in (columns or {}).items()}
         self.name, self.root, self.paths, self.classes, self.labels = name, root, names, classes, labels
+        self.sound = sound
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def read(self, i: int) -> Tensor:
-        return read_image(self.root / self.paths[i])
+        path = self.root / self.paths[i]
+        return read_image(path) if self.sound is None else read_recording(path, self.sound.rate)
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
         return contents_on_disc(self, lambda i: pieces_of_file(self._place(self.paths[i])), chosen)
@@ -124,4 +130,5 @@ class Files(Source):
         return os.path.join(os.fspath(self.root), path)
 
     def stamp(self) -> str:
-        return stamp_of_files(map(self._place, self.paths))
+        files = stamp_of_files(map(self._place, self.paths))
+        return files if self.sound is None else digest([files, str(self.sound.rate)])

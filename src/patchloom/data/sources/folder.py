@@ -1,17 +1,19 @@
-"""A folder of images: its splits, its classes, and what in it is not taken for an image."""
+"""A folder of images or recordings: its splits, its classes, and what in it is not taken for an image."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from patchloom.data.noticed import some_of
+from patchloom.data.sound.spec import Sound
 from patchloom.data.sources.base import TEST_SPLITS, Data, note_on_splits
 from patchloom.data.sources.files import Files, Names
+from patchloom.data.sources.kinds import of_one_kind
 from patchloom.data.sources.label_maps import without_label_maps
 from patchloom.data.sources.listing import images_in, list_files, list_names, note_on_others, some_images
 from patchloom.errors import PatchloomError
@@ -24,17 +26,19 @@ _TEST = ("test", "testing", *TEST_SPLITS[1:], "valid")  # in order of preference
 
 @dataclass(frozen=True)
 class _Part:
-    """Images of a folder.
+    """Images of a folder, or recordings.
 
     Attributes:
         root: to which the paths are relative.
         paths: of the images.
         where: what notes call the folder, relative to the one that the user gave, with a slash at the end; "" for that.
+        sound: as which recordings are read; None for images.
     """
 
     root: Path
     paths: Names
     where: str
+    sound: Sound | None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -51,19 +55,21 @@ class _Part:
         there = self.paths.under(f"{folder}/")
         kept[there.start : there.stop] = True
         cut = len(f"{folder}/".encode("utf-8", "surrogateescape"))
-        return _Part(self.root / folder, self.paths.where(kept, cut), f"{self.where}{folder}/")
+        return replace(self, root=self.root / folder, paths=self.paths.where(kept, cut), where=f"{self.where}{folder}/")
 
 
 def open_folder(folder: Path, name: str) -> Data:
-    """Open a folder of images, at any depth. Hidden files are skipped; a folder that links reach twice is read once.
+    """Open a folder of images or recordings, at any depth.
 
-    Sub-folders ``train`` and one of ``test``, ``val``, ``validation`` are the splits, also where they lie in another,
-    as ``images/train`` does. Of several for the test the first is taken, and the others are left out. Label maps are
-    left out, too. First-level sub-folders are classes if at least two of them hold images and no image lies beside
-    them. A test split with images directly in it has no labels, whatever the training split has.
+    Hidden files are skipped; a folder that links reach twice is read once. Sub-folders ``train`` and one of ``test``,
+    ``val``, ``validation`` are the splits, also where they lie in another, as ``images/train`` does. Of several for the
+    test the first is taken, and the others are left out. Label maps are left out, too. First-level sub-folders are
+    classes if at least two of them hold images and no image lies beside them. A test split with images directly in it
+    has no labels, whatever the training split has.
 
     Raises:
-        PatchloomError: no images, or a class in the test split that the training split lacks.
+        PatchloomError: neither images nor recordings, many of both, or a class in the test split that the training
+            split lacks.
     """
     if any((folder / case(word)).is_dir() for word in _TRAIN for case in (str.lower, str.title, str.upper)):
         with os.scandir(folder) as entries:  # only now: there may be a million files, whose list is kept
@@ -71,10 +77,11 @@ def open_folder(folder: Path, name: str) -> Data:
         children = sorted(child for child, is_folder in seen if is_folder)
         if splits := _splits(children):
             return _split_here(folder, name, children, splits, [file for file, is_folder in seen if not is_folder])
-    listed = some_images(list_files(folder), name)
-    paths, notes = without_label_maps(folder, listed)
-    whole = _Part(folder, paths, "")
-    others = note_on_others({"": listed})
+    kinds, sound, beside = of_one_kind({"": list_files(folder)}, name)
+    listed = some_images(kinds[""], name)
+    paths, notes = without_label_maps(folder, listed) if sound is None else (listed.paths, [])
+    whole = _Part(folder, paths, "", sound)
+    others = [*beside, *note_on_others({"": listed})]
     split_within: dict[str, list[str]] = {}
     for one in listed.folders:
         parent, _, child = one.rpartition("/")
@@ -105,21 +112,24 @@ def _splits(folders: Iterable[str]) -> tuple[str, str] | None:
 
 def _split_here(folder: Path, name: str, children: list[str], splits: tuple[str, str], files: list[str]) -> Data:
     """A folder in which the splits lie. Each is listed by itself, since links may lead from one into another."""
-    listings = {child: list_files(folder / child) for child in children}
+    here = {"": list_names(files), **{f"{child}/": list_files(folder / child) for child in children}}
+    here, sound, beside = of_one_kind(here, name)
+    listings = {child: here[f"{child}/"] for child in children}
     for split in splits:
         some_images(listings[split], f"{name} ({split})")
     parts: dict[str, _Part] = {}
     notes: list[str] = []
     holder = ""  # the sub-folder of a split that holds its images, beside one of label maps
     for child in [*splits, *(child for child in children if child not in splits)]:
-        paths, said = without_label_maps(folder / child, listings[child], f"{child}/")
-        part = _Part(folder / child, paths, f"{child}/")
+        paths, said = listings[child].paths, []
+        if sound is None:
+            paths, said = without_label_maps(folder / child, listings[child], f"{child}/")
+        part = _Part(folder / child, paths, f"{child}/", sound)
         holder = part.only_folder if said and not holder else holder
         parts[child] = part.inside(holder) if holder and part.only_folder == holder else part
         notes += said
-    directly = list_names(files)
-    notes += note_on_others({"": directly, **{f"{child}/": listed for child, listed in listings.items()}})
-    return _of_splits(name, parts, splits, {"the folder itself": len(directly.paths)}, notes)
+    notes += [*beside, *note_on_others(here)]
+    return _of_splits(name, parts, splits, {"the folder itself": len(here[""].paths)}, notes)
 
 
 def _of_splits(
@@ -147,7 +157,7 @@ def _of_splits(
         total = len(train) + len(test) + sum(left.values())
         counts = {where: f"{count:,}" for where, count in left.items()}
         sentence = note_on_splits(trained, tested, counts, f"move {{}} into {splits[0]}")
-        notes = [f"Of {total:,} images, {sentence}", *notes]
+        notes = [f"Of {total:,} {'images' if train.sound is None else 'recordings'}, {sentence}", *notes]
     elif splits[1].lower() not in _TEST[:2]:
         notes = [f"{tested} is the test, as no folder is called so", *notes]
     source = _source(name, train)
@@ -158,8 +168,8 @@ def _source(name: str, part: _Part) -> Files:
     tops = sorted({path.split("/")[0] for path in part.paths if "/" in path})
     outside = next((path for path in part.paths if "/" not in path), None)
     if len(tops) > 1 and outside is None:
-        return Files(name, part.root, part.paths, tuple(tops), _labels(part.paths, tuple(tops)))
-    source = Files(name, part.root, part.paths)
+        return Files(name, part.root, part.paths, tuple(tops), _labels(part.paths, tuple(tops)), sound=part.sound)
+    source = Files(name, part.root, part.paths, sound=part.sound)
     if tops and outside is not None:
         source.no_labels = f"labels are the names of sub-folders, but {part.where}{outside} lies outside of them"
     elif tops:
@@ -170,14 +180,14 @@ def _source(name: str, part: _Part) -> Files:
 def _test_source(name: str, part: _Part, split: str, classes: tuple[str, ...]) -> Files:
     paths = part.paths
     if not classes or any("/" not in path for path in paths):
-        return Files(name, part.root, paths)
+        return Files(name, part.root, paths, sound=part.sound)
     strange = sorted({path.split("/")[0] for path in paths} - set(classes))
     if strange:
         raise PatchloomError(
             f"{name} has the class {strange[0]} in {split} but not in train: "
             "name the class folders of both alike, or take that one out"
         )
-    return Files(name, part.root, paths, classes, _labels(paths, classes))
+    return Files(name, part.root, paths, classes, _labels(paths, classes), sound=part.sound)
 
 
 def _labels(paths: Names, classes: tuple[str, ...]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Images that a text file lists."""
+"""Images or recordings that a text file lists."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 
 from patchloom.data.sources.base import Data
 from patchloom.data.sources.files import Files
+from patchloom.data.sources.kinds import sound_of
 from patchloom.data.sources.table import missing_files, none_exists, open_table, table_of
 from patchloom.errors import PatchloomError
 
 
 def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None) -> Data:
-    """Open a text file that lists images: a table (see `table_of`), or one path per line.
+    """Open a text file that lists images or recordings: a table (see `table_of`), or one path per line.
 
     Paths are relative to the file's folder. In a plain list, a tab and a label may follow; ``#`` begins a comment.
 
@@ -48,4 +49,4 @@ def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None) ->
     number = {word: i for i, word in enumerate(classes)}
     labels = np.array([number.get(word, -1) for word in words], dtype=np.int64) if classes else None
     notes = (missing_files(missing, len(paths), name) + "; they count as files that cannot be read",) if missing else ()
-    return Data(Files(name, file.parent, paths, classes, labels), None, notes)
+    return Data(Files(name, file.parent, paths, classes, labels, sound=sound_of(paths, name)), None, notes)

@@ -5,23 +5,22 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from patchloom.data.formats import EXTRAS, IMAGE_SUFFIXES, LOOK_ALIKES
+from patchloom.data.formats import EXTRAS, IMAGE_SUFFIXES, LOOK_ALIKES, SOUND_SUFFIXES
 from patchloom.data.noticed import EXAMPLES, some_of
 from patchloom.data.sources.base import digest
 from patchloom.data.sources.files import Names
 from patchloom.errors import PatchloomError
 from patchloom.files import cache_root, write_whole
 
-_FORMAT = "listing 2"
-_WORTH_CACHING = 20_000  # images; fewer are listed in no time
+_FORMAT = "listing 3"
+_WORTH_CACHING = 20_000  # images and recordings; fewer are listed in no time
 # file systems that update a folder's mtime when its entries change; some mounts of cloud storage do not
 _TRUSTED = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay"}
 _SETTLED = 2 * 10**9  # nanoseconds: a change just after the listing could carry the same mtime
@@ -48,11 +47,13 @@ class Listing:
         paths: of the images, sorted.
         folders: all of them, the folder itself, "", among them.
         others: files that are not read, by suffix ("" without one).
+        recordings: their paths, sorted.
     """
 
     paths: Names
     folders: tuple[str, ...]
     others: Mapping[str, Others]
+    recordings: Names
 
 
 def list_files(root: Path) -> Listing:
@@ -61,21 +62,22 @@ def list_files(root: Path) -> Listing:
     The listing of a large folder is cached with the state of every sub-folder, so that one ``stat`` per folder shows
     whether it is still valid.
     """
-    suffixes = ",".join(sorted(IMAGE_SUFFIXES))  # which depend on the extras that are installed
+    suffixes = ",".join(sorted(IMAGE_SUFFIXES | SOUND_SUFFIXES))  # which depend on the extras that are installed
     cached = cache_root() / "listings" / digest([_FORMAT, suffixes, os.path.abspath(root)])
     listed = _read(cached, root)
     if listed is not None:
         return listed
     begin = time.time_ns()
     listed, folders = _walk(root)
-    paths = listed.paths
+    kinds = listed.paths, listed.recordings
     settled = all(changed < begin - _SETTLED for *_, changed in folders)
-    if len(paths) >= _WORTH_CACHING and settled and _trusted({device for _, device, *_ in folders}):
+    if sum(map(len, kinds)) >= _WORTH_CACHING and settled and _trusted({device for _, device, *_ in folders}):
         others = {suffix: [some.count, *some.examples] for suffix, some in listed.others.items()}
         about = json.dumps([folders, others]).encode()
-        sizes = np.array([len(about), len(paths)], np.int64).tobytes()
+        sizes = np.array([len(about), *map(len, kinds)], np.int64).tobytes()
+        blocks = (block for paths in kinds for block in (paths.ends.tobytes(), paths.letters))
         try:
-            write_whole(cached, b"".join([sizes, about, paths.ends.tobytes(), paths.letters]))
+            write_whole(cached, b"".join([sizes, about, *blocks]))
         except PatchloomError:  # a full or read-only disc only costs another listing
             pass
     return listed
@@ -83,31 +85,36 @@ def list_files(root: Path) -> Listing:
 
 def list_names(names: Iterable[str]) -> Listing:
     """The listing of some files in one folder, by their names alone."""
-    images, others = [], _Counted()
+    found = _Found()
     for name in sorted(names):
-        suffix = os.path.splitext(name)[1].lower()
-        if suffix in IMAGE_SUFFIXES:
-            images.append(name)
-        else:
-            others.add(suffix, name)
-    return Listing(Names(images), ("",), others.by_suffix())
+        found.add(name)
+    return found.listing([("",)])
 
 
-class _Counted:
-    """Counts files by suffix, and keeps the first of each."""
+class _Found:
+    """Parts files by what they are. Of those that are not read it counts each suffix, and keeps the first."""
 
     def __init__(self) -> None:
+        self._images: list[str] = []
+        self._recordings: list[str] = []
         self._counts: dict[str, int] = {}
         self._examples: dict[str, list[str]] = {}
 
-    def add(self, suffix: str, path: str) -> None:
-        self._counts[suffix] = self._counts.get(suffix, 0) + 1
-        some = self._examples.setdefault(suffix, [])
-        if len(some) < EXAMPLES:
-            some.append(path)
+    def add(self, path: str) -> None:
+        suffix = os.path.splitext(path)[1].lower()
+        if suffix in IMAGE_SUFFIXES:
+            self._images.append(path)
+        elif suffix in SOUND_SUFFIXES:
+            self._recordings.append(path)
+        else:
+            self._counts[suffix] = self._counts.get(suffix, 0) + 1
+            some = self._examples.setdefault(suffix, [])
+            if len(some) < EXAMPLES:
+                some.append(path)
 
-    def by_suffix(self) -> dict[str, Others]:
-        return {suffix: Others(count, tuple(self._examples[suffix])) for suffix, count in self._counts.items()}
+    def listing(self, folders: Sequence[Sequence[Any]]) -> Listing:
+        others = {suffix: Others(count, tuple(self._examples[suffix])) for suffix, count in self._counts.items()}
+        return Listing(Names(sorted(self._images)), _slashed(folders), others, Names(sorted(self._recordings)))
 
 
 def images_in(root: Path, name: str) -> Names:
@@ -135,14 +142,13 @@ def some_images(listed: Listing, name: str) -> Listing:
     """
     if len(listed.paths):
         return listed
+    if len(listed.recordings):
+        raise PatchloomError(f"{name} holds {len(listed.recordings):,} recordings and no images: name others")
     if not listed.others:
         raise PatchloomError(f"{name} is an empty folder: put images into it, at any depth")
     common = sorted(listed.others, key=lambda suffix: (-listed.others[suffix].count, not suffix, suffix))[:5]
-    wanted = ", ".join(sorted(IMAGE_SUFFIXES))
-    raise PatchloomError(
-        f"{name} holds no images, only files of other types ({', '.join(map(_with_remedy, common))}): "
-        f"images end in {wanted}"
-    )
+    types = ", ".join(map(_with_remedy, common))
+    raise PatchloomError(f"{name} holds no images, only files of other types ({types}): {endings()}")
 
 
 def note_on_others(listings: Mapping[str, Listing]) -> list[str]:
@@ -169,6 +175,12 @@ def note_on_others(listings: Mapping[str, Listing]) -> list[str]:
     return [f"{files_were(total)} left out, in formats that are not read: {listed} ({such}{names})"]
 
 
+def endings() -> str:
+    """How the names of files that are read end."""
+    sound = f", and recordings in {', '.join(sorted(SOUND_SUFFIXES))}" if SOUND_SUFFIXES else ""
+    return f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}{sound}"
+
+
 def files_were(count: int) -> str:
     """As "12 files were"."""
     return "1 file was" if count == 1 else f"{count:,} files were"
@@ -183,16 +195,20 @@ def _read(cached: Path, root: Path) -> Listing | None:
     """The cached listing, if it is still valid."""
     try:
         content = cached.read_bytes()
-        about, count = np.frombuffer(content, np.int64, 2).tolist()
-        folders, others = json.loads(content[16 : 16 + about])
+        about, *counts = np.frombuffer(content, np.int64, 3).tolist()
+        folders, others = json.loads(content[24 : 24 + about])
         if not all(_state(os.path.join(root, folder)) == state for folder, *state in folders):
             return None
-        ends = np.frombuffer(content, np.int64, count, 16 + about).copy()  # aligned
-        letters = content[16 + about + ends.nbytes :]
-        if not count or ends[-1] != len(letters):
+        kinds, at = [], 24 + about
+        for count in counts:
+            ends = np.frombuffer(content, np.int64, count, at).copy()  # aligned
+            begin = at + ends.nbytes
+            at = begin + (int(ends[-1]) if count else 0)
+            kinds.append(Names.of(content[begin:at], ends))
+        if at != len(content) or not any(counts):
             return None
         skipped = {suffix: Others(number, tuple(some)) for suffix, (number, *some) in others.items()}
-        return Listing(Names.of(letters, ends), _slashed(folders), skipped)
+        return Listing(kinds[0], _slashed(folders), skipped, kinds[1])
     except (OSError, ValueError, TypeError):  # not cached, damaged, or a folder is gone
         return None
 
@@ -217,15 +233,14 @@ def _trusted(devices: set[int]) -> bool:
     return all(kinds.get(device) in _TRUSTED for device in devices)
 
 
-def _slashed(folders: list[list[Any]]) -> tuple[str, ...]:
+def _slashed(folders: Sequence[Sequence[Any]]) -> tuple[str, ...]:
     return tuple(folder.replace(os.sep, "/").rstrip("/") for folder, *_ in folders)
 
 
 def _walk(root: Path) -> tuple[Listing, list[list[Any]]]:
     """The listing, and for every folder [its path, *state]."""
-    found: list[list[str]] = []
+    found = _Found()
     folders: list[list[Any]] = []
-    others = _Counted()
     seen: set[str] = set()
     start = len(os.path.join(root, ""))
     for folder, subfolders, files in os.walk(root, followlinks=True):
@@ -238,14 +253,7 @@ def _walk(root: Path) -> tuple[Listing, list[list[Any]]]:
         seen.add(real)
         subfolders[:] = sorted(sub for sub in subfolders if not sub.startswith("."))
         inside = os.path.join(folder, "")[start:].replace(os.sep, "/")
-        images: list[str] = []
         for file in sorted(files):
-            suffix = os.path.splitext(file)[1].lower()
-            if file.startswith("."):
-                continue
-            if suffix in IMAGE_SUFFIXES:
-                images.append(inside + file)
-            else:
-                others.add(suffix, inside + file)
-        found.append(images)
-    return Listing(Names(sorted(chain.from_iterable(found))), _slashed(folders), others.by_suffix()), folders
+            if not file.startswith("."):
+                found.add(inside + file)
+    return found.listing(folders), folders

@@ -36,6 +36,7 @@ from patchloom.data.sources.items import (
     spread,
     tried,
 )
+from patchloom.data.sources.kinds import sound_of
 from patchloom.errors import PatchloomError
 
 # what verbs take for images in Python: a name or a path, or objects
@@ -180,7 +181,8 @@ def _files(data: Sequence[Any], name: str) -> Files:
         raise PatchloomError(f"{folder} is a folder among image files: give folders alone, or files alone")
     if not any(map(os.path.isfile, paths)):
         raise PatchloomError(f"none of the {len(paths):,} files of the list exists: the first is {paths[0]}")
-    return Files(name, Path(os.sep), paths, *numbered([label_of(item) for item in data]))
+    labels = numbered([label_of(item) for item in data])
+    return Files(name, Path(os.sep), paths, *labels, sound=sound_of(paths, name))
 
 
 class Objects(Source):

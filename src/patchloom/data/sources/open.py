@@ -17,9 +17,10 @@ from patchloom.data.sources.folder import open_folder
 from patchloom.data.sources.hub import is_hub, lasting_hub, open_hub
 from patchloom.data.sources.list import open_list
 from patchloom.data.sources.objects import DataLike, given_name, is_given, is_object, open_objects
-from patchloom.data.sources.pattern import is_image, is_pattern, lasting_pattern, matches, open_images
+from patchloom.data.sources.pattern import is_pattern, is_single, lasting_pattern, matches, open_images
 from patchloom.data.sources.several import joined, of_parts, open_several, parted
 from patchloom.data.sources.shards import holds_shards, is_shards, open_shard_folder, open_shards
+from patchloom.data.sources.words import holds_words, open_words
 from patchloom.errors import PatchloomError
 from patchloom.files import similar
 from patchloom.hints import nearest
@@ -88,7 +89,7 @@ def named(data: str | Path | Sequence[str | Path]) -> list[str | Path]:
 
 def _open_each(names: Sequence[str | Path], seed: int) -> Data:
     """Image files among several names become one list, and each of the others a source of its own."""
-    images = [name for name in map(os.fspath, names) if is_image(name) and _may_be_file(name)]
+    images = [name for name in map(os.fspath, names) if is_single(name) and _may_be_file(name)]
     if missing := [path for path in images if not os.path.isfile(os.path.expanduser(path))]:
         others = f" (and {len(missing) - 1:,} more of {len(images):,})" if len(missing) > 1 else ""
         raise PatchloomError(f"{missing[0]}{others} does not exist: give paths of images that are there")
@@ -123,14 +124,16 @@ def _open_one(data: str | Path, seed: int) -> Data:
         return open_hub(name)
     path = Path(data).expanduser()
     if path.is_dir():
-        return open_shard_folder(path, name) if holds_shards(path) else open_folder(path, name)
+        if holds_shards(path):
+            return open_shard_folder(path, name)
+        return open_words(path, name) if holds_words(path) else open_folder(path, name)
     if is_shards(name):
         return open_shards(name, name)
     file, columns = split_choice(name)
     path = Path(file).expanduser()
     if path.is_file():
-        if is_image(file):
-            raise PatchloomError(f"{name} is a single image: give the folder that holds it")
+        if is_single(file):
+            raise PatchloomError(f"{name} is a single image or recording: give the folder that holds it")
         return open_list(path, name, columns)
     if is_pattern(name):
         return _open_pattern(name, seed)

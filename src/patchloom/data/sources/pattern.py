@@ -1,4 +1,4 @@
-"""Image files by a pattern of paths, or one by one, as a shell leaves them of a pattern without quotes."""
+"""Files of images or recordings, by a pattern of paths or one by one, as a shell leaves them of one without quotes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from patchloom.data.formats import IMAGE_SUFFIXES
+from patchloom.data.formats import IMAGE_SUFFIXES, SOUND
 from patchloom.data.sources.addresses import expanded
 from patchloom.data.sources.base import Data
 from patchloom.data.sources.files import Files
+from patchloom.data.sources.kinds import of_one_kind
+from patchloom.data.sources.listing import endings, list_names
 from patchloom.errors import PatchloomError
 
 
@@ -40,32 +42,33 @@ def matches(pattern: str) -> list[str]:
 
 
 def open_images(paths: Sequence[str], name: str) -> Data:
-    """The image files among ``paths``, like a list of them. Others, and folders, are left out, and counted in a note.
+    """The images or recordings among ``paths``, like a list of them. Others, and folders, are left out, with a note.
 
     Args:
         paths: of files and folders.
         name: what the user typed.
 
     Raises:
-        PatchloomError: there are no images among them.
+        PatchloomError: there are neither among them, or as many of both.
     """
     files = [path for path in paths if os.path.isfile(path)]
-    images = [path for path in files if is_image(path)]
+    kinds, sound, notes = of_one_kind({"": list_names(files)}, name)
+    images = set(kinds[""].paths)
+    found = [path for path in files if path in images]
     folders = sum(map(os.path.isdir, paths))
-    if not images:
-        wanted = ", ".join(sorted(IMAGE_SUFFIXES))
-        raise PatchloomError(f"{name} stands for {len(paths):,} paths and no image: images end in {wanted}")
-    notes = []
-    if others := len(files) - len(images):
-        notes.append(f"{name}: {others:,} files that are no images are left out")
+    if not found:
+        raise PatchloomError(f"{name} stands for {len(paths):,} paths and no image: {endings()}")
+    if others := sum(some.count for some in kinds[""].others.values()):
+        kind = "images" if sound is None else "recordings"
+        notes.append(f"{name}: {others:,} files that are no {kind} are left out")
     if folders and not re.search(r"\*\*", name):
         notes.append(f"{name}: {folders:,} folders are left out, since files match, too: ** takes what lies in them")
-    root = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in images])
-    source = Files(name, Path(root), [os.path.relpath(path, root) for path in images])
+    root = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in found])
+    source = Files(name, Path(root), [os.path.relpath(path, root) for path in found], sound=sound)
     source.no_labels = "files that are named one by one, or by a pattern, have none"
     return Data(source, None, tuple(notes))
 
 
-def is_image(name: str) -> bool:
-    """Whether this is the name of an image file."""
-    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+def is_single(name: str) -> bool:
+    """Whether this is the name of a single image or recording."""
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES | SOUND

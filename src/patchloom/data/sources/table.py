@@ -1,4 +1,4 @@
-"""Images that a table lists: CSV or TSV, as spreadsheets and annotation tools write it."""
+"""Images or recordings that a table lists: CSV or TSV, as spreadsheets and annotation tools write it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patchloom.data.formats import IMAGE_SUFFIXES
+from patchloom.data.formats import IMAGE_SUFFIXES, SOUND_SUFFIXES
 from patchloom.data.sources.base import TEST_SPLITS, Data
 from patchloom.data.sources.columns import LOOKED, PATHS, Roles, plain, read_as, some_of, split_of
 from patchloom.data.sources.files import Files
+from patchloom.data.sources.kinds import sound_of
 from patchloom.errors import PatchloomError
+
+_SUFFIXES = IMAGE_SUFFIXES | SOUND_SUFFIXES
 
 
 class Table(NamedTuple):
@@ -40,7 +43,7 @@ def table_of(lines: Sequence[str], file: Path) -> Table | None:
     """
 
     def is_image(cell: str) -> bool:
-        return os.path.splitext(cell)[1].lower() in IMAGE_SUFFIXES or os.path.isfile(os.path.join(file.parent, cell))
+        return os.path.splitext(cell)[1].lower() in _SUFFIXES or os.path.isfile(os.path.join(file.parent, cell))
 
     begin = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
     lines = lines[begin:]
@@ -92,10 +95,13 @@ def open_table(table: Table, file: Path, name: str, chosen: Mapping[str, str]) -
     number = {word: i for i, word in enumerate(classes)}
     asked = f"{name}," if chosen and "label" not in chosen else f"{name.rpartition('@')[0] if chosen else name}@"
 
+    sound = sound_of(columns[roles["path"]], name)
+
     def files(chosen: Sequence[int]) -> Files:
         labels = np.array([number.get(words[i], -1) for i in chosen], np.int64) if classes else None
         told = {column: [values[i] for i in chosen] for column, values in columns.items() if column != roles["path"]}
-        found = Files(name, file.parent, [columns[roles["path"]][i] for i in chosen], classes, labels, told)
+        paths = [columns[roles["path"]][i] for i in chosen]
+        found = Files(name, file.parent, paths, classes, labels, told, sound)
         found.to_label = f"say which column holds them, {asked}label=COLUMN"
         if "group" in roles:
             groups = [columns[roles["group"]][i] or f"\0{i}" for i in chosen]  # an empty cell is a group of its own
@@ -139,7 +145,7 @@ def _rows(lines: Sequence[str], delimiter: str, width: int, file: Path) -> list[
 def _unnamed(table: Table, name: str) -> tuple[str, ...]:
     """Names for the columns of a table without a header: the one of images is the path, another one the label."""
     width = len(table.cells[0])
-    suffixes = [os.path.splitext(cell)[1].lower() in IMAGE_SUFFIXES for cell in table.cells[0]]
+    suffixes = [os.path.splitext(cell)[1].lower() in _SUFFIXES for cell in table.cells[0]]
     if width > 2 or sum(suffixes) > 1:
         raise PatchloomError(
             f"{name} does not name its {width} columns: write a first line that does, such as "

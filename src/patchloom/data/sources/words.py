@@ -1,0 +1,120 @@
+"""Speech Commands' layout: a folder a word, and two lists that name the recordings of validation and test.
+
+Warden, "Speech Commands: A Dataset for Limited-Vocabulary Speech Recognition" (2018), section 5.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from patchloom.data.noticed import some_of
+from patchloom.data.sources.base import Data, note_on_splits
+from patchloom.data.sources.files import Files, Names
+from patchloom.data.sources.kinds import of_one_kind
+from patchloom.data.sources.listing import list_files, note_on_others
+from patchloom.errors import PatchloomError
+
+VALIDATION, TEST, NOISE = "validation_list.txt", "testing_list.txt", "_background_noise_"
+
+
+class Words(NamedTuple):
+    """A folder of words, in three parts of the same classes, which are its words.
+
+    Attributes:
+        train: what is in neither list.
+        validation, test: what the lists name; empty without a list.
+        noise: recordings of no word; None if there are none.
+        notes: a line for each thing that was left out.
+    """
+
+    train: Files
+    validation: Files
+    test: Files
+    noise: Files | None
+    notes: tuple[str, ...]
+
+
+def holds_words(folder: Path) -> bool:
+    """Whether a folder has Speech Commands' lists, or its noise."""
+    if (folder / VALIDATION).is_file() and (folder / TEST).is_file():
+        return True
+    return (folder / NOISE).is_dir() and not (folder / "train").is_dir()  # beside which it is only left out
+
+
+def open_words(folder: Path, name: str) -> Data:
+    """Open a folder of words as any other data: the validation part is left out, and so is the noise.
+
+    Raises:
+        PatchloomError: as `words_in`.
+    """
+    found = words_in(folder, name)
+    tested = f"what {TEST} names ({len(found.test):,})" if len(found.test) else ""
+    notes = [*found.notes]
+    if len(found.validation):
+        taken, left = f"what no list names ({len(found.train):,})", {VALIDATION: f"{len(found.validation):,}"}
+        total = len(found.train) + len(found.validation) + len(found.test)
+        notes.insert(0, f"Of {total:,} recordings, {note_on_splits(taken, tested, left, 'empty {}')}")
+    if found.noise is not None:
+        notes.append(f"{NOISE} ({len(found.noise):,}) is left out: it is no word")
+    return Data(found.train, found.test if len(found.test) else None, tuple(notes))
+
+
+def words_in(folder: Path, name: str) -> Words:
+    """The three parts of a folder of words, and its noise.
+
+    Args:
+        folder: with a sub-folder a word, and perhaps the two lists.
+        name: what the user calls it.
+
+    Raises:
+        PatchloomError: it holds no words, a list names nothing that is there, or both name one recording.
+    """
+    kinds, sound, notes = of_one_kind({"": list_files(folder)}, name)
+    listed = kinds[""]
+    if sound is None:
+        raise PatchloomError(f"{name} is laid out as Speech Commands, but holds no recordings: put a folder a word")
+    paths = [*listed.paths]
+    noise = [path for path in paths if path.startswith(f"{NOISE}/")]
+    outside = [path for path in paths if "/" not in path]
+    spoken = [path for path in paths if "/" in path and not path.startswith(f"{NOISE}/")]
+    if outside:
+        where = some_of(outside, len(outside))
+        notes.append(f"{len(outside):,} recordings were left out, which are in no folder of a word ({where})")
+    classes = tuple(sorted({path.partition("/")[0] for path in spoken}))
+    named = {file: _listed(folder / file, name, set(spoken), notes) for file in (VALIDATION, TEST)}
+    if both := named[VALIDATION] & named[TEST]:
+        raise PatchloomError(f"{name}: {VALIDATION} and {TEST} both name {min(both)}: take it out of one")
+
+    def part(kept: list[str]) -> Files:
+        labels = np.array([classes.index(path.partition("/")[0]) for path in kept], np.int64)
+        return Files(name, folder, Names(kept), classes, labels, sound=sound)
+
+    train = part([path for path in spoken if not any(path in some for some in named.values())])
+    if not len(train):
+        raise PatchloomError(f"{name}: {VALIDATION} and {TEST} name all recordings, so none is left to train on")
+    parts = (part([path for path in spoken if path in named[file]]) for file in (VALIDATION, TEST))
+    others = Files(name, folder, Names(noise), sound=sound) if noise else None
+    return Words(train, *parts, others, (*notes, *note_on_others({"": listed})))
+
+
+def _listed(file: Path, name: str, there: set[str], notes: list[str]) -> set[str]:
+    """The recordings that a list names, and that are ``there``; a note on others is added to ``notes``."""
+    if not file.is_file():
+        return set()
+    lines = [line.strip().removeprefix("./") for line in file.read_text("utf-8-sig").splitlines()]
+    wanted = [line for line in lines if line]
+    missing = [line for line in wanted if line not in there]
+    if not wanted:
+        raise PatchloomError(f"{name}: {file.name} names no recordings: write a path a line, as WORD/FILE.wav")
+    if len(missing) == len(wanted):
+        raise PatchloomError(
+            f"{name}: none of the {len(wanted):,} recordings that {file.name} names is there, beginning with "
+            f"{missing[0]}: paths are relative to the folder, and must be written as the files are called"
+        )
+    if missing:
+        some = some_of(missing, len(missing))
+        notes.append(f"{len(missing):,} of {len(wanted):,} recordings that {file.name} names are not there ({some})")
+    return there.intersection(wanted)
