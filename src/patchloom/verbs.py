@@ -35,6 +35,9 @@ MODEL_OPTIONS: dict[str, tuple[Any, str]] = {
     "qk_norm": (bool, "norm queries and keys"),
     "init_values": (float, "LayerScale's initial value"),
     "drop_path_rate": (float, "stochastic depth"),
+    "pos_drop_rate": (float, "dropout of the tokens that enter the blocks"),
+    "attn_drop_rate": (float, "dropout of attention weights"),
+    "proj_drop_rate": (float, "dropout of what attention gives, and in MLPs"),
 }
 _IMAGES = "a folder of images, or what else holds some"
 _ENCODER = "a run's folder, an encoder's .safetensors file, or timm:NAME"

@@ -10,9 +10,10 @@ from torch.nn import functional as F
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder, check_servable
 from patchloom.nets.encode import encode, patch_positions
+from patchloom.nets.native.blocks import use_native
 from patchloom.nets.performance import fuse_attention
 from patchloom.patches.partition import random_partition
-from patchloom.patches.positions import sincos_2d
+from patchloom.patches.positions import sincos_1d, sincos_2d
 from patchloom.patches.tokens import patchify, scatter_tokens, unpatchify
 from patchloom.withhold.encoder_input import all_patches, blank_patches, drop_positions, limit_context, mask_patches
 
@@ -38,9 +39,9 @@ def tiny(size=(24, 24), p=8, channels=3, **options):
 
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize(("size", "channels"), [((24, 24), 3), ((16, 40), 5)])
-def test_whole_images_give_timms_features(options, size, channels):
-    vit = tiny(size, channels=channels, **options)
+@pytest.mark.parametrize(("size", "p", "channels"), [((24, 24), 8, 3), ((16, 40), 8, 5), ((12, 6), (12, 1), 1)])
+def test_whole_images_give_timms_features(options, size, p, channels):
+    vit = tiny(size, p, channels, **options)
     images = torch.randn(2, channels, *size)
     ours, theirs = encode(vit, all_patches(images, vit.patch_embed.num_patches)), vit.forward_features(images)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
@@ -131,6 +132,36 @@ def test_both_forms_of_attention_agree():
     torch.testing.assert_close(encode(vit, view), features, rtol=1e-5, atol=1e-5)
 
 
+DROPOUT = {"pos_drop_rate": 0.2, "attn_drop_rate": 0.2, "proj_drop_rate": 0.2}
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_dropout_is_timms_in_training_and_none_in_eval(fused):
+    vit, images = tiny(**DROPOUT), torch.randn(2, 3, 24, 24)
+    fuse_attention(vit, fused)
+    plain = encode(tiny(), all_patches(images, 9))
+    torch.testing.assert_close(encode(vit, all_patches(images, 9)), plain, rtol=1e-5, atol=1e-5)
+    vit.train()
+    torch.manual_seed(1)
+    ours = encode(vit, all_patches(images, 9))
+    torch.manual_seed(1)
+    torch.testing.assert_close(ours, vit.forward_features(images), rtol=1e-5, atol=1e-5)
+    assert (ours - plain).abs().mean() > 0.1
+
+
+@pytest.mark.parametrize("one", DROPOUT)
+@pytest.mark.parametrize("fused", [False, True])
+def test_each_dropout_acts_where_few_patches_are_keys_and_on_what_would_run_native(one, fused):
+    vit = tiny(embed_dim=64, **{one: 0.2}).train()
+    fuse_attention(vit, fused)
+    use_native(vit)
+    given = limit_context(all_patches(torch.randn(2, 3, 24, 24), 9), torch.tensor([[0, 4, 8], [1, 2, 3]]))
+    for half in (False, one != "pos_drop_rate"):  # that leaves the blocks to our kernels, which not every CPU can run
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            first, second = encode(vit, given), encode(vit, given)
+        assert (first - second).abs().mean() > 0.01
+
+
 def test_gradient_checkpointing_changes_nothing():
     vit = tiny().train()
     view = all_patches(torch.randn(2, 3, 24, 24), 9)
@@ -148,6 +179,8 @@ def test_fixed_positions(options):
     assert build_encoder(EncoderSpec("nano", (16, 32), 8, positions="learned")).pos_embed.requires_grad
     learned = build_encoder(EncoderSpec("nano", (16, 32), 8, positions="sincos-learned", options=options))
     assert torch.equal(learned.pos_embed, vit.pos_embed) and learned.pos_embed.requires_grad
+    frames = build_encoder(EncoderSpec("nano", (40, 98), (40, 1), 1, options=options))
+    torch.testing.assert_close(patch_positions(frames), sincos_1d(128, torch.arange(98)))
 
 
 @pytest.mark.parametrize(
@@ -174,8 +207,18 @@ def test_stock_models_with_foreign_blocks_are_refused():
 def test_sizes_that_do_not_fit_are_refused():
     with pytest.raises(PatchloomError, match="patches of 16 pixels do not divide images of 100x96"):
         build_encoder(EncoderSpec("nano", (100, 96), 16))
+    with pytest.raises(PatchloomError, match="40x2 pixels do not divide images of 50x97: .* of 40x2, such as 40x96"):
+        build_encoder(EncoderSpec("nano", (50, 97), (40, 2)))
     with pytest.raises(PatchloomError, match="timm cannot build"):
         build_encoder(EncoderSpec("nano", (32, 32), 8, options={"num_heads": 7}))
+
+
+def test_the_speech_model_of_mp3_has_70_000_parameters():
+    """Width 32, 8 blocks, feed-forward 64, a class token, dropout 0.1 (section 4.3), and no positions."""
+    sizes = {"embed_dim": 32, "depth": 8, "num_heads": 4, "mlp_ratio": 2, "proj_drop_rate": 0.1}
+    vit = build_encoder(EncoderSpec("nano", (40, 98), (40, 1), 1, "none", sizes | {"class_token": True}))
+    assert sum(weight.numel() for weight in vit.parameters()) == 69_760
+    assert encode(vit, all_patches(torch.randn(2, 1, 40, 98), 98)).shape == (2, 99, 32)
 
 
 def test_the_projection_is_the_convolution():

@@ -22,6 +22,12 @@ def test_sincos_follows_its_formula():
         assert table[patch, 3 * d // 4 + i].item() == pytest.approx(math.cos(row * angle), abs=1e-6)
 
 
+def test_one_row_or_column_has_the_whole_width():
+    table = sincos_2d(16, (1, 5))
+    assert torch.equal(table, sincos_1d(16, torch.arange(5))) and torch.equal(table, sincos_2d(16, (5, 1)))
+    assert torch.equal(sincos_2d(16, (1, 1))[0], torch.tensor([0.0] * 4 + [1.0] * 4).repeat(2))
+
+
 def test_widths_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="4 divides, not 6"):
         sincos_2d(6, (2, 2))

@@ -12,44 +12,55 @@ from patchloom.nets.weights import EncoderCard, save_encoder
 from patchloom.tasks import build_task, encoder_defaults
 
 SIZE = (32, 24)
+# what of an encoder, beside options of timm's, a sweep may ask for
+USUAL = {"img_size": SIZE, "patch_size": 4, "channels": 3}
+FRAMES = {"img_size": (40, 98), "patch_size": (40, 1), "channels": 1}  # a second of sound
+OBLONG = {"patch_size": (8, 4)}
 TEACHER = "a frozen teacher"  # in options: the file that `teacher_file` makes
 NEEDED = {"distill": {"features_of": TEACHER}}  # options without a default
 
 
 @cache
-def teacher_file() -> str:
+def teacher_file(channels: int = 3) -> str:
     """An encoder of another width, patch and grid than those of the sweeps, and of other statistics."""
-    spec = EncoderSpec("nano", (16, 16), 8, options={"embed_dim": 16, "depth": 1, "num_heads": 2})
+    spec = EncoderSpec("nano", (16, 16), 8, channels, options={"embed_dim": 16, "depth": 1, "num_heads": 2})
+    mean, std = (0.4, 0.5, 0.6)[:channels], (0.2, 0.2, 0.3)[:channels]
     path = Path(tempfile.mkdtemp()) / "teacher.safetensors"
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        save_encoder(build_encoder(spec), EncoderCard(spec, (0.4, 0.5, 0.6), (0.2, 0.2, 0.3), "mae", "teacher"), path)
+        save_encoder(build_encoder(spec), EncoderCard(spec, mean, std, "mae", "teacher"), path)
     return str(path)
 
 
-def asked_of(name, asked=None):
+def asked_of(name, asked=None, channels=3):
     """A task's name and options, with those that it needs."""
     options = NEEDED.get(name, {}) | (asked or {})
-    return {"name": name} | {key: teacher_file() if value == TEACHER else value for key, value in options.items()}
+    return {"name": name} | {
+        key: teacher_file(channels) if value == TEACHER else value for key, value in options.items()
+    }
 
 
 def spec_of(name, options, asked=None):
-    """The encoder that goes with the task where ``asked`` of it, with the class token that the test wants."""
+    """The encoder that goes with the task where ``asked`` of it, with the class token or sizes that the test wants."""
     defaults = encoder_defaults(asked_of(name, asked))
     positions = defaults.get("positions", ("sincos",))[0]
-    sizes = {"embed_dim": 32, "depth": 2, "num_heads": 2}
-    return EncoderSpec("nano", SIZE, 4, positions=positions, options={**sizes, **options})
+    usual = {**USUAL, "embed_dim": 32, "depth": 2, "num_heads": 2, **options}
+    sizes = {key: usual.pop(key) for key in USUAL}
+    return EncoderSpec("nano", **sizes, positions=positions, options=usual)
 
 
 def build(name, seed=0, asked=None, **options):
     """The task with the options ``asked`` of it, around an encoder with further ``options``."""
     torch.manual_seed(seed)
-    return build_task(asked_of(name, asked), build_encoder(spec_of(name, options, asked)))
+    spec = spec_of(name, options, asked)
+    return build_task(asked_of(name, asked, spec.channels), build_encoder(spec))
 
 
 def views_of(task, b=8, seed=0):
     """What the task's own augmentation makes of random images."""
     rng = np.random.default_rng(seed)
-    images = [torch.from_numpy(rng.integers(0, 256, (3, 40, 40), dtype=np.uint8)) for _ in range(b)]
+    images = [
+        torch.from_numpy(rng.integers(0, 256, (task.geometry.channels, 40, 40), dtype=np.uint8)) for _ in range(b)
+    ]
     made = [task.augment(image, rng) for image in images]
     return [torch.stack(views).float() / 127.5 - 1 for views in zip(*made, strict=True)]

@@ -6,7 +6,7 @@ import math
 import pytest
 import timm
 import torch
-from sweep import asked_of, build, spec_of, views_of
+from sweep import FRAMES, OBLONG, asked_of, build, spec_of, views_of
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder
@@ -20,6 +20,7 @@ ENCODERS = {
     "registers": {"class_token": True, "reg_tokens": 2},
     "no class token": {"class_token": False},
 }
+SHAPES = {"frames": FRAMES, "oblong patches": OBLONG}
 
 
 @pytest.fixture(params=TASKS)
@@ -27,7 +28,7 @@ def name(request):
     return request.param
 
 
-@pytest.mark.parametrize("options", ENCODERS.values(), ids=ENCODERS)
+@pytest.mark.parametrize("options", (ENCODERS | SHAPES).values(), ids=ENCODERS | SHAPES)
 def test_finite_loss_and_a_gradient_for_every_trainable_parameter(name, options):
     task = build(name, **options)
     outcome = task(*views_of(task), progress=0.5, generator=torch.Generator().manual_seed(0))
@@ -93,16 +94,17 @@ def test_one_seed_one_result(name):
     assert losses(0) != losses(1)
 
 
-@pytest.mark.parametrize("options", ENCODERS.values(), ids=ENCODERS)
+@pytest.mark.parametrize("options", (ENCODERS | SHAPES).values(), ids=ENCODERS | SHAPES)
 def test_the_encoder_goes_home_to_timm(name, options):
     task = build(name, **options)
     fresh = timm.create_model(**spec_of(name, options).timm_arguments())
     fresh.load_state_dict(task.encoder.state_dict(), strict=True)
 
 
-def test_measure_and_pictures(name):
-    task = build(name).eval()
-    images = torch.randn(4, 3, *task.augment.size)
+@pytest.mark.parametrize("options", [{}, *SHAPES.values()], ids=["square patches", *SHAPES])
+def test_measure_and_pictures(name, options):
+    task = build(name, **options).eval()
+    images = torch.randn(4, task.geometry.channels, *task.augment.size)
     with torch.inference_mode():
         one, two = (task.measure(images, torch.Generator().manual_seed(1)) for _ in range(2))
         sheets = task.draw(images, torch.Generator().manual_seed(1))

@@ -59,7 +59,7 @@ _BOUNDS = {
     "mlp_ratio": (1e-3, 1000),
     "reg_tokens": (0, 2**16),
     "init_values": (0, 1000),
-    "drop_path_rate": (0, 0.99),
+    **dict.fromkeys(("drop_path_rate", "pos_drop_rate", "attn_drop_rate", "proj_drop_rate"), (0, 0.99)),
 }
 
 
