@@ -30,7 +30,8 @@ class PretrainRecipe:
         data: on what the paper trained.
         images: training images of that.
         settings: of the run; ``task`` and ``model`` have a name and options.
-        finetune: the recipe of ``patchloom evaluate finetune``.
+        finetune: the recipe of fine-tuning.
+        protocol: of ``patchloom evaluate``, by which it fine-tunes.
         published: the paper's scores on that data in percent, by protocol.
         cost: what the paper or its authors' program says of time and machines.
         note: what is not the paper's, or is our reading of it.
@@ -51,6 +52,7 @@ class PretrainRecipe:
     note: str = ""
     measured: str = ""
     views: float = 1
+    protocol: str = "finetune"
 
     @property
     def task(self) -> str:
@@ -172,7 +174,7 @@ class PretrainRecipe:
 
     def evaluation(self) -> str:
         """The command that fine-tunes its encoder as the paper does."""
-        return f"patchloom evaluate finetune RUN DATA --recipe {self.finetune}"
+        return f"patchloom evaluate {self.protocol} RUN DATA --recipe {self.finetune}"
 
     def rows(self) -> list[tuple[str, str]]:
         """All that is known of it, as names and texts."""
