@@ -1,4 +1,4 @@
-"""``check``: what a set of images is like, what is wrong with it, and what pre-training on it would be and cost."""
+"""``check``: what images or recordings are like, what is wrong with them, and what pre-training would be and cost."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 from patchloom.calls import checked
 from patchloom.data import DataLike, Source, Stats, hold_out, is_object, named, open_data
 from patchloom.data.near import NearCopies, near_copies
+from patchloom.data.sound.told import advice_on_lengths, column_of
 from patchloom.data.stats import channels_for_all
 from patchloom.data.survey import Survey, survey
 from patchloom.errors import PatchloomError
@@ -24,7 +25,7 @@ from patchloom.runs.settings import TaskLike, request, why_task
 from patchloom.shown import Grid, Shown
 from patchloom.sides import PatchSize
 from patchloom.tasks import AUTO
-from patchloom.train.resolve import resolve
+from patchloom.train.resolve import measured, resolve
 
 _TOLD = 10  # broken files, and classes, that are named
 _GROUPS = 3  # examples of anything else
@@ -64,6 +65,11 @@ class Checked(Shown):
         """By name."""
         return {"train": self.train} if self.test is None else {"train": self.train, "test": self.test}
 
+    @property
+    def noun(self) -> str:
+        """What was read: images or recordings."""
+        return self.train.source.noun
+
     @cached_property
     def leaks(self) -> list[tuple[int, int]]:
         """Test images that are among the training images, too: pairs of an index in test and one in train."""
@@ -71,7 +77,7 @@ class Checked(Shown):
 
     def table(self) -> list[tuple[str, ...]]:
         """A heading, and a row for each property; a column a split."""
-        columns = [_column(found, found.stats(self.channels)) for found in self.splits.values()]
+        columns = [_column(found, self.channels) for found in self.splits.values()]
         rows = [(name, *(column[name] for column in columns)) for name in columns[0]]
         return [("", *self.splits), *(row for row in rows if any(row[1:]))]
 
@@ -80,26 +86,30 @@ class Checked(Shown):
         said = [f"{note}." for note in self.notes]
         for split, found in self.splits.items():
             where = "" if self.test is None else f"{split}: "
-            said += [f"{where}{line}." for line in found.noticed.sentences(found.source.describe, len(found.rows))]
+            said += [
+                f"{where}{line}." for line in found.noticed.sentences(found.source.describe, len(found.rows), self.noun)
+            ]
             said += _faults(found, where)
         if self.leaks:
             pairs = [f"{self.test.name(one)} = {self.train.name(two)}" for one, two in self.leaks[:_GROUPS]]
             said.append(
-                f"{len(self.leaks):,} of {self.test.tried:,} test images could be known by heart, being in train, too "
-                f"({_some(pairs, len(self.leaks))}): take them out, or scores say less about new images."
+                f"{len(self.leaks):,} of {self.test.tried:,} test {self.noun} could be known by heart, being in train, "
+                f"too ({_some(pairs, len(self.leaks))}): take them out, or scores say less about new images."
             )
         if self.out is not None:
-            said.append(f"{self.out} lists every image that cannot be read.")
+            said.append(f"{self.out} lists every file that cannot be read.")
         return [*said, *self._advice()]
 
     def _advice(self) -> list[str]:
-        said, found, (h, w) = [], self.train, self.proposal.settings.img_size
-        read = len(found.rows)
+        said, found, settings = [], self.train, self.proposal.settings
+        read, sound = len(found.rows), found.source.sound
         if self.close is not None:
             sentence = self.close.sentence()
             said.append(sentence[0].upper() + sentence[1:])
         different = round((read - found.repeated) / found.tried * len(found.source))
-        if different < _FEW:
+        if sound is not None and different < _FEW:
+            said.append(f"{different:,} different recordings are few to learn from.")
+        elif different < _FEW:
             said.append(
                 f"{different:,} different images are few to learn from: begin with weights that timm publishes "
                 "(--init timm:NAME), and compare with them (patchloom evaluate knn timm:NAME)."
@@ -107,9 +117,11 @@ class Checked(Shown):
         if found.repeated > _MANY * read:
             said.append(
                 f"{found.repeated / read:.0%} are copies of others: keep one of each. A run leaves out those copies of "
-                "held-out images whose files are equal, but others make its measures look better than they are."
+                f"held-out {self.noun} whose files are equal, but others make its measures look better than they are."
             )
-        depths = np.unique(found.rows["deep"])
+        if sound is not None:
+            return [*said, *advice_on_lengths(found, settings.sound())]
+        depths, (h, w) = np.unique(found.rows["deep"]), settings.img_size
         if len(depths) > 1:
             said.append("Images of 8 bits and deeper ones have different scales: keep one kind, or convert them alike.")
         small, tiny = found.smaller_than(h, w), found.smaller_than(h / 2, w / 2)
@@ -141,7 +153,7 @@ def check(
     estimate: bool = True,
     out: str | Path | None = None,
 ) -> Checked:
-    """Read every image, tell what they are like and what is wrong, and propose how to pre-train on them.
+    """Read every image or recording, tell what they are like and what is wrong, and propose how to pre-train on them.
 
     Args:
         data: images, as pretrain takes them.
@@ -178,10 +190,15 @@ def check(
     if out is not None:
         lines = (f"{one.source.describe(i)}\t{reason}\n" for one in found for i, reason in one.broken)
         write_whole(Path(out), "".join(lines))
-    examples = {channels: name for one in reversed(found) for channels, name in one.examples().items()}
-    channels = channels_for_all(examples, opened.train.name)
+    if training.sound is None:
+        examples = {channels: name for one in reversed(found) for channels, name in one.examples().items()}
+        channels = channels_for_all(examples, opened.train.name)
+        stats = found[0].stats(channels)
+    else:
+        channels, stats = measured(asked, training)
+        training = training if stats.sound is None else training.heard_as(stats.sound)
     asked, share = with_share(asked, len(opened.train))
-    settings, reasons = resolve(asked, len(training), channels, found[0].stats(channels))
+    settings, reasons = resolve(asked, len(training), channels, stats)
     names = [asked.data] if is_object(data) else [os.fspath(name) for name in named(data)]
     proposal = propose(names, training, settings, why_task(data, task, recipe) | share | reasons, estimate)
     close = near_copies(opened.train)
@@ -189,14 +206,19 @@ def check(
     return Checked(found[0], test, channels, proposal, out, opened.notes, close)
 
 
-def _column(found: Survey, stats: Stats) -> dict[str, str]:
+def _column(found: Survey, channels: int) -> dict[str, str]:
     """Properties of a split by name; what does not apply is empty."""
     rows, n = found.rows, len(found.source)
-    depths, counts = np.unique(rows["deep"], return_counts=True)
-    return {
-        "images": f"{n:,}",
+    begin = {
+        found.source.noun: f"{n:,}",
         "read": "" if found.tried == n else f"{found.tried:,}, drawn at random",
         "classes": _classes(found.source),
+    }
+    if found.source.sound is not None:
+        return begin | column_of(found)
+    stats = found.stats(channels)
+    depths, counts = np.unique(rows["deep"], return_counts=True)
+    return begin | {
         "files": _counted(found.kinds),
         "height x width": _sizes(rows, stats),
         "channels": _counted({str(c): int((rows["channels"] == c).sum()) for c in sorted(found.moments)}),
@@ -216,12 +238,12 @@ def _classes(source: Source) -> str:
     counts = np.bincount(known, minlength=len(source.classes))
     rarest, commonest = counts.argmin(), counts.argmax()
     if counts[rarest] == counts[commonest]:
-        text = f"{len(counts)} of {counts[commonest]:,} images each"
+        text = f"{len(counts)} of {counts[commonest]:,} {source.noun} each"
     elif len(counts) <= _TOLD:
         text = _counted(dict(zip(source.classes, counts.tolist(), strict=True)))
     else:
         smallest, largest = (f"{counts[i]:,} ({source.classes[i]})" for i in (rarest, commonest))
-        text = f"{len(counts)} of {smallest} to {largest} images"
+        text = f"{len(counts)} of {smallest} to {largest} {source.noun}"
     return text if len(known) == len(source) else f"{text}; {len(source) - len(known):,} without a label"
 
 
@@ -242,7 +264,7 @@ def _counted(counts: dict[str, int]) -> str:
 
 def _faults(found: Survey, split: str) -> list[str]:
     said, broken = [], found.broken
-    of = f"of {found.tried:,} images"
+    of = f"of {found.tried:,} {found.source.noun}"
     if broken:
         said.append(f"{split}{len(broken):,} {of} cannot be read:")
         said += [f"  {found.name(i)}: {reason}" for i, reason in broken[:_TOLD]]
@@ -252,7 +274,8 @@ def _faults(found: Survey, split: str) -> list[str]:
         said.append(f"{split}{found.repeated:,} {of} can go, as copies of others ({_some(groups, len(found.copies))}).")
     if found.flat:
         names = _some([found.name(i) for i in found.flat[:_GROUPS]], len(found.flat))
-        said.append(f"{split}{len(found.flat):,} {of} can teach nothing, being of one colour ({names}).")
+        flat = "of one colour" if found.source.sound is None else "silent"
+        said.append(f"{split}{len(found.flat):,} {of} can teach nothing, being {flat} ({names}).")
     return said
 
 

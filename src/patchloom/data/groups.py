@@ -31,16 +31,15 @@ def grouped(data: Data, group: str) -> Data:
     train.groups = _numbered(names)
     found, alone = np.unique([name for name in names if name]), names.count("")
     few = f" ({_some(found)})" if len(found) <= 5 else ""
-    notes = [f"--group {group}: {len(found):,} groups of images{few}, which no split parts"]
+    notes = [f"--group {group}: {len(found):,} groups of {train.noun}{few}, which no split parts"]
     if alone:
-        notes.append(
-            f"--group {group}: {alone:,} of {len(names):,} images are in no group, and count as one of their own each"
-        )
+        of = f"of {len(names):,} {train.noun}"
+        notes.append(f"--group {group}: {alone:,} {of} are in no group, and count as one of their own each")
     if data.test is not None and data.test.place(0) is not None:
         if both := np.intersect1d(names_of(data.test, group), found).tolist():
             notes.append(
-                f"--group {group}: the data has images of {len(both):,} of its groups in training and in test "
-                f"({_some(both)}), so scores say less about new images"
+                f"--group {group}: the data has {train.noun} of {len(both):,} of its groups in training and in test "
+                f"({_some(both)}), so scores say less about new {train.noun}"
             )
     return replace(data, train=train, notes=(*data.notes, *notes))
 
@@ -68,7 +67,7 @@ def names_of(source: Source, group: str) -> list[str]:
         return list(column)
     pattern = _expression(group)
     if source.place(0) is None:
-        raise PatchloomError(f"--group {group} needs names of files, and the images of {source.name} have none")
+        raise PatchloomError(f"--group {group} needs names of files, and the {source.noun} of {source.name} have none")
     if group == PARENT:  # the same folder name in two places is two folders
         return [source.describe(i).replace("\\", "/").rpartition("/")[0] for i in range(len(source))]
     return [_name(source.place(i) or "", pattern) for i in range(len(source))]
@@ -90,7 +89,7 @@ def _several_names(source: Source, group: str) -> list[str]:
         )
     if len({*names}) == 1:
         raise PatchloomError(
-            f"--group {group} puts all {len(names):,} images of {source.name} into one group, such as "
+            f"--group {group} puts all {len(names):,} {source.noun} of {source.name} into one group, such as "
             f"{source.place(0)}, so none could be held out: give a pattern that parts them"
         )
     return names

@@ -64,14 +64,15 @@ class NearCopies(NamedTuple):
 def near_copies(source: Source, seed: int = 0) -> NearCopies | None:
     """Look at up to 64 pairs of neighbours in name; None if they look no more alike than other images do.
 
-    Thumbnails are compared by their correlation. Images in groups, and such without names, are not looked at.
+    Thumbnails are compared by their correlation. Images in groups, and such without names, are not looked at. Nor are
+    recordings: two of one speaker or one word are alike in loudness, and far from copies.
 
     Args:
         source: images.
         seed: which pairs are drawn.
     """
     n = len(source)
-    if n < _FEWEST or source.groups is not None or source.place(0) is None:
+    if n < _FEWEST or source.sound is not None or source.groups is not None or source.place(0) is None:
         return None
     order = np.arange(n)
     if n <= _SORTED:

@@ -94,9 +94,8 @@ def choose(
     """
     n = len(source)
     if n < 2:
-        raise PatchloomError(
-            f"{source.name} holds {n} image{'s'[: n != 1]}, which cannot be split: add at least 2 images"
-        )
+        noun = source.noun.removesuffix("s" if n == 1 else "")
+        raise PatchloomError(f"{source.name} holds {n} {noun}, which cannot be split: add at least 2 {source.noun}")
     labels = np.zeros(n, np.int64) if source.labels is None else source.labels
     contents = source.contents() if exact else None
     if source.groups is not None:

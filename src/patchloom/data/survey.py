@@ -1,4 +1,4 @@
-"""Read every image of a source once: size, format, statistics, broken files and copies with equal pixels.
+"""Read every image or recording of a source once: size, format, statistics, broken files and copies.
 
 About forty bytes are stored per image, so that a source of a million images needs little memory.
 """
@@ -6,10 +6,11 @@ About forty bytes are stored per image, so that a source of a million images nee
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from torch.utils.data import Dataset
 
 from patchloom.data.noticed import Noticed, noticing
 from patchloom.data.read import Unreadable, silent
+from patchloom.data.sound.read import head_of
 from patchloom.data.sources.base import Source
 from patchloom.data.stats import Moments, Stats, drawn
 from patchloom.data.workers import in_workers
@@ -29,6 +31,7 @@ from patchloom.machine import cores
 from patchloom.waiting import Waiting
 
 _EACH = 64  # images in a part, at most
+_SILENT = 2**15 // 1000  # the largest sample of a recording that is silent
 _ROW = np.dtype(
     [
         ("index", np.int64),
@@ -44,16 +47,18 @@ _ROW = np.dtype(
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """What was found by reading the images of a source.
+    """What was found by reading the images of a source, or its recordings.
 
     Attributes:
         source: the images.
         rows: one for each image that could be read, in the order of the source: its index, height, width and channels,
-            whether it is deep (more than 8 bits) and flat (of one colour), and the digest of its pixels.
+            whether it is deep (more than 8 bits) and flat (of one colour), and the digest of its pixels. Of a recording
+            the width is its samples at the rate at which it is read, and it is flat if it is silent.
         moments: of the pixels, by number of channels.
         kinds: number of readable files by PIL's format and mode, such as "PNG RGB"; by suffix where PIL knows neither.
         broken: index and reason of the images that could not be read.
         noticed: what reading made of some of them, such as laying an alpha channel over white.
+        heads: number of readable files of sound by their kind, rate and channels.
     """
 
     source: Source
@@ -62,6 +67,7 @@ class Survey:
     kinds: dict[str, int]
     broken: tuple[tuple[int, str], ...]
     noticed: Noticed
+    heads: dict[tuple[str, int, int], int] = field(default_factory=dict)
 
     @property
     def tried(self) -> int:
@@ -89,7 +95,7 @@ class Survey:
 
     @property
     def flat(self) -> list[int]:
-        """Indices of the images in which all pixels are equal."""
+        """Indices of the images in which all pixels are equal, or of the recordings that are silent."""
         return self.rows["index"][self.rows["flat"]].tolist()
 
     def shared_with(self, other: Survey) -> list[tuple[int, int]]:
@@ -123,7 +129,7 @@ class Survey:
 
 
 def survey(source: Source, max_images: int | None = None, workers: int | None = None) -> Survey:
-    """Read and decode the images of a source, and record what they are like.
+    """Read and decode the images or recordings of a source, and record what they are like.
 
     Args:
         source: images.
@@ -143,19 +149,21 @@ def survey(source: Source, max_images: int | None = None, workers: int | None = 
     rows: list[np.ndarray] = []
     moments: dict[int, Moments] = {}
     kinds: Counter[str] = Counter()
+    heads: Counter[tuple[str, int, int]] = Counter()
     broken: list[tuple[int, str]] = []
     noticed = Noticed()
-    with Waiting(f"reading the images of {source.name}", len(indices)) as waiting:
+    with Waiting(f"reading the {source.noun} of {source.name}", len(indices)) as waiting:
         for part in in_workers(made, range(len(made)), workers):
             rows.append(part.rows)
             noticed.join(part.noticed)
             for channels, some in part.moments.items():
                 moments.setdefault(channels, Moments(channels)).join(some)
             kinds.update(part.kinds)
+            heads.update(part.heads)
             broken += [(i, sys.intern(reason)) for i, reason in part.broken]  # a thousand files have few reasons
             waiting.advance(len(part.rows) + len(part.broken))
     whole = np.concatenate([*rows, np.empty(0, _ROW)])
-    found = Survey(source, whole, moments, dict(kinds.most_common()), tuple(broken), noticed)
+    found = Survey(source, whole, moments, dict(kinds.most_common()), tuple(broken), noticed, dict(heads.most_common()))
     if not len(found.rows):
         first = f"{source.describe(broken[0][0])} {broken[0][1]}" if broken else "it is empty"
         raise PatchloomError(f"nothing could be read in {source.name}: {first}")
@@ -169,6 +177,7 @@ class _Part:
     rows: np.ndarray
     moments: dict[int, Moments]
     kinds: dict[str, int]
+    heads: dict[tuple[str, int, int], int]
     broken: list[tuple[int, str]]
     noticed: Noticed
 
@@ -186,6 +195,7 @@ class _Parts(Dataset[_Part]):
         rows: list[tuple[int | bool | bytes, ...]] = []
         moments: dict[int, Moments] = {}
         kinds: Counter[str] = Counter()
+        heads: Counter[tuple[str, int, int]] = Counter()
         broken: list[tuple[int, str]] = []
         noticed = Noticed()
         for i in self.indices[number * self.each : (number + 1) * self.each]:
@@ -193,22 +203,30 @@ class _Parts(Dataset[_Part]):
                 with noticing() as words:
                     image = self.source.read(i)
             except Unreadable as error:
-                broken.append((i, str(error).rpartition(" cannot be read as an image: ")[2]))
+                broken.append((i, re.split(" cannot be read as an? [a-z]+: ", str(error))[-1]))
                 continue
             noticed.add(i, words)
             rows.append(_row(i, image))
+            path = Path(self.source.describe(i))
+            in_a_file = path.is_file()  # and not something in a container
+            if self.source.sound is not None:
+                if in_a_file:
+                    heads[head_of(path)[:3]] += 1
+                continue
             moments.setdefault(len(image), Moments(len(image))).add(image)
-            if (path := Path(self.source.describe(i))).is_file():  # and not something in a container
+            if in_a_file:
                 kinds[_kind(path)] += 1
-        return _Part(np.array(rows, _ROW), moments, dict(kinds), broken, noticed)
+        return _Part(np.array(rows, _ROW), moments, dict(kinds), dict(heads), broken, noticed)
 
 
 def _row(i: int, image: Tensor) -> tuple[int | bool | bytes, ...]:
     pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
     digest = hashlib.blake2b(f"{pixels.shape} {pixels.dtype}".encode(), digest_size=16)
     digest.update(pixels)
-    flat = bool((pixels[0] == pixels[0, 0]).all() and (pixels == pixels[0, 0]).all())
     c, h, w = image.shape
+    if image.dtype == torch.int16:
+        return i, h, w, c, False, bool((np.abs(pixels.astype(np.int32)) <= _SILENT).all()), digest.digest()
+    flat = bool((pixels[0] == pixels[0, 0]).all() and (pixels == pixels[0, 0]).all())
     return i, h, w, c, image.dtype != torch.uint8, flat, digest.digest()
 
 

@@ -180,7 +180,11 @@ def check_same(folder: RunFolder, images: Source) -> None:
     """
     if folder.read_data()["fingerprint"] != images.fingerprint():
         name = images.name
-        other = f"the {name} are not those with which" if is_given(name) else f"the images in {name} have changed since"
+        other = (
+            f"the {name} are not those with which"
+            if is_given(name)
+            else f"the {images.noun} in {name} have changed since"
+        )
         raise PatchloomError(
             f"{other} {folder.path} was begun: choose a new folder with --out; --from {folder.path} starts there from "
             "its weights"
@@ -210,7 +214,7 @@ def announce(
     lines: list[str] = []
     s, say, held, whole = plan.settings, lines.append, plan.held_out, data.train
     training, held_out = held.parts(whole)
-    counts = f"{len(training):,} images to train on, {len(held_out):,} held out"
+    counts = f"{len(training):,} {whole.noun} to train on, {len(held_out):,} held out"
     if copies := len(held.copies):
         counts += f", {copies:,} left out as exact copies of those"
     say(f"{label(s.task['name'])} on {whole.name}: {counts}")
@@ -221,9 +225,9 @@ def announce(
     if plan.doubt:
         say(f"  warning: {plan.doubt}")
     if not held.looked:
-        say("  exact copies among the images were not looked for")
+        say(f"  exact copies among the {whole.noun} were not looked for")
     if held.doubt:
-        say(f"  {held.sentence('the images of the measures')}")
+        say(f"  {held.sentence(f'the {whole.noun} of the measures')}")
     elif (start := held.start) and (more := wanted(asked, whole)) > len(held_out):
         say(f"  not {more:,} are held out: all others are copies, or the weights of {start} were trained on them")
     wide = max([20, *map(len, plan.reasons)])
@@ -240,7 +244,7 @@ def announce(
     for line in sentences:
         say(f"  {line}")
     if world() > 1:
-        say(f"  {world()} processes ({s.strategy}) with {s.batch_size // world()} images of a step each")
+        say(f"  {world()} processes ({s.strategy}) with {s.batch_size // world()} {whole.noun} of a step each")
     if line := effective(task, s.epochs):
         say(f"  {line}")
     say(f"  encoder of {encoder / 1e6:.1f} M parameters, and {rest / 1e6:.1f} M that only the task needs")

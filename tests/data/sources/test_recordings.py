@@ -138,3 +138,18 @@ def test_a_large_listing_is_cached_with_both_kinds(tmp_path, record, draw, monke
     assert not walks
     for one in (first, again):
         assert [*one.paths] == ["a/d.png"] and [*one.recordings] == ["a/c.flac", "b.wav"]
+
+
+def test_a_column_of_recordings(tmp_path, record):
+    datasets = pytest.importorskip("datasets")
+    paths = [Path(record(f"files/{i}.flac", seconds=0.1 + i / 10)) for i in range(4)]
+    stored = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+    features = datasets.Features({"sound": stored, "word": datasets.ClassLabel(names=["no", "yes"])})
+    content = [{"bytes": path.read_bytes(), "path": None} for path in paths]
+    table = datasets.Dataset.from_dict({"sound": content, "word": [0, 1, 0, 1]}, features=features)
+    datasets.DatasetDict(train=table.cast_column("sound", datasets.Audio())).save_to_disk(tmp_path / "saved")
+    train, files = open_data(f"hf:{tmp_path / 'saved'}").train, open_data(tmp_path / "files").train
+    assert train.noun == "recordings" and train.labels.tolist() == [0, 1, 0, 1]
+    assert all(torch.equal(train.read(i), files.read(i)) for i in range(4))
+    slow = train.heard_as(replace(Sound(), rate=8_000))
+    assert slow.read(1).shape[-1] == 1600 and slow.stamp() != train.stamp()

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from patchloom.data.contents import contents_on_disc, pieces_of_file
 from patchloom.data.read import Unreadable, decode_image, read_image
+from patchloom.data.sound.read import decode_recording, read_recording, soundfile
 from patchloom.data.sources.addresses import in_words
 from patchloom.data.sources.base import TEST_SPLITS, Data, Source, digest, note_on_splits, stamp_of_files
 from patchloom.data.sources.files import Files
 from patchloom.errors import PatchloomError
+from patchloom.sound import Sound
 
 if TYPE_CHECKING:  # slow to import, and an extra
     from datasets import Dataset
@@ -25,7 +27,7 @@ _SAVED = ("dataset_dict.json", "state.json")
 
 
 class Hub(Source):
-    """The images of one split of a map-style data set.
+    """The images of one split of a map-style data set, or, where it has none, its recordings.
 
     Args:
         name: what the user typed.
@@ -34,21 +36,25 @@ class Hub(Source):
         state: a digest of the files, or of the hub's version, from which the data set was made.
 
     Raises:
-        PatchloomError: the data set has no column of images, or several of which none is called image.
+        PatchloomError: the data set has no column of images or recordings, or several of which none is called image or
+            audio.
     """
 
     def __init__(self, name: str, split: str, dataset: Dataset, state: str) -> None:
-        from datasets import ClassLabel, Image
+        from datasets import Audio, ClassLabel, Image
 
         self.name, self.split, self.state = name, split, state
-        self.column = _column(dataset, Image, "image")
+        self.column, kind = _column(dataset, Image, "image"), Image
+        if self.column is None and (column := _column(dataset, Audio, "audio")) is not None:
+            soundfile()
+            self.column, kind, self.sound = column, Audio, Sound()
         if self.column is None:
             raise PatchloomError(
                 f"{name} has the columns {', '.join(dataset.column_names)}, and not one of images, or several that are "
-                "not called image: store them as datasets.Image()"
+                "not called image: store them as datasets.Image(), and recordings as datasets.Audio()"
             )
         # undecoded, so that images are decoded, and refused, by the same code as from any other source
-        self.images = dataset.select_columns([self.column]).cast_column(self.column, Image(decode=False))
+        self.images = dataset.select_columns([self.column]).cast_column(self.column, kind(decode=False))
         label = _column(dataset, ClassLabel, "label")
         if label is not None:
             self.classes = tuple(dataset.features[label].names)
@@ -60,6 +66,9 @@ class Hub(Source):
 
     def read(self, i: int) -> Tensor:
         stored = self.stored(i)
+        if self.sound is not None:
+            rate, name = self.sound.rate, self.describe(i)
+            return decode_recording(stored, name, rate) if isinstance(stored, bytes) else read_recording(stored, rate)
         return decode_image(stored, self.describe(i)) if isinstance(stored, bytes) else read_image(stored)
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
@@ -89,11 +98,12 @@ class Hub(Source):
     def stamp(self) -> str | None:
         inside = all(chunk.field("bytes").null_count == chunk.null_count for chunk in self.images.data.column(0).chunks)
         files = [file["filename"] for file in self.images.cache_files]
-        return digest([stamp_of_files(files), *files]) if files and inside else None
+        rate = [] if self.sound is None else [str(self.sound.rate)]
+        return digest([stamp_of_files(files), *files, *rate]) if files and inside else None
 
 
 def stored_in(dataset: Dataset, column: str, i: int, name: str) -> str | bytes:
-    """Path of the image in row i of a column that is not decoded, or the bytes of its file.
+    """Path of the file in row i of a column that is not decoded, or the bytes of its file.
 
     Raises:
         Unreadable: it is damaged or missing; the message begins with ``name``.

@@ -176,7 +176,10 @@ def _source(addresses: list[str], name: str, classes: tuple[str, ...] | None) ->
     names = [image for index in indices for image in index.names]
     if not names:
         some = shards[0].address if len(shards) == 1 else f"the {len(shards)} shards of {name}"
-        raise PatchloomError(f"{some}: no sample has an image, which ends in {', '.join(sorted(IMAGE_SUFFIXES))}")
+        wanted = ", ".join(sorted(IMAGE_SUFFIXES))
+        raise PatchloomError(
+            f"{some}: no sample has an image, which ends in {wanted}; recordings are read from folders, not from shards"
+        )
     numbers = np.repeat(np.arange(len(shards)), [len(index.names) for index in indices])
     starts = [start for index in indices for start in index.starts]
     sizes = [size for index in indices for size in index.sizes]
