@@ -57,3 +57,77 @@ def spotted(run: Path, data: Path, seed: int, labels: float, **options: Any) -> 
     """Fine-tuning of a run, beside the same from scratch."""
     given = {"words": ",".join(WORDS), "batch": BATCH, "updates": UPDATES, "lr": RATE, "precision": "float32"}
     return evaluate("keywords", run, data, seed=seed, labels=labels, **given, **options)
+
+
+def row(name: str, reports: list[Report], number: int) -> str:
+    """A line of a table: the mean over seeds, and the range."""
+    values = [100 * report.rows[number].value for report in reports]
+    return f"  {name:28} {statistics.mean(values):5.1f} ({min(values):.1f} to {max(values):.1f})"
+
+
+def compared(data: Path, out: Path, tasks: tuple[str, ...], updates: int = UPDATES) -> None:
+    """Fine-tuned with all labels and with a tenth of them, by task; from scratch and raw features beside them."""
+    for labels in (1.0, 0.1):
+        found = {
+            task: [spotted(pretrained(data, out, task, seed, updates), data, seed, labels) for seed in SEEDS]
+            for task in tasks
+        }
+        print(f"\n{labels:.0%} of the labels, {updates} updates of pre-training, {UPDATES} of fine-tuning")
+        for task, reports in found.items():
+            print(row(task, reports, 0))
+        for number, control in enumerate(reports[0].rows[1:], 1):
+            print(row(control.encoder, reports, number))
+        for task, reports in found.items():
+            gains = [100 * (report.rows[0].value - report.rows[1].value) for report in reports]
+            print(f"  {task} less from scratch, by seed: {', '.join(f'{gain:+.1f}' for gain in gains)}", flush=True)
+
+
+def by_updates(data: Path, out: Path) -> None:
+    """MP3's Table 6: accuracy by the updates of pre-training, which decay to 0 in each."""
+    print()
+    for updates in (UPDATES // 4, UPDATES, 4 * UPDATES):
+        runs = [pretrained(data, out, "mp3", seed, updates) for seed in SEEDS]
+        reports = [spotted(run, data, seed, 1.0, control=False) for run, seed in zip(runs, SEEDS, strict=True)]
+        print(row(f"{updates} updates", reports, 0), flush=True)
+
+
+def pace(data: Path) -> None:
+    """Recordings a second on one core: read from FLAC, from the cache, and made into pictures."""
+    torch.set_num_threads(1)
+    source, sound = open_data(data).train.subset(range(1024)), Sound()
+    stats = statistics_of_recordings(source, sound, sample=256)
+    assert stats.sound is not None
+    heard = source.heard_as(stats.sound)
+    cached = cache_images(heard, "whole", 0)
+    waves = next(plain_batches(heard, sound.size, 256, channels=1)).views[0]
+    raw = torch.randint(-(2**12), 2**12, (256, 1, 1, sound.samples), dtype=torch.int16)
+    ways = {
+        "read from FLAC": lambda: [heard.read(i) for i in range(256)],
+        "read from the cache": lambda: [cached.read(i) for i in range(256)],
+        "made into pictures": lambda: pictures(raw, stats.sound),
+        "read, cut and made into pictures": lambda: next(
+            training_batches(heard, RandomExcerpt(stats.sound), 256, 0, 0, 1, channels=1)
+        ),
+    }
+    assert len(waves) == 256
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(5):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            way()
+            taken[name].append(256 / (time.perf_counter() - start))
+    for name, rates in taken.items():
+        print(f"  {name:34} {statistics.median(rates):9,.0f} recordings a second (of {len(rates)})")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("pace", "keywords", "updates", "tasks"))
+    parser.add_argument("paths", nargs="+", type=Path, help="the data, and a folder for the runs")
+    asked = parser.parse_args()
+    if asked.what == "pace":
+        pace(*asked.paths)
+    elif asked.what == "updates":
+        by_updates(*asked.paths)
+    else:
+        compared(*asked.paths, ("mp3",) if asked.what == "keywords" else ("mp3", "mae", "droppos"))

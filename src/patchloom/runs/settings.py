@@ -53,9 +53,8 @@ class Settings:
         blr: base learning rate; the peak is blr · (images an update) / 256.
         weight_decay: of AdamW, for weights of two and more dimensions; auto is 0.05, and 0.1 for extrema.
         warmup_epochs: passes over which the learning rate rises from 0 to its peak.
-        schedule: of the learning rate: cosine rises to the peak in the warm-up and falls to 0; halving stays at a tenth
-            of it in the warm-up, and halves it every ``halve_every`` updates.
-        halve_every: updates between two halvings of the learning rate.
+        halve_every: updates after which the learning rate is halved, again and again, after a warm-up at a tenth of
+            the peak (MP3's speech models); 0 lets it rise in the warm-up, and fall to 0 as a cosine.
         clip: largest norm of the gradient; 0 switches it off.
         crop_scale: smallest share of an image's area that a random crop shows; crops go up to the whole.
         flip: mirror half of the images. Switch it off where left and right matter.
@@ -109,8 +108,7 @@ class Settings:
     blr: float | Auto = "auto"
     weight_decay: float | Auto = "auto"
     warmup_epochs: float | Auto = "auto"
-    schedule: Literal["cosine", "halving"] = "cosine"
-    halve_every: int = 10_000
+    halve_every: int = 0
     clip: float = 5.0
     crop_scale: float = 0.2
     flip: bool = True
@@ -152,7 +150,7 @@ class Settings:
         least |= {
             "rate": 1000,
             "bins": 1,
-            "halve_every": 1,
+            "halve_every": 0,
             "workers": 0,
             "weight_decay": 0,
             "warmup_epochs": 0,

@@ -267,7 +267,7 @@ def train(
 
             # ---- the update, unless it is not finite; the processes agree on whether to stop and to save
             due = fabric.is_global_zero and time.perf_counter() - saved > _SAVE_EVERY
-            if settings.schedule == "halving":
+            if settings.halve_every:
                 rate = halving_rate(todo[-1], warmup, peak, settings.halve_every * settings.accumulate)
             else:
                 rate = cosine_rate(todo[-1], steps, warmup, peak)
