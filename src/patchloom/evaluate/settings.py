@@ -115,11 +115,18 @@ class EvalSettings:
 
 @dataclass(frozen=True)
 class Parts:
-    """Training and test images, and sentences on their origin."""
+    """Training and test images, and sentences on their origin.
+
+    Attributes:
+        train, test: the images.
+        story: the sentences.
+        validation: images that the data brings for choices; None: training images are held out for them.
+    """
 
     train: Source
     test: Source
     story: str
+    validation: Source | None = None
 
 
 @contextmanager

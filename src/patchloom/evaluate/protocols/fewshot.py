@@ -16,7 +16,7 @@ from patchloom.evaluate.features import Precision, classes_of, labels_of
 from patchloom.evaluate.frozen import compare
 from patchloom.evaluate.protocols.finetune import builder, scratch
 from patchloom.evaluate.protocols.linear import LINEAR
-from patchloom.evaluate.recipes import takes_recipe
+from patchloom.evaluate.recipe_options import takes_recipe
 from patchloom.evaluate.report import Report
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified
 from patchloom.evaluate.trained import SCRATCH, Candidate, plan_for, train_and_test
@@ -56,8 +56,8 @@ def fewshot(
         per_class: number of images per class, instead of a share.
         method: finetune or linear; the options from recipe on are for finetune.
         head_on: put the head on the features, or on the first layer of the run's projection, as ExtreMA does.
-        recipe: small (ours), or a paper's: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, restore, simmim,
-            extrema, extrema-22k, extrema-few or lut; each value below replaces one of its own.
+        recipe: small (ours), or a paper's: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, mp3-speech,
+            restore, simmim, extrema, extrema-22k, extrema-few or lut; each value below replaces one of its own.
         positions: keep, fixed, learned, relative or none, as in finetune.
         control: train from scratch, too.
         precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.

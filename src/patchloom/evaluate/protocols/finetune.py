@@ -22,7 +22,8 @@ from patchloom.evaluate.classifier import (
     variant_of,
 )
 from patchloom.evaluate.features import Precision
-from patchloom.evaluate.recipes import Recipe, takes_recipe
+from patchloom.evaluate.recipe_options import takes_recipe
+from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.report import Report
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.evaluate.trained import SCRATCH, Build, Candidate, plan_for, train_and_test
@@ -50,8 +51,8 @@ def finetune(
 
     Args:
         run, data, settings: as in `patchloom.evaluate.evaluate`.
-        recipe: small (ours), or a paper's: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, restore, simmim,
-            extrema, extrema-22k, extrema-few or lut; each value below replaces one of its own.
+        recipe: small (ours), or a paper's: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, mp3-speech,
+            restore, simmim, extrema, extrema-22k, extrema-few or lut; each value below replaces one of its own.
         positions: keep the encoder's, fixed sine-cosine, learned, relative (a bias in each attention), or none; auto
             is keep, or learned for an encoder without positions.
         control: train from scratch, too.
@@ -120,7 +121,7 @@ def builder(
 
     def build(recipe: Recipe) -> Classifier:
         pool = pooling or recipe.pooling
-        encoder = vary(vit, card, variant_of(positions, vit), pool == "class", recipe.drop_path)
+        encoder = vary(vit, card, variant_of(positions, vit), pool == "class", recipe.drop_path, recipe.dropout)
         return Classifier(encoder, classes, pool, **deepcopy(parts))
 
     return build
