@@ -45,10 +45,10 @@ _FORGOTTEN = 3600  # seconds after which a half-written part must be left over f
 
 
 def cache_images(source: Source, cache: Cache, workers: int = 0, say: Callable[[str], None] = print) -> Source:
-    """The same images or recordings, decoded once, stored, and from then on read from memory-mapped files.
+    """The same images or recordings, decoded once, stored, and then read from memory-mapped files.
 
-    Images of more than 8 bits are not stored. Parts that exist already are used; missing or damaged ones are written first,
-    which may be interrupted at any time, and done by several processes at once.
+    Images of more than 8 bits are not stored. Parts that exist already are used; missing or damaged ones are written
+    first, which may be interrupted at any time, and done by several processes at once.
 
     Args:
         source: images or recordings in files.

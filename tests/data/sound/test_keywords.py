@@ -12,8 +12,8 @@ import torch
 from patchloom.data import open_data
 from patchloom.data.sound.keywords import SILENCE, TEN, UNKNOWN, KeywordParts, open_keywords
 from patchloom.data.sound.read import read_recording
-from patchloom.data.sound.spec import Sound
 from patchloom.errors import PatchloomError
+from patchloom.sound import Sound
 
 pytest.importorskip("soundfile")
 

@@ -10,9 +10,9 @@ import torch
 
 from patchloom.data import hold_out, open_data
 from patchloom.data.groups import grouped
-from patchloom.data.sound.spec import Sound
 from patchloom.data.sources import listing
 from patchloom.errors import PatchloomError
+from patchloom.sound import Sound
 
 soundfile = pytest.importorskip("soundfile")
 

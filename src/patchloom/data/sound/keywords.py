@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from patchloom.data.contents import DRAWN, contents_of
-from patchloom.data.sound.spec import Sound
 from patchloom.data.sources.base import Source, digest
 from patchloom.data.sources.files import Files
 from patchloom.data.sources.folder import open_folder
@@ -28,6 +27,7 @@ from patchloom.data.sources.words import NOISE, Words, holds_words, words_in
 from patchloom.data.splits import hold_out, pick, split_for_test
 from patchloom.errors import PatchloomError
 from patchloom.hints import nearest
+from patchloom.sound import Sound
 
 TEN = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
 SILENCE, UNKNOWN = "silence", "unknown"

@@ -14,8 +14,8 @@ from torch import Tensor
 from patchloom.data.contents import contents_on_disc, pieces_of_file
 from patchloom.data.read import read_image
 from patchloom.data.sound.read import read_recording
-from patchloom.data.sound.spec import Sound
 from patchloom.data.sources.base import Source, digest, stamp_of_files
+from patchloom.sound import Sound
 
 
 class Names(Sequence[str]):

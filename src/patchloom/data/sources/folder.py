@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from patchloom.data.noticed import some_of
-from patchloom.data.sound.spec import Sound
 from patchloom.data.sources.base import TEST_SPLITS, Data, note_on_splits
 from patchloom.data.sources.files import Files, Names
 from patchloom.data.sources.kinds import of_one_kind
 from patchloom.data.sources.label_maps import without_label_maps
 from patchloom.data.sources.listing import images_in, list_files, list_names, note_on_others, some_images
 from patchloom.errors import PatchloomError
+from patchloom.sound import Sound
 
 __all__ = ["images_in", "open_folder"]
 

@@ -10,10 +10,10 @@ from itertools import islice
 from patchloom.data.formats import IMAGE_SUFFIXES, SOUND
 from patchloom.data.noticed import EXAMPLES, some_of
 from patchloom.data.sound.read import soundfile
-from patchloom.data.sound.spec import Sound
 from patchloom.data.sources.files import Names
 from patchloom.data.sources.listing import Listing
 from patchloom.errors import PatchloomError
+from patchloom.sound import Sound
 
 _BESIDE = 0.01  # a share of the files, below which those of the other kind lie beside, as a cover does
 
