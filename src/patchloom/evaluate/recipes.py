@@ -37,13 +37,13 @@ class Recipe:
         warmup_epochs: epochs in which the learning rate rises; auto is a tenth of the epochs. Scaled in proportion
             where only the epochs are changed.
         updates: so many updates instead of epochs; 0 goes by the epochs.
-        warmup_updates: updates in which the learning rate rises, where these are counted. Scaled in proportion, as
-            halve_every is, where only the updates are changed.
-        warmup_lr: the learning rate in the warm-up, which then does not rise; 0 lets it rise.
-        halve_every: updates after which the rate is halved, again and again, instead of a cosine decay; 0 switches it
-            off.
+        warmup_updates: updates of the warm-up, where these are counted. Scaled in proportion, as halve_every is, where
+            only the updates are changed.
+        schedule: of the learning rate: cosine rises to the peak in the warm-up and falls to 0; halving stays at a tenth
+            of it in the warm-up, and halves it every halve_every updates.
+        halve_every: updates between two halvings of the learning rate.
         batch: images per step, repeats included; auto follows from the number of training images.
-        blr: base learning rate; the peak is blr · batch / 256, followed by a cosine decay to 0.
+        blr: base learning rate; the peak is blr · batch / 256.
         lr: the peak itself, whatever the batch, instead of a base learning rate; 0 goes by blr.
         weight_decay: of AdamW, for weights of two and more dimensions.
         betas: of AdamW.
@@ -77,8 +77,8 @@ class Recipe:
     warmup_epochs: float | Auto = 5
     updates: int = 0
     warmup_updates: int = 0
-    warmup_lr: float = 0.0
-    halve_every: int = 0
+    schedule: Literal["cosine", "halving"] = "cosine"
+    halve_every: int = 10_000
     batch: int | Auto = 1024
     blr: float = 1e-3
     lr: float = 0.0
@@ -181,7 +181,8 @@ class Recipe:
         """As a dict for JSON, without what does not act."""
         idle = {"recordings", *(OF_IMAGES if self.recordings else OF_RECORDINGS)}
         idle |= {"epochs", "warmup_epochs"} if self.updates else {"updates", "warmup_updates"}
-        idle |= {name for name in ("warmup_lr", "halve_every", "dropout") if not getattr(self, name)}
+        idle |= {"schedule", "halve_every"} if self.schedule == "cosine" else set()
+        idle |= set() if self.dropout else {"dropout"}
         idle |= set() if self.noise_share else {"noise_share", "noise_volume"}
         return {name: value for name, value in {**asdict(self), "betas": list(self.betas)}.items() if name not in idle}
 
@@ -245,8 +246,8 @@ _RANGES = {
     **{"smoothing": (0, 0.99), "mixup": (0, float("inf")), "cutmix": (0, float("inf")), "randaugment": (0, 10)},
     **{"randaugment_std": (0, float("inf")), "erasing": (0, 1), "repeats": (1, 100), "crop_scale": (0, 1)},
     **{"ema": (0, 0.999999), "clip": (0, float("inf")), "validation": (0, 0.9), "patience": (0, 1)},
-    **{name: (0, float("inf")) for name in ("updates", "warmup_updates", "warmup_lr", "halve_every", "noise_volume")},
-    **{"dropout": (0, 0.99), "shift": (0, 60), "noise_share": (0, 1)},
+    **{name: (0, float("inf")) for name in ("updates", "warmup_updates", "noise_volume")},
+    **{"halve_every": (1, float("inf")), "dropout": (0, 0.99), "shift": (0, 60), "noise_share": (0, 1)},
 }
 
 

@@ -114,12 +114,12 @@ def few(parts: Parts, share: float | None, per_class: int | None, seed: int) -> 
         count = round(share * n)
         if count < classes:
             raise PatchloomError(
-                f"{share:g} of {n:,} training images is {count}, fewer than the {classes} classes: use --labels "
+                f"{share:g} of {n:,} training {train.noun} is {count}, fewer than the {classes} classes: use --labels "
                 f"{classes / n:.2g} or more, or --per_class 1"
             )
         some, what = stratified(train, count, seed), {"labels": share}
-    story = f"{parts.story} Of {n:,} training images a stratified {len(some):,} were used (seed {seed})."
-    return Parts(some, parts.test, story), {**what, "labelled": len(some)}
+    story = f"{parts.story} Of {n:,} training {train.noun} a stratified {len(some):,} were used (seed {seed})."
+    return replace(parts, train=some, story=story), {**what, "labelled": len(some)}
 
 
 def _of_each(source: Source, count: int, seed: int) -> Source:
@@ -130,7 +130,9 @@ def _of_each(source: Source, count: int, seed: int) -> Source:
         members = np.flatnonzero(labels == label)
         if len(members) < count:
             name = class_names(source)[label]
-            raise PatchloomError(f"class {name} has {len(members)} training images: use --per_class {len(members)}")
+            raise PatchloomError(
+                f"class {name} has {len(members)} training {source.noun}: use --per_class {len(members)}"
+            )
         chosen.append(rng.permutation(members)[:count])
     return source.subset(np.sort(np.concatenate(chosen)))
 
