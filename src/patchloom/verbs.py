@@ -41,8 +41,9 @@ MODEL_OPTIONS: dict[str, tuple[Any, str]] = {
 }
 _IMAGES = "a folder of images, or what else holds some"
 _ENCODER = "a run's folder, an encoder's .safetensors file, or timm:NAME"
-# what the protocols for parts of images take
+# what protocols take that are not for classes of images
 _LABELLED = {
+    "keywords": "recordings of words, in Speech Commands' layout, or in a folder a word",
     "segment": "images with label maps, such as images/ and labels/, with or without train/ val/ test/ in them",
     "detect": "images with boxes in COCO's, Pascal VOC's or YOLO's form, with or without train/ val/ test/",
 }

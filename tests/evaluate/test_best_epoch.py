@@ -22,25 +22,25 @@ def _told(best: BestEpoch, scores: list[tuple[float, float]], model: nn.Module) 
 
 
 def test_the_most_accurate_epoch_is_chosen_and_of_equals_the_one_with_the_lower_loss() -> None:
-    best, model = BestEpoch(20, epochs=10, per_epoch=3, patience=1.0), nn.Linear(1, 1)
+    best, model = BestEpoch(20, steps=30, per_epoch=3, patience=1.0), nn.Linear(1, 1)
     assert not any(_told(best, [(0.5, 1.0), (0.7, 0.9), (0.7, 0.8), (0.7, 0.85), (0.6, 0.1)], model))
     assert best.choose(model) == {"best_epoch": 3, "validation_accuracy": 0.7, "validation_images": 20}
     assert model.weight.item() == 3
-    assert BestEpoch(0, 10, 3, 0.3).choose(model) == {} and model.weight.item() == 3
+    assert BestEpoch(0, 30, 3, 0.3).choose(model) == {} and model.weight.item() == 3
 
 
 def test_it_ends_when_the_accuracy_has_not_risen_for_long() -> None:
-    best, model = BestEpoch(20, epochs=10, per_epoch=3, patience=0.3), nn.Linear(1, 1)
+    best, model = BestEpoch(20, steps=30, per_epoch=3, patience=0.3), nn.Linear(1, 1)
     # the loss falls on and on: that alone keeps nothing going
     assert _told(best, [(0.5, 1.0), (0.7, 0.9), (0.7, 0.8), (0.7, 0.7), (0.7, 0.6)], model) == [False] * 4 + [True]
     assert best.choose(model)["best_epoch"] == 5
-    assert not BestEpoch(0, 10, 3, 0.3).hopeless(30)
+    assert not BestEpoch(0, 30, 3, 0.3).hopeless(30)
 
 
 def test_when_it_is_validated() -> None:
-    best = BestEpoch(20, epochs=100, per_epoch=3, patience=1.0)
+    best = BestEpoch(20, steps=300, per_epoch=3, patience=1.0)
     assert [step for step in range(1, 301) if best.due(step)] == [*range(12, 300, 12), 300]
-    assert not any(BestEpoch(0, 10, 3, 1.0).due(step) for step in range(31))
+    assert not any(BestEpoch(0, 30, 3, 1.0).due(step) for step in range(31))
 
 
 def test_a_score_is_accuracy_and_then_loss() -> None:

@@ -115,10 +115,10 @@ def test_every_value_is_an_option_of_every_protocol_that_trains() -> None:
     options = {"epochs": "7", "blr": "[1e-4, 0.01]", "betas": "[0.9, 0.95]", "flip": "false", "pooling": "class"}
     words = [part for name, value in options.items() for part in (f"--{name}", value)]
     expected = {"epochs": 7, "blr": [1e-4, 0.01], "betas": (0.9, 0.95), "flip": False, "pooling": "class"}
-    for protocol in ("finetune", "blocks:2", "few-shot"):
+    for protocol in ("finetune", "blocks:2", "few-shot", "keywords"):
         given = parse_evaluate([protocol, "RUN", "DATA", *words])
         assert {name: given[name] for name in options} == expected
-        own = [field.name for field in fields(Recipe) if field.name != "batch"]  # of which --batch_size tells
+        own = Recipe.options()  # without the batch, of which --batch_size tells
         assert all(given[name] is None for name in own if name not in options) and "batch" not in given
         documented = protocol_of(protocol)[0].__doc__
         assert all(f"    {name}: " in documented for name in own)
@@ -149,9 +149,9 @@ def test_auto_values_follow_from_the_data() -> None:
     assert small.settled(1437, "cuda").epochs == 300
     assert of_size("B", "mae").settled(1437, "cpu") == of_size("B", "mae")  # the papers' train on all, to the end
     assert recipe_for("small", build_encoder(SPEC), {}).blr > small.blr == of_size("B", "small").blr
-    papers = "droppos mae mp3 mp3-cifar100 mp3-tiny-imagenet restore simmim extrema extrema-22k extrema-few lut"
+    papers = "droppos mae mp3 mp3-cifar100 mp3-tiny-imagenet mp3-speech restore simmim extrema extrema-22k extrema-few lut"
     assert set(RECIPES) == {"small", *papers.split()}
-    for protocol in ("finetune", "blocks:2", "few-shot"):  # whose help names them all
+    for protocol in ("finetune", "blocks:2", "few-shot", "keywords"):  # whose help names them all
         named = next(option.about for option in of_evaluate(protocol).options if option.name == "recipe")
         assert all(re.search(rf"\b{name}(?![-\w])", named) for name in RECIPES)
 

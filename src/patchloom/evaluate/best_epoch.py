@@ -23,15 +23,14 @@ class BestEpoch:
 
     Args:
         images: validation images; 0: there are none, and the last weights are the ones to test.
-        epochs, per_epoch: of the training; the latter are its steps.
+        steps, per_epoch: of the training, and of an epoch.
         patience: share of the training; so much without a higher accuracy ends it. 1: never.
         every: steps between two validations; where it is not said, whole epochs, at most 30 times.
     """
 
-    def __init__(self, images: int, epochs: int, per_epoch: int, patience: float, every: int | None = None):
-        self.images, self.per_epoch, self.patience = images, per_epoch, patience
-        self.steps = epochs * per_epoch
-        self.every = every or math.ceil(epochs / _TIMES) * per_epoch
+    def __init__(self, images: int, steps: int, per_epoch: int, patience: float, every: int | None = None):
+        self.images, self.steps, self.per_epoch, self.patience = images, steps, per_epoch, patience
+        self.every = every or math.ceil(steps / per_epoch / _TIMES) * per_epoch
         self.score: Score | None = None
         self.latest: Score | None = None
         self.step = self.risen = 0  # of the best weights, and where the accuracy was last raised

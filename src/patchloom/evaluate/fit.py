@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from timm.utils import random_seed
+from torch import Tensor
 
 from patchloom.data import Source
 from patchloom.errors import PatchloomError
@@ -37,6 +39,8 @@ class FitPlan:
         precision: of matrix products, as it was asked for; weights are float32.
         half: matrix products of the training are in bfloat16.
         kernels: torch or native, of the training.
+        validation: images that the data brings for it; None: a share of those to train on.
+        noise: recordings of it, int16 [1 1 n] each, which training may add to others.
     """
 
     name: str
@@ -47,6 +51,8 @@ class FitPlan:
     precision: Precision
     half: bool = False
     kernels: str = "torch"
+    validation: Source | None = None
+    noise: tuple[Tensor, ...] = field(default=(), compare=False)
 
     def at(self, rate: float) -> FitPlan:
         """The same with another base learning rate."""
@@ -54,7 +60,7 @@ class FitPlan:
 
     def batch(self, n: int) -> int:
         """Images of a step, repeats included, of a training on ``n`` images."""
-        return of_step(self.recipe, n - validation_images(self.recipe.validation, n))[1]
+        return of_step(self.recipe, self._trained_on(n))[1]
 
     def peak(self, n: int) -> float:
         """The highest learning rate of a training on ``n`` images."""
@@ -62,15 +68,22 @@ class FitPlan:
 
     def steps(self, n: int) -> int:
         """Updates of a training on ``n`` images, unless its patience ends it before."""
-        trained_on = n - validation_images(self.recipe.validation, n)
-        return self.recipe.epochs * max(1, trained_on // self.batch(n))
+        return self.recipe.updates or self.recipe.epochs * self.per_epoch(n)
+
+    def per_epoch(self, n: int) -> int:
+        """Updates of an epoch of ``n`` images."""
+        return max(1, self._trained_on(n) // self.batch(n))
+
+    def _trained_on(self, n: int) -> int:
+        return n if self.validation is not None else n - validation_images(self.recipe.validation, n)
 
     def begin(self, model: Classifier, source: Source) -> Training:
         """A training of ``model`` on ``source``, before its first step."""
         settings = self.settings
         numbers = self.recipe, self.card.mean, self.card.std
         kind = ProbeTraining if isinstance(model, Probe) else Training
-        return kind(model, source, *numbers, settings, half=self.half, native=self.kernels == "native")
+        how: Any = {"half": self.half, "native": self.kernels == "native"}
+        return kind(model, source, *numbers, settings, **how, validation=self.validation, noise=self.noise)
 
 
 @contextmanager

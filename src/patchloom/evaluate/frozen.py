@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -86,7 +85,9 @@ def measure_run(
     if gallery < 1:
         n = len(parts.train)
         some = stratified(parts.train, max(1, round(gallery * n)), settings.seed)
-        drawn = f"The gallery is a stratified {100 * gallery:.3g} % of {n:,} training images (seed {settings.seed})."
+        drawn = (
+            f"The gallery is a stratified {100 * gallery:.3g} % of {n:,} training {some.noun} (seed {settings.seed})."
+        )
         parts = replace(parts, train=some, story=f"{parts.story} {drawn}")
     (report,) = compare((protocol,), vit, card, parts, settings, load_extra_module(run, "pooling"), pooling)
     return report
@@ -109,32 +110,44 @@ def extractors(
         layers: features of every layer instead of every pooling of the last.
     """
     at, keep = settings.at, settings.cache
-    size, what = input_size(vit), "layers" if layers else "pooled"
-
-    def reading(source: Source, name: str) -> dict[str, Any]:
-        return {**settings.reading(source), "what": f"{name}: features of {len(source):,} images"}
+    what = "layers" if layers else "pooled"
 
     def by(name: str, net: VisionTransformer, its_head: InstanceHead | None) -> Callable[[Source], ImageFeatures]:
         def take(source: Source) -> ImageFeatures:
             its = None if layers else its_head
-            return extract(net, card, source, device=at, head=its, layers=layers, **reading(source, name))
+            return extract(net, card, source, device=at, head=its, layers=layers, **_reading(source, name, settings))
 
         about = (what, *about_encoder(net, card, at, its_head)) if keep else ()
         return lambda source: remembered(about, source, take, keep=keep)
-
-    def pixels(source: Source) -> ImageFeatures:
-        about = "pixels", str(pixels_size(size)), str(card.mean), str(card.std)
-        about = about if card.sound is None else (*about, str(card.sound))
-        take = partial(pixel_features, size=size, mean=card.mean, std=card.std, **reading(source, PIXELS))
-        return remembered(about, source, take, keep=keep)
 
     twin, fresh = untrained_twin(card, head, settings.seed)
     # functions, so that the features of only one are in memory at a time
     return [
         FeatureExtractor(card.name, by(card.name, vit, head), vit),
         FeatureExtractor(UNTRAINED, by(UNTRAINED, twin, fresh), twin),
-        FeatureExtractor(PIXELS, pixels, None),
+        raw_extractor(vit, card, settings),
     ]
+
+
+def raw_extractor(vit: VisionTransformer, card: EncoderCard, settings: EvalSettings) -> FeatureExtractor:
+    """Raw pixels of images, or the features of recordings, as ``vit`` is given them, with the cache."""
+    size, name = input_size(vit), raw_name(card)
+    about = "pixels", str(pixels_size(size)), str(card.mean), str(card.std)
+    about = about if card.sound is None else (*about, str(card.sound))
+
+    def take(source: Source) -> ImageFeatures:
+        return pixel_features(source, size, card.mean, card.std, **_reading(source, name, settings))
+
+    return FeatureExtractor(name, lambda source: remembered(about, source, take, keep=settings.cache), None)
+
+
+def raw_name(card: EncoderCard) -> str:
+    """What the control without an encoder is called: raw pixels, or raw features of recordings."""
+    return PIXELS if card.sound is None else "raw features"
+
+
+def _reading(source: Source, name: str, settings: EvalSettings) -> dict[str, Any]:
+    return {**settings.reading(source), "what": f"{name}: features of {len(source):,} {source.noun}"}
 
 
 def compare(
@@ -163,9 +176,9 @@ def compare(
         check_pooling(pooling, tokens_of(vit, head))
     rows: dict[str, list[list[Row]]] = {protocol.name: [] for protocol in protocols}
     cached = []
-    for name, features_of, _ in extractors(vit, card, settings, head):
+    for name, features_of, encoder in extractors(vit, card, settings, head):
         train = features_of(parts.train)
-        poolings = train.poolings() if pooling == "all" or name == PIXELS else (pooling,)
+        poolings = train.poolings() if pooling == "all" or encoder is None else (pooling,)
         scores: dict[str, dict[str, Score]] = {protocol.name: {} for protocol in protocols}
         for protocol in protocols:
             for one in watched(poolings, len(poolings), f"{name}: {protocol.name}"):
@@ -202,8 +215,8 @@ def _report(
         protocol=f"{protocol.sentence(train, test)} {around}",
         headline=(
             f"{protocol.title(trained)}: {trained.text()} against {100 * untrained.value:.1f} % untrained and "
-            f"{100 * pixels.value:.1f} % raw pixels on {n_test:,} test images. "
-            f"{compared(trained, untrained, THE_UNTRAINED)} {compared(trained, pixels, 'raw pixels')}"
+            f"{100 * pixels.value:.1f} % {pixels.encoder} on {n_test:,} test {parts.test.noun}. "
+            f"{compared(trained, untrained, THE_UNTRAINED)} {compared(trained, pixels, pixels.encoder)}"
         ),
         quoted=quoted,
         data=parts.test.name,
@@ -229,12 +242,14 @@ def circumstances(
         cached: names of those whose features come from the cache.
         instance: the instance representation was measured.
     """
-    said = [parts.story, "Raw pixels are the images at {}x{}.".format(*pixels_size(size))]
+    of_sound = parts.train.sound is not None
+    kind = "Raw features are the pictures of the recordings" if of_sound else "Raw pixels are the images"
+    said = [parts.story, "{} at {}x{}.".format(kind, *(size if of_sound else pixels_size(size)))]
     if instance:
         said.append("Pooling instance is by the head that is beside the encoder; untrained has an untrained head.")
     if cached:
         said.append(f"Features of an earlier pass were used for {', '.join(cached)}: --cache false takes them anew.")
-    return " ".join([*said, *lost_images(train.unreadable + test.unreadable)])
+    return " ".join([*said, *lost_images(train.unreadable + test.unreadable, parts.train.noun)])
 
 
 def majority(protocol: str, train: Tensor, test: Tensor) -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -36,6 +37,24 @@ _SIMMIM = Recipe(warmup_epochs=20, batch=2048, blr=6.25e-4, layer_decay=0.65, er
 _MP3 = Recipe(epochs=150, batch=2048, blr=2.5e-4, layer_decay=1.0, erasing=0.25, repeats=3, pooling="class")
 # as long as MP3 trains from scratch on small sets, of which it states the batch, too
 _MP3_SMALL = replace(_MP3, epochs=400)
+# MP3 on speech, section 4.3. It states neither the learning rate nor the patience: these are ours
+_MP3_SPEECH = Recipe(
+    updates=30_000,
+    warmup_updates=500,
+    schedule="halving",
+    batch=256,
+    lr=1e-3,
+    weight_decay=0.0,
+    layer_decay=1.0,
+    drop_path=0.0,
+    dropout=0.1,
+    mixup=0.0,
+    cutmix=0.0,
+    randaugment=0.0,
+    pooling="class",
+    validation="auto",
+    patience=0.5,
+)
 # ExtreMA; 1e-3 with 0.75 is for encoders of ImageNet-1k, 5e-4 with 0.65 for those of ImageNet-22k
 _EXTREMA_S = {"S": {"epochs": 200}}
 
@@ -46,6 +65,7 @@ RECIPES: dict[str, Sized] = {
     "mp3": (_MP3, {}),
     "mp3-cifar100": (replace(_MP3_SMALL, batch=256), {}),
     "mp3-tiny-imagenet": (replace(_MP3_SMALL, batch=512), {}),
+    "mp3-speech": (_MP3_SPEECH, {}),
     "restore": (replace(_MAE, pooling="class"), {}),
     "simmim": (_SIMMIM, {}),
     "extrema": (_MAE, _EXTREMA_S),
@@ -102,9 +122,32 @@ def recipe_for(name: str, vit: Encoder, changes: Mapping[str, Any], known: Mappi
         raise PatchloomError("--lr and --blr both say what the learning rate is: give one of them")
     if "blr" in given:
         given["lr"] = 0.0
-    before, epochs = recipe.epochs, given.get("epochs")
-    if "auto" not in (before, recipe.warmup_epochs) and isinstance(epochs, int) and "warmup_epochs" not in given:
-        given["warmup_epochs"] = recipe.warmup_epochs * epochs / before
-    recipe = replace(recipe, **given)
+    recipe = replace(recipe, **given, **_in_proportion(recipe, given))
     recipe.check()
     return recipe
+
+
+def _in_proportion(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a recipe that change with its length, if they are not ``given``.
+
+    Raises:
+        PatchloomError: the length is given in epochs and in updates.
+    """
+    epochs, updates = given.get("epochs"), given.get("updates", recipe.updates)
+    in_epochs = [name for name in ("epochs", "warmup_epochs") if name in given]
+    if updates and in_epochs:
+        why = f"--updates {updates:,}" if "updates" in given else f"this recipe, which makes {updates:,} updates"
+        raise PatchloomError(f"--{in_epochs[0]} does not go with {why}: give --updates and --warmup_updates")
+    if not updates and given.get("warmup_updates"):
+        raise PatchloomError("--warmup_updates is for a training whose --updates are counted: give --warmup_epochs")
+    timed = "auto" not in (recipe.epochs, recipe.warmup_epochs)
+    scaled: dict[str, Any] = {}
+    if updates and recipe.updates:
+        scaled = {"warmup_updates": recipe.warmup_updates, "halve_every": recipe.halve_every}
+        scaled = {name: math.ceil(value * updates / recipe.updates) for name, value in scaled.items()}
+    elif updates:
+        share = recipe.warmup_epochs / recipe.epochs if timed else 0.1
+        scaled = {"warmup_updates": round(share * updates)}
+    elif timed and isinstance(epochs, int):
+        scaled = {"warmup_epochs": recipe.warmup_epochs * epochs / recipe.epochs}
+    return {name: value for name, value in scaled.items() if name not in given}

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from inspect import Parameter, signature
 from typing import Any, Literal, get_type_hints
 
+from patchloom.data.sound.excerpts import SHIFT
 from patchloom.data.splits import MAX_HELD_OUT
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.report import Report
 from patchloom.hints import check
 
 Auto = Literal["auto"]
@@ -24,6 +21,9 @@ _EPOCHS = (10, 300)
 _VALIDATION_SHARE = 0.15
 _LEAST_VALIDATION = 20  # images: with fewer, an image more or less is over 5 points, and chance would choose
 
+# options that act on images alone, and on recordings alone
+OF_IMAGES = ("cutmix", "randaugment", "randaugment_std", "erasing", "crop_scale", "flip")
+OF_RECORDINGS = ("shift", "noise_share", "noise_volume")
 _AT_ONCE = 256  # images that a frozen encoder takes
 
 
@@ -36,13 +36,21 @@ class Recipe:
             epochs.
         warmup_epochs: epochs in which the learning rate rises; auto is a tenth of the epochs. Scaled in proportion
             where only the epochs are changed.
+        updates: so many updates instead of epochs; 0 goes by the epochs.
+        warmup_updates: updates of the warm-up, where these are counted. Scaled in proportion, as halve_every is, where
+            only the updates are changed.
+        schedule: of the learning rate: cosine rises to the peak in the warm-up and falls to 0; halving stays at a tenth
+            of it in the warm-up, and halves it every halve_every updates.
+        halve_every: updates between two halvings of the learning rate.
         batch: images per step, repeats included; auto follows from the number of training images.
-        blr: base learning rate; the peak is blr · batch / 256, followed by a cosine decay to 0.
+        blr: base learning rate; the peak is blr · batch / 256.
         lr: the peak itself, whatever the batch, instead of a base learning rate; 0 goes by blr.
         weight_decay: of AdamW, for weights of two and more dimensions.
         betas: of AdamW.
         layer_decay: ratio of the learning rates of a block and the next one; 1 switches it off.
         drop_path: rate of stochastic depth in the last block; it grows linearly from 0.
+        dropout: rate of dropout in the encoder: of the tokens that enter the blocks, the attention weights, and the
+            outputs of attention and of both layers of each MLP.
         smoothing: label smoothing.
         mixup: alpha of mixup; 0 switches it off. With cutmix too, each batch gets one of them at random.
         cutmix: alpha of cutmix; 0 switches it off.
@@ -59,10 +67,18 @@ class Recipe:
             auto is 0.15, at most 2,000 images, and 0 where that is below 20 images; 0 trains on all and tests the last.
         patience: share of the epochs; so many without a higher accuracy on the validation images end the training. 1
             switches it off.
+        shift: of a recording: the largest shift to either side, in seconds.
+        noise_share: of the recordings to which background noise is added, where the data brings some.
+        noise_volume: the largest factor of that noise; each is drawn evenly from 0.
+        recordings: whether they are trained on, so that what cuts and recolours images does not act; no option.
     """
 
     epochs: int | Auto = 100
     warmup_epochs: float | Auto = 5
+    updates: int = 0
+    warmup_updates: int = 0
+    schedule: Literal["cosine", "halving"] = "cosine"
+    halve_every: int = 10_000
     batch: int | Auto = 1024
     blr: float = 1e-3
     lr: float = 0.0
@@ -70,6 +86,7 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.999)
     layer_decay: float = 0.75
     drop_path: float = 0.1
+    dropout: float = 0.0
     smoothing: float = 0.1
     mixup: float = 0.8
     cutmix: float = 1.0
@@ -84,6 +101,10 @@ class Recipe:
     clip: float = 0.0
     validation: float | Auto = 0.0
     patience: float = 1.0
+    shift: float = SHIFT
+    noise_share: float = 0.8
+    noise_volume: float = 0.1
+    recordings: bool = False
 
     @property
     def mixes(self) -> bool:
@@ -99,6 +120,8 @@ class Recipe:
         check_values(self, _RANGES, ("blr", "layer_decay", "crop_scale", "patience"))
         if "auto" not in (self.epochs, self.warmup_epochs) and self.warmup_epochs > self.epochs:
             raise PatchloomError(f"--warmup_epochs {self.warmup_epochs} is more than --epochs {self.epochs}: lower it")
+        if self.warmup_updates > self.updates:
+            raise PatchloomError(f"--warmup_updates {self.warmup_updates:,} is more than --updates {self.updates:,}")
         if self.batch != "auto" and self.mixes and self.batch % 2:
             raise PatchloomError(
                 "mixup and cutmix pair the images of a batch, which must be even: use --batch_size "
@@ -109,13 +132,28 @@ class Recipe:
                 f"--batch_size {self.batch} cannot hold {self.repeats} views of an image: lower --repeats"
             )
 
-    def settled(self, n: int, device: str) -> Recipe:
-        """The recipe with every ``auto`` resolved, for ``n`` training images and a type of device."""
+    def heard(self, noise: bool) -> Recipe:
+        """The recipe for recordings, which are shifted and mixed with noise, if there is any, instead of cut as images.
+
+        Mixup is of whole pictures, so it acts on those of recordings, too.
+        """
+        unlike = {"cutmix": 0.0, "randaugment": 0.0, "erasing": 0.0, "crop_scale": 1.0, "flip": False}
+        return replace(self, **unlike, recordings=True, noise_share=self.noise_share if noise else 0.0)
+
+    def settled(self, n: int, device: str, own_validation: bool = False) -> Recipe:
+        """The recipe with every ``auto`` resolved.
+
+        Args:
+            n: training images.
+            device: its type.
+            own_validation: the data brings validation images.
+        """
         kind = "cpu" if device == "cpu" else "gpu"
         batch, epochs, warmup, validation = self.batch, self.epochs, self.warmup_epochs, self.validation
         if validation == "auto":
-            validation = _VALIDATION_SHARE if round(_VALIDATION_SHARE * n) >= _LEAST_VALIDATION else 0.0
-        n -= validation_images(validation, n)
+            enough = own_validation or round(_VALIDATION_SHARE * n) >= _LEAST_VALIDATION
+            validation = _VALIDATION_SHARE if enough else 0.0
+        n -= 0 if own_validation else validation_images(validation, n)
         if batch == "auto":
             usual = 64 if kind == "cpu" else 256
             batch = max(8, min(usual, 2 ** (n // 8).bit_length() // 2)) * self.repeats
@@ -140,13 +178,18 @@ class Recipe:
         return 1
 
     def plain(self) -> dict[str, Any]:
-        """As a dict for JSON."""
-        return {**asdict(self), "betas": list(self.betas)}
+        """As a dict for JSON, without what does not act."""
+        idle = {"recordings", *(OF_IMAGES if self.recordings else OF_RECORDINGS)}
+        idle |= {"epochs", "warmup_epochs"} if self.updates else {"updates", "warmup_updates"}
+        idle |= {"schedule", "halve_every"} if self.schedule == "cosine" else set()
+        idle |= set() if self.dropout else {"dropout"}
+        idle |= set() if self.noise_share else {"noise_share", "noise_volume"}
+        return {name: value for name, value in {**asdict(self), "betas": list(self.betas)}.items() if name not in idle}
 
     @classmethod
     def options(cls) -> tuple[str, ...]:
         """Fields that are options; of the batch, the settings common to all protocols tell: one name for one thing."""
-        return tuple(field.name for field in fields(cls) if field.name != "batch")
+        return tuple(field.name for field in fields(cls) if field.name not in ("batch", "recordings"))
 
 
 @dataclass(frozen=True)
@@ -171,6 +214,7 @@ class ProbeRecipe(Recipe):
     cutmix: float = 0.0
     randaugment: float = 0.0
     pooling: Literal["class", "mean", "instance"] = "class"
+    noise_share: float = 0.0
     momentum: float = 0.9
 
     def check(self) -> None:
@@ -185,7 +229,8 @@ class ProbeRecipe(Recipe):
 
     def plain(self) -> dict[str, Any]:
         """As a dict for JSON, without what is switched off."""
-        told = "epochs warmup_epochs batch blr lr weight_decay momentum crop_scale flip pooling"
+        own = "shift" if self.recordings else "crop_scale flip"
+        told = f"epochs warmup_epochs batch blr lr weight_decay momentum {own} pooling"
         return {"optimizer": "LARS", **{name: getattr(self, name) for name in told.split()}}
 
     @classmethod
@@ -201,6 +246,8 @@ _RANGES = {
     **{"smoothing": (0, 0.99), "mixup": (0, float("inf")), "cutmix": (0, float("inf")), "randaugment": (0, 10)},
     **{"randaugment_std": (0, float("inf")), "erasing": (0, 1), "repeats": (1, 100), "crop_scale": (0, 1)},
     **{"ema": (0, 0.999999), "clip": (0, float("inf")), "validation": (0, 0.9), "patience": (0, 1)},
+    **{name: (0, float("inf")) for name in ("updates", "warmup_updates", "noise_volume")},
+    **{"halve_every": (1, float("inf")), "dropout": (0, 0.99), "shift": (0, 60), "noise_share": (0, 1)},
 }
 
 
@@ -248,35 +295,3 @@ def of_step(recipe: Recipe, n: int) -> tuple[int, int]:
     if not images:
         raise PatchloomError("mixup and cutmix need 2 images in a batch: use --mixup 0 --cutmix 0")
     return images, images * recipe.repeats
-
-
-def takes_recipe(protocol: Callable[..., Report], kind: type[Any] = Recipe) -> Callable[..., Report]:
-    """Decorator that replaces the last parameter ``**changes`` of a protocol by the options of a kind of recipe.
-
-    Signature and docstring follow from the fields and their descriptions, so that neither is written twice. A base
-    learning rate may be a list, of which the best on held-out training images is chosen.
-
-    Args:
-        protocol: is given the options that were said.
-        kind: a dataclass whose ``options`` are the names of fields.
-    """
-    own, names = signature(protocol), kind.options()
-    hints = {name: hint | None for name, hint in get_type_hints(kind).items() if name in names}
-    if "blr" in hints:
-        hints["blr"] = float | list[float] | None
-    added = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=hints[name]) for name in names]
-    own_options = [parameter for parameter in own.parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD]
-    protocol.__signature__ = own.replace(parameters=[*own_options, *added])  # type: ignore[attr-defined]
-    protocol.__annotations__ |= hints
-    described = {name: text for one in reversed(kind.__mro__) for name, text in _descriptions(one).items()}
-    if "blr" in hints:
-        described["blr"] = described["blr"].replace("rate;", "rate, or a list to choose from;")
-    lines = "".join(f"    {name}:{described[name]}" for name in names)
-    protocol.__doc__ = re.sub(r"^    changes: .*\n", lambda _: lines, inspect.getdoc(protocol) + "\n", flags=re.M)
-    return protocol
-
-
-def _descriptions(kind: type[Any]) -> dict[str, str]:
-    """What a recipe's docstring says of each of its own fields, line breaks and all."""
-    text = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2] + "\n"
-    return dict(re.findall(r"^    (\w+):(.*\n(?:     .*\n)*)", text, flags=re.M))

@@ -115,11 +115,18 @@ class EvalSettings:
 
 @dataclass(frozen=True)
 class Parts:
-    """Training and test images, and sentences on their origin."""
+    """Training and test images, and sentences on their origin.
+
+    Attributes:
+        train, test: the images.
+        story: the sentences.
+        validation: images that the data brings for choices; None: training images are held out for them.
+    """
 
     train: Source
     test: Source
     story: str
+    validation: Source | None = None
 
 
 @contextmanager
@@ -185,27 +192,42 @@ def _parted(opened: Data, settings: EvalSettings, labels: bool, note: str) -> Pa
     whole = labelled(opened.train) if labels else opened.train
     if own is not None:
         train, test = whole, labelled(own) if labels else own
-        story = "The data brings its own test images."
+        story = f"The data brings its own test {train.noun}."
     else:
         train, test = split_for_test(whole, seed=settings.seed)
+        noun = whole.noun
         whole_groups = "" if whole.groups is None else " in whole groups"
         lacks, fifth, unseen = ("labelled ", "stratified ", ", without their labels") if labels else ("", "", "")
         story = (
-            f"The data brings no {lacks}test images, so a {fifth}fifth was split off for the test{whole_groups} "
-            f"(seed {settings.seed}): pre-training may have seen those images{unseen}."
+            f"The data brings no {lacks}test {noun}, so a {fifth}fifth was split off for the test{whole_groups} "
+            f"(seed {settings.seed}): pre-training may have seen those {noun}{unseen}."
         )
         if copies := len(whole) - len(train) - len(test):
-            story += f" Nothing was trained on {copies:,} exact copies of test images."
-    n = len(train)
+            story += f" Nothing was trained on {copies:,} exact copies of test {noun}."
+    return shortened(Data(train, test), f"{note} {story}".strip(), settings, looked=own is None)
+
+
+def shortened(opened: Data, story: str, settings: EvalSettings, looked: bool = False) -> Parts:
+    """The parts of labelled data that brings its own, with at most as many training images as the settings say.
+
+    Args:
+        opened: training and test images.
+        story: of their origin; what else is to be said is added.
+        settings: ``max_train`` and the seed.
+        looked: copies of test images were looked for, and left out.
+    """
+    train, test = opened.train, opened.test
+    assert test is not None
+    n, noun = len(train), train.noun
     if settings.max_train is not None and settings.max_train < n:
         train = stratified(train, settings.max_train, settings.seed)
-        used = f"a stratified {settings.max_train:,} of {n:,} training images were used (seed {settings.seed})"
+        used = f"a stratified {settings.max_train:,} of {n:,} training {noun} were used (seed {settings.seed})"
         story += f" For a quick look, only {used}."
     if (contents := train.contents()) is None:
-        story += " Exact copies among the images were not looked for."
-    elif own is not None:
+        story += f" Exact copies among the {noun} were not looked for."
+    elif not looked:
         story += copies_sentence(test, contents)
-    return Parts(train, test, f"{note} {story}".strip())
+    return Parts(train, test, story)
 
 
 def stratified(source: Source, count: int, seed: int) -> Source:

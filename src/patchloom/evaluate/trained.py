@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
 
 from patchloom.data import Source, hold_out
 from patchloom.data.groups import splittable
@@ -21,7 +22,7 @@ from patchloom.evaluate.frozen import THE_UNTRAINED, UNTRAINED, majority
 from patchloom.evaluate.loop import Trained
 from patchloom.evaluate.pace import TimeLeft, waiting_for
 from patchloom.evaluate.papers import RECIPES, Sized, recipe_for
-from patchloom.evaluate.recipes import Recipe
+from patchloom.evaluate.recipes import OF_IMAGES, OF_RECORDINGS, Recipe
 from patchloom.evaluate.report import Report, Row, compared, lost_images
 from patchloom.evaluate.settings import EvalSettings, Parts
 from patchloom.nets.native.choice import choose_kernels
@@ -62,10 +63,12 @@ def plan_for(
     settings: EvalSettings,
     precision: Precision,
     known: Mapping[str, Sized] = RECIPES,
+    validation: Source | None = None,
+    noise: Sequence[Tensor] = (),
 ) -> FitPlan:
     """The plan for an encoder and training images; ``changes`` of the recipe may have a list of values for ``blr``.
 
-    The recipe is one of those that are ``known``.
+    The recipe is one of those that are ``known``; ``validation`` and ``noise`` are as `FitPlan` has them.
 
     Raises:
         PatchloomError: no such recipe, an invalid value, or too few images for their classes.
@@ -77,21 +80,46 @@ def plan_for(
     if not rates:
         raise PatchloomError("--blr has no rate to choose from: give numbers, such as '[1e-4, 1e-3]'")
     recipes = [recipe_for(name, vit, {**changes, "blr": rate}, known) for rate in rates]
+    if train_on.sound is not None:
+        recipes = [recipe.heard(bool(noise)) for recipe in recipes]
+    _refuse_idle(changes, train_on, bool(noise))
     classes, n = classes_of(train_on), len(train_on)
     if classes < 2:
-        raise PatchloomError(f"{train_on.name} has images of one class only: a classifier needs two or more")
-    if n < len(class_names(train_on)):
+        raise PatchloomError(f"{train_on.name} has {train_on.noun} of one class only: a classifier needs two or more")
+    if n < (wanted := len(class_names(train_on))):
         raise PatchloomError(
-            f"{n} training images are too few for {len(class_names(train_on))} classes: give at least one of each"
+            f"{n} training {train_on.noun} are too few for {wanted} classes: give at least one of each"
         )
     device = settings.at
-    recipe = recipes[0].settled(n, device.type)
+    recipe = recipes[0].settled(n, device.type, validation is not None)
     half = trains_in_bfloat16(device, precision)
     kernels, _ = choose_kernels(
-        vit, device.type, half and not recipe.drop_path, recipe.batch // recipe.parts(recipe.batch)
+        vit,
+        device.type,
+        half and not recipe.drop_path and not recipe.dropout,
+        recipe.batch // recipe.parts(recipe.batch),
     )
     rates = tuple(sorted({recipe.blr for recipe in recipes}))
-    return FitPlan(name, recipe, rates, card, settings, precision, half, kernels)
+    plain = name, recipe, rates, card, settings, precision, half, kernels
+    return FitPlan(*plain, validation=validation, noise=tuple(noise))
+
+
+def _refuse_idle(changes: Mapping[str, Any], train_on: Source, noise: bool) -> None:
+    """Refuse options that would not act.
+
+    Raises:
+        PatchloomError: one is for images and these are recordings, or the other way round, or there is no noise.
+    """
+    given = [name for name, value in changes.items() if value is not None]
+    recordings = train_on.sound is not None
+    for name in given:
+        if name in (OF_IMAGES if recordings else OF_RECORDINGS):
+            kind = "images" if recordings else "recordings"
+            raise PatchloomError(f"--{name} is for {kind}, and {train_on.name} holds {train_on.noun}: leave it out")
+        if name in ("noise_share", "noise_volume") and not noise:
+            raise PatchloomError(
+                f"--{name} needs recordings of noise: evaluate keywords takes them from the folder _background_noise_"
+            )
 
 
 def fit(
@@ -111,7 +139,9 @@ def fit(
         for rate in plan.rates:
             model = _fitted(candidate, plan.at(rate), rest, f"{candidate.name}, blr {rate:g}", left).model
             found.append(answers(model, held, plan.card, plan.settings, plan.precision).accuracy())
-            print(f"  {candidate.name}, blr {rate:g}: {found[-1]:.1%} of {len(held):,} held-out images", flush=True)
+            print(
+                f"  {candidate.name}, blr {rate:g}: {found[-1]:.1%} of {len(held):,} held-out {source.noun}", flush=True
+            )
         best = int(np.argmax(found))
         plan = plan.at(plan.rates[best])
         chosen = {"held_out_accuracy": found[best], "held_out": len(held)}
@@ -140,11 +170,11 @@ def _announced(candidates: Sequence[Candidate], plan: FitPlan, source: Source) -
     names = ", then ".join(candidate.name for candidate in candidates)
     sooner = ", or less where the accuracy rises no more" if plan.recipe.validation and plan.recipe.patience < 1 else ""
     choosing = f", and {rates} rates to choose from" if rates > 1 else ""
-    print(
-        f"Training {names}: {plan.recipe.epochs:,} epochs of {each // plan.recipe.epochs:,} steps each{choosing}. All "
-        f"of it takes about {duration(left.steps * left.seconds)}{sooner}.",
-        flush=True,
-    )
+    length = f"{plan.recipe.epochs:,} epochs of {plan.per_epoch(n):,} steps"
+    if plan.recipe.updates:
+        length = f"{each:,} updates, {each / plan.per_epoch(n):.3g} epochs,"
+    whole = duration(left.steps * left.seconds)
+    print(f"Training {names}: {length} each{choosing}. All of it takes about {whole}{sooner}.", flush=True)
     return left
 
 
@@ -161,6 +191,15 @@ def train_and_test(
         plan: how they are trained.
         parts: training and test images.
     """
+    rows, found = trained_and_tested(protocol, candidates, plan, parts)
+    said = [done, recipe_sentence(plan, parts, rows[0].settings)]
+    return report_of(protocol, f"{title} ({plan.name}): ", said, rows, parts, plan.settings, found[-1])
+
+
+def trained_and_tested(
+    protocol: str, candidates: Sequence[Candidate], plan: FitPlan, parts: Parts
+) -> tuple[list[Row], list[Answers]]:
+    """The row of each candidate, and its predictions for the test images; arguments as of `train_and_test`."""
     fitted, left = [], _announced(candidates, plan, parts.train)
     for candidate in candidates:
         model, row_settings = fit(candidate, plan, parts.train, left)
@@ -173,8 +212,7 @@ def train_and_test(
         found.append(answers(model, parts.test, plan.card, plan.settings, plan.precision, candidate.name))
         rows.append(Row.of_images(candidate.name, model.pooling, protocol, row_settings, found[-1].right))
         model.cpu()
-    said = [done, _recipe_sentence(plan, parts, rows[0].settings)]
-    return report_of(protocol, f"{title} ({plan.name}): ", said, rows, parts, plan.settings, found[-1])
+    return rows, found
 
 
 def report_of(
@@ -193,7 +231,7 @@ def report_of(
     """
     n = len(found.labels)
     chance = majority(protocol, labels_of(parts.train), found.labels)
-    said = [*said, parts.story, *lost_images(found.unreadable, "test images")]
+    said = [*said, parts.story, *lost_images(found.unreadable, f"test {parts.test.noun}")]
     controls = [f"{row.number()} {row.encoder}" for row in (*rows[1:], chance)]
     first = rows[0].text() if rows[0].encoder != SCRATCH else f"{SCRATCH} {rows[0].text()}"
     against = f"{', '.join(controls[:-1])} and {controls[-1]}" if len(controls) > 1 else controls[0]
@@ -203,7 +241,7 @@ def report_of(
     return Report(
         rows=[*rows, chance],
         protocol=" ".join(said),
-        headline=f"{title}{first} against {against} on {n:,} test images.{verdict}",
+        headline=f"{title}{first} against {against} on {n:,} test {parts.test.noun}.{verdict}",
         quoted=tuple(rows),
         data=parts.test.name,
         fingerprint=parts.test.fingerprint(),
@@ -212,25 +250,37 @@ def report_of(
     )
 
 
-def _recipe_sentence(plan: FitPlan, parts: Parts, row_settings: Mapping[str, Any]) -> str:
+def recipe_sentence(plan: FitPlan, parts: Parts, row_settings: Mapping[str, Any]) -> str:
+    """How everything was trained, and on what, from the settings of any row."""
     values = {name: row_settings[name] for name in (*plan.recipe.plain(), "precision")}
     values["batch"] = plan.batch(len(parts.train))  # of which there may be fewer than the recipe's
     values["blr"] = " or ".join(f"{rate:g}" for rate in plan.rates)
     if plan.recipe.lr:  # no base learning rate has had a say
         del values["blr"]
+    if plan.validation is not None:  # no share of the training images is held out
+        values.pop("validation", None)
     recipe = ", ".join(f"{name.replace('_', ' ')} {in_words(value)}" for name, value in values.items())
-    chosen = ""
+    noun, chosen = parts.train.noun, ""
+    if plan.recipe.recordings:
+        noise = "" if plan.noise else "; the data brings no noise to add"
+        chosen = f" What recipes do to images (crops, mirroring, RandAugment, erasing, cutmix) does not act{noise}."
     if len(plan.rates) > 1:
-        chosen = (
+        chosen += (
             " The base learning rate was chosen, for each model by itself, on a stratified "
-            f"{RATE_VALIDATION_SHARE:.0%} of the training images, then all of them were trained on."
+            f"{RATE_VALIDATION_SHARE:.0%} of the training {noun}, then all of them were trained on."
         )
     if plan.recipe.validation:
         held, patience = row_settings["validation_images"], plan.recipe.patience
-        ended = f"; {patience:.0%} of the epochs without a higher accuracy end the training" if patience < 1 else ""
-        chosen += f" The epoch that is tested was chosen on {held:,} of them, which were not trained on{ended}."
+        unit, units = ("update", "updates") if plan.recipe.updates else ("epoch", "epochs")
+        ended = f"; {patience:.0%} of the {units} without a higher accuracy end the training" if patience < 1 else ""
+        of = (
+            f"{held:,} of them, which were not trained on"
+            if plan.validation is None
+            else f"the data's own {held:,} {noun} for validation"
+        )
+        chosen += f" The {unit} that is tested was chosen on {of}{ended}."
     return (
-        f"Trained on {len(parts.train):,} images by the recipe {plan.name}: {recipe}.{chosen} Tested once, on "
+        f"Trained on {len(parts.train):,} {noun} by the recipe {plan.name}: {recipe}.{chosen} Tested once, on "
         f"{len(parts.test):,} others."
     )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from timm.data import Mixup
 from timm.data.random_erasing import RandomErasing
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
-from timm.scheduler import CosineLRScheduler
 from timm.utils import ModelEmaV3
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from patchloom.evaluate.classifier import Classifier
 from patchloom.evaluate.features import labels_of
 from patchloom.evaluate.loop import Loop, what_decides
 from patchloom.evaluate.recipes import Recipe, of_step
+from patchloom.evaluate.schedule import schedule_of
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.views import Views
 from patchloom.memory import keep_freed_memory
@@ -34,12 +36,14 @@ class Training(Loop):
 
     Args:
         model: is trained in place.
-        source: labelled images; the recipe's share of them is for validation.
+        source: labelled images.
         recipe: with every ``auto`` resolved.
         mean, std: normalise the images.
         settings: seed, device and workers.
         half: take matrix products in bfloat16.
         native: with our own kernels.
+        validation: images that the data brings for it; None: the recipe's share of ``source``.
+        noise: recordings of it, int16 [1 1 n] each, which are added to others.
     """
 
     def __init__(
@@ -53,12 +57,14 @@ class Training(Loop):
         *,
         half: bool = False,
         native: bool = False,
+        validation: Source | None = None,
+        noise: Sequence[Tensor] = (),
     ) -> None:
         self.recipe, self.mean, self.std, self.settings, self.half = recipe, mean, std, settings, half
         self.device, self.seed, self.clip = settings.at, settings.seed, recipe.clip
-        self.about = self._all_that_decides(model, source, native) if settings.cache else None
-        self.held: Source | None = None
-        if recipe.validation:
+        self.held = validation if recipe.validation else None
+        self.about = self._all_that_decides(model, source, native, noise) if settings.cache else None
+        if recipe.validation and validation is None:
             source, self.held = hold_out(splittable(source), recipe.validation, seed=settings.seed)
         self.source, self.labels = source, labels_of(source)
         self.model = model.to(self.device).train()
@@ -67,16 +73,12 @@ class Training(Loop):
         use_native(model, native)
         n, (self.images, self.batch) = len(source), of_step(recipe, len(source))
         self.per_epoch = max(1, n // self.batch)
-        self.steps = recipe.epochs * self.per_epoch
+        self.steps = recipe.updates or recipe.epochs * self.per_epoch
         held = 0 if self.held is None else len(self.held)
-        self.best = BestEpoch(held, recipe.epochs, self.per_epoch, recipe.patience)
-        self.views = Views(model.size, recipe, mean, source.sound)
+        self.best = BestEpoch(held, self.steps, self.per_epoch, recipe.patience)
+        self.views = Views(model.size, recipe, mean, source.sound, noise)
         self.optimizer = self._optimizer()
-        warmup = min(round(recipe.warmup_epochs * self.per_epoch), self.steps - 1)
-        # one more than there are steps, so that the learning rate of the last one is above 0
-        self.schedule = CosineLRScheduler(
-            self.optimizer, self.steps - warmup + 1, warmup_t=warmup, warmup_prefix=True, t_in_epochs=False
-        )
+        self.schedule = schedule_of(self.optimizer, recipe, self.steps, self.per_epoch)
         self.average = ModelEmaV3(model, recipe.ema, use_warmup=True) if recipe.ema else None
         self.mix = self._mixup(model.classes)
         self.loss = SoftTargetCrossEntropy() if self.mix else LabelSmoothingCrossEntropy(recipe.smoothing)
@@ -102,6 +104,8 @@ class Training(Loop):
         return self.recipe.rate_option()
 
     def _position(self) -> str:
+        if self.recipe.updates:
+            return f"update {self.step:,} of {self.steps:,}"
         return f"epoch {self.epoch:.1f} of {self.recipe.epochs}"
 
     def _loss(self, batch: Batch) -> Tensor:
@@ -129,18 +133,26 @@ class Training(Loop):
     def _told(self, loss: float) -> str:
         found = self.best.latest
         validated = "" if found is None else f" · validation {found.accuracy:.1%}"
-        return f"epoch {self.epoch:.1f}/{self.recipe.epochs} · loss {loss:.3f}{validated}"
+        done = f"epoch {self.epoch:.1f}/{self.recipe.epochs}"
+        if self.recipe.updates:
+            done = f"update {self.step:,}/{self.steps:,}"
+        return f"{done} · loss {loss:.3f}{validated}"
 
     def _outcome(self, chosen: dict[str, Any]) -> str:
+        counted = bool(self.recipe.updates)
+        unit, count = ("update", self.steps) if counted else ("epoch", self.recipe.epochs)
         if not chosen:
-            return f"trained for {self.recipe.epochs} epoch{'s'[: self.recipe.epochs != 1]}"
-        early = f", ended after {self.epoch:.0f}" if self.step < self.steps else ""
+            return f"trained for {count:,} {unit}{'s'[: count != 1]}"
+        best, done = (self.best.step, self.step) if counted else (chosen["best_epoch"], round(self.epoch))
+        early = f", ended after {done:,}" if self.step < self.steps else ""
         return (
-            f"epoch {chosen['best_epoch']:g} of {self.recipe.epochs} was best{early} "
-            f"({chosen['validation_accuracy']:.1%} of {chosen['validation_images']:,} validation images)"
+            f"{unit} {f'{best:,}' if counted else f'{best:g}'} of {count:,} was best{early} "
+            f"({chosen['validation_accuracy']:.1%} of {chosen['validation_images']:,} validation {self.source.noun})"
         )
 
-    def _all_that_decides(self, model: Classifier, source: Source, native: bool) -> dict[str, Any]:
+    def _all_that_decides(
+        self, model: Classifier, source: Source, native: bool, noise: Sequence[Tensor]
+    ) -> dict[str, Any]:
         numbers, device = [self.mean, self.std, self.seed], [self.device.type, self.half, native]
         return {
             **what_decides(model, self.recipe.plain(), numbers, device),
@@ -150,4 +162,7 @@ class Training(Loop):
             "labels": digest_of({"labels": labels_of(source)}),
             # by which the images for validation are drawn
             "groups": None if source.groups is None else digest_of({"groups": torch.from_numpy(source.groups)}),
+            "sound": None if source.sound is None else asdict(source.sound),
+            "noise": digest_of({str(number): wave for number, wave in enumerate(noise)}),
+            "validation": None if self.held is None else [self.held.fingerprint(), labels_of(self.held).tolist()],
         }

@@ -38,8 +38,9 @@ def vary(
     positions: Variant = "keep",
     class_token: bool = False,
     drop_path: float = 0.0,
+    dropout: float = 0.0,
 ) -> Encoder:
-    """A copy of an encoder with other positions, a class token or drop path; random numbers are torch's.
+    """A copy of an encoder with other positions, a class token, drop path or dropout; random numbers are torch's.
 
     Args:
         vit: the encoder; it stays as it is.
@@ -48,10 +49,20 @@ def vary(
             bias in each attention, zero at first, and nothing else; none.
         class_token: add one, normal(0.02), if it has none.
         drop_path: largest rate of stochastic depth, that of the last block.
+        dropout: its rate wherever timm has a place for it: of tokens with their positions, of attention weights, and
+            of the outputs of attention and of both layers of each MLP.
 
     Raises:
         PatchloomError: positions that this encoder cannot have.
     """
+    copy = _varied(vit, card, positions, class_token, drop_path)
+    for module in copy.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = dropout
+    return copy
+
+
+def _varied(vit: Encoder, card: EncoderCard, positions: Variant, class_token: bool, drop_path: float) -> Encoder:
     if is_hierarchical(vit):
         return _vary_swin(vit, card, positions, class_token, drop_path)
     table = patch_positions(vit)

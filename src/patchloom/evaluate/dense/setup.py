@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from patchloom.evaluate.classifier import PositionChoice, variant_of
 from patchloom.evaluate.dense.parts import DenseParts, dense_parts
 from patchloom.evaluate.dense.recipes import R, dense_recipe
 from patchloom.evaluate.features import Precision, trains_in_bfloat16
+from patchloom.evaluate.places import place_in_run
 from patchloom.evaluate.settings import EvalSettings, tell
 from patchloom.launch import first_decides, launch, started
 from patchloom.nets.dense.maps import at_size
@@ -88,11 +88,9 @@ class Setup(Generic[T, R]):
 
     def place(self, folder: str, suffix: str, what: str = "") -> Path | None:
         """Where a file of the evaluation lies in the run; None where that is no folder or file of the user's."""
-        if str(self.run).startswith("timm:"):
-            return None
-        home = Path(self.run) if Path(self.run).is_dir() else Path(self.run).parent
-        name = re.sub(r"[^\w.-]+", "-", Path(self.parts.train.images.name).name)
-        return home / folder / f"{what}{name}-{self.label}-{self.settings.seed}{suffix}"
+        return place_in_run(
+            self.run, self.parts.train.images.name, self.label, self.settings.seed, folder, suffix, what
+        )
 
 
 def set_up(

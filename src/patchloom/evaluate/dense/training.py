@@ -76,7 +76,7 @@ class DenseTraining(Loop, Generic[T]):
         self.batch = recipe.batch // world()
         self.steps, self.per_epoch = recipe.steps, max(1, len(train) // recipe.batch)
         every = max(1, math.ceil(self.steps / _VALIDATED))
-        self.best = BestEpoch(0 if held is None else len(held), 1, self.steps, recipe.patience, every)
+        self.best = BestEpoch(0 if held is None else len(held), self.steps, self.steps, recipe.patience, every)
         groups = self.model.groups(recipe.weight_decay, recipe.layer_decay)
         fused = self.device.type in ("cpu", "cuda")
         self.optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=fused)

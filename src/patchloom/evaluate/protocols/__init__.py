@@ -33,6 +33,7 @@ PROTOCOLS: dict[str, str] = {
     "finetune": "patchloom.evaluate.protocols.finetune.finetune",
     "blocks": "patchloom.evaluate.protocols.blocks.blocks",
     "few-shot": "patchloom.evaluate.protocols.fewshot.fewshot",
+    "keywords": "patchloom.evaluate.protocols.keywords.keywords",
     "ensemble": "patchloom.evaluate.protocols.ensemble.ensemble",
     "segment": "patchloom.evaluate.protocols.segment.segment",
     "detect": "patchloom.evaluate.protocols.detect.detect",

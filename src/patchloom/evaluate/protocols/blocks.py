@@ -12,7 +12,8 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier, class_names, fresh_blocks
 from patchloom.evaluate.features import Precision, check_pooling, tokens_of
 from patchloom.evaluate.frozen import UNTRAINED
-from patchloom.evaluate.recipes import Recipe, takes_recipe
+from patchloom.evaluate.recipe_options import takes_recipe
+from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.report import Report
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.evaluate.trained import Build, Candidate, plan_for, train_and_test
@@ -21,7 +22,11 @@ from patchloom.nets.variants import vary
 from patchloom.nets.weights import EncoderCard, untrained_twin
 from patchloom.runs.encoder import load_encoder
 
-_UNUSED = {"layer_decay": 1.0, "drop_path": 0.0}  # values of a recipe without effect on a frozen encoder
+_UNUSED = {
+    "layer_decay": 1.0,
+    "drop_path": 0.0,
+    "dropout": 0.0,
+}  # values of a recipe without effect on a frozen encoder
 
 
 @takes_recipe
@@ -41,8 +46,8 @@ def blocks(
     Args:
         run, data, settings: as in `patchloom.evaluate.evaluate`.
         count: number of blocks.
-        recipe: small (ours), or a paper's: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, restore, simmim,
-            extrema, extrema-22k, extrema-few or lut; each value below replaces one of its own.
+        recipe: small (ours), or a paper's: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, mp3-speech,
+            restore, simmim, extrema, extrema-22k, extrema-few or lut; each value below replaces one of its own.
         control: do the same on an untrained encoder, too.
         precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
         changes: values of the recipe.

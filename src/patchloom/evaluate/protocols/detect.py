@@ -29,7 +29,7 @@ from patchloom.evaluate.dense.matches import bootstrap_precision, paired_precisi
 from patchloom.evaluate.dense.recipes import DETECT, DetectRecipe
 from patchloom.evaluate.dense.setup import Setup, set_up
 from patchloom.evaluate.features import Precision
-from patchloom.evaluate.recipes import takes_recipe
+from patchloom.evaluate.recipe_options import takes_recipe
 from patchloom.evaluate.report import Drawing, Report, Row, difference_in_words
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trained import SCRATCH

@@ -16,7 +16,7 @@ from patchloom.evaluate.features import Precision, classes_of, labels_of
 from patchloom.evaluate.frozen import compare
 from patchloom.evaluate.protocols.finetune import builder, scratch
 from patchloom.evaluate.protocols.linear import LINEAR
-from patchloom.evaluate.recipes import takes_recipe
+from patchloom.evaluate.recipe_options import takes_recipe
 from patchloom.evaluate.report import Report
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified
 from patchloom.evaluate.trained import SCRATCH, Candidate, plan_for, train_and_test
@@ -56,8 +56,8 @@ def fewshot(
         per_class: number of images per class, instead of a share.
         method: finetune or linear; the options from recipe on are for finetune.
         head_on: put the head on the features, or on the first layer of the run's projection, as ExtreMA does.
-        recipe: small (ours), or a paper's: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, restore, simmim,
-            extrema, extrema-22k, extrema-few or lut; each value below replaces one of its own.
+        recipe: small (ours), or a paper's: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, mp3-speech,
+            restore, simmim, extrema, extrema-22k, extrema-few or lut; each value below replaces one of its own.
         positions: keep, fixed, learned, relative or none, as in finetune.
         control: train from scratch, too.
         precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
@@ -114,12 +114,12 @@ def few(parts: Parts, share: float | None, per_class: int | None, seed: int) -> 
         count = round(share * n)
         if count < classes:
             raise PatchloomError(
-                f"{share:g} of {n:,} training images is {count}, fewer than the {classes} classes: use --labels "
+                f"{share:g} of {n:,} training {train.noun} is {count}, fewer than the {classes} classes: use --labels "
                 f"{classes / n:.2g} or more, or --per_class 1"
             )
         some, what = stratified(train, count, seed), {"labels": share}
-    story = f"{parts.story} Of {n:,} training images a stratified {len(some):,} were used (seed {seed})."
-    return Parts(some, parts.test, story), {**what, "labelled": len(some)}
+    story = f"{parts.story} Of {n:,} training {train.noun} a stratified {len(some):,} were used (seed {seed})."
+    return replace(parts, train=some, story=story), {**what, "labelled": len(some)}
 
 
 def _of_each(source: Source, count: int, seed: int) -> Source:
@@ -130,7 +130,9 @@ def _of_each(source: Source, count: int, seed: int) -> Source:
         members = np.flatnonzero(labels == label)
         if len(members) < count:
             name = class_names(source)[label]
-            raise PatchloomError(f"class {name} has {len(members)} training images: use --per_class {len(members)}")
+            raise PatchloomError(
+                f"class {name} has {len(members)} training {source.noun}: use --per_class {len(members)}"
+            )
         chosen.append(rng.permutation(members)[:count])
     return source.subset(np.sort(np.concatenate(chosen)))
 

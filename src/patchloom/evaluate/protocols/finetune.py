@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,11 @@ from patchloom.evaluate.classifier import (
     variant_of,
 )
 from patchloom.evaluate.features import Precision
-from patchloom.evaluate.recipes import Recipe, takes_recipe
+from patchloom.evaluate.places import place_in_run
+from patchloom.evaluate.recipe_options import takes_recipe
+from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.report import Report
-from patchloom.evaluate.settings import EvalSettings, parts_of
+from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
 from patchloom.evaluate.trained import SCRATCH, Build, Candidate, plan_for, train_and_test
 from patchloom.hints import check_options
 from patchloom.nets.variants import vary
@@ -50,8 +52,8 @@ def finetune(
 
     Args:
         run, data, settings: as in `patchloom.evaluate.evaluate`.
-        recipe: small (ours), or a paper's: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, restore, simmim,
-            extrema, extrema-22k, extrema-few or lut; each value below replaces one of its own.
+        recipe: small (ours), or a paper's: mae, droppos, mp3, mp3-cifar100, mp3-tiny-imagenet, mp3-speech,
+            restore, simmim, extrema, extrema-22k, extrema-few or lut; each value below replaces one of its own.
         positions: keep the encoder's, fixed sine-cosine, learned, relative (a bias in each attention), or none; auto
             is keep, or learned for an encoder without positions.
         control: train from scratch, too.
@@ -70,25 +72,45 @@ def finetune(
     parts = parts_of(data, settings, card=card)
     plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision)
     variant, classes = variant_of(positions, vit), class_names(parts.train)
-    row_settings = {"positions": variant}
-    path = None if from_scratch else _place(run, data, recipe, settings, out)
-
-    def save(model: Classifier, all_settings: dict[str, Any]) -> None:
-        if path is None:
-            print(f"  {card.name} is no file of yours, so its classifier is not saved: --out FILE saves it")
-            return
-        trained_on = parts.train.name, parts.test.fingerprint(), settings.seed
-        save_classifier(model, ClassifierCard(card, variant, model.pooling, classes, *trained_on, all_settings), path)
-        print(f"  {card.name}: saved as {path}", flush=True)
-
-    pretrained = Candidate(card.name, builder(vit, card, positions, len(classes)), row_settings, save)
-    candidates = [] if from_scratch else [pretrained]
+    place = None if from_scratch else saved_at(run, data, recipe, settings, out)
+    candidates = [] if from_scratch else [pretrained(vit, card, positions, parts, settings, place)]
     if control or from_scratch:
         candidates.append(scratch(card, positions, len(classes), settings))
     done = f"Fine-tuning: the encoder and a linear head were trained together, positions: {variant}."
     if len(candidates) > 1:
         done += f" {SCRATCH.capitalize()} is the same with fresh weights."
     return train_and_test("finetune", "Fine-tuning", done, candidates, plan, parts)
+
+
+def pretrained(
+    vit: VisionTransformer,
+    card: EncoderCard,
+    positions: PositionChoice,
+    parts: Parts,
+    settings: EvalSettings,
+    place: Path | None,
+    more: Mapping[str, Any] | None = None,
+) -> Candidate:
+    """The encoder, whose classifier is saved when it is trained.
+
+    Args:
+        vit, card, positions, parts, settings: as everywhere.
+        place: where; None if it is not.
+        more: settings of the row besides the positions.
+    """
+    variant, classes = variant_of(positions, vit), class_names(parts.train)
+
+    def save(model: Classifier, all_settings: dict[str, Any]) -> None:
+        if place is None:
+            print(f"  {card.name} is no file of yours, so its classifier is not saved: --out FILE saves it")
+            return
+        trained_on = parts.train.name, parts.test.fingerprint(), settings.seed
+        save_classifier(model, ClassifierCard(card, variant, model.pooling, classes, *trained_on, all_settings), place)
+        print(f"  {card.name}: saved as {place}", flush=True)
+
+    return Candidate(
+        card.name, builder(vit, card, positions, len(classes)), {"positions": variant, **(more or {})}, save
+    )
 
 
 def scratch(
@@ -120,20 +142,20 @@ def builder(
 
     def build(recipe: Recipe) -> Classifier:
         pool = pooling or recipe.pooling
-        encoder = vary(vit, card, variant_of(positions, vit), pool == "class", recipe.drop_path)
+        encoder = vary(vit, card, variant_of(positions, vit), pool == "class", recipe.drop_path, recipe.dropout)
         return Classifier(encoder, classes, pool, **deepcopy(parts))
 
     return build
 
 
-def _place(run: str | Path, data: DataLike, recipe: str, settings: EvalSettings, out: str | None) -> Path | None:
-    """Path of the saved classifier; None if it is not saved."""
+def saved_at(run: str | Path, data: DataLike, label: str, settings: EvalSettings, out: str | None) -> Path | None:
+    """Path of the saved classifier, by the recipe or what else tells it apart; None if it is not saved.
+
+    Raises:
+        PatchloomError: one file for several seeds.
+    """
     if out is not None:
         if settings.seeds > 1:
             raise PatchloomError(f"--out names one file, but --seeds {settings.seeds} gives several: leave --out away")
         return Path(out)
-    if str(run).startswith("timm:"):
-        return None
-    folder = Path(run) if Path(run).is_dir() else Path(run).parent
-    name = re.sub(r"[^\w.-]+", "-", Path(data).name)
-    return folder / "finetuned" / f"{name}-{recipe}-{settings.seed}.safetensors"
+    return place_in_run(run, data, label, settings.seed, "finetuned", ".safetensors")

@@ -16,7 +16,8 @@ from patchloom.evaluate.frozen import UNTRAINED, FrozenProtocol, Score, measure_
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, STRENGTHS, linear_probe
 from patchloom.evaluate.papers import PROBES, published
 from patchloom.evaluate.probe import Probe
-from patchloom.evaluate.recipes import ProbeRecipe, Recipe, takes_recipe
+from patchloom.evaluate.recipe_options import takes_recipe
+from patchloom.evaluate.recipes import ProbeRecipe, Recipe
 from patchloom.evaluate.report import Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.evaluate.trained import Build, Candidate, in_words, plan_for, train_and_test

@@ -30,7 +30,7 @@ from patchloom.evaluate.dense.setup import Setup, set_up
 from patchloom.evaluate.dense.sliding import segment_image
 from patchloom.evaluate.features import Precision
 from patchloom.evaluate.frozen import PIXELS, THE_UNTRAINED, UNTRAINED
-from patchloom.evaluate.recipes import takes_recipe
+from patchloom.evaluate.recipe_options import takes_recipe
 from patchloom.evaluate.report import Drawing, Report, Row, difference_in_words
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trained import SCRATCH

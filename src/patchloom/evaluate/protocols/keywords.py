@@ -1,0 +1,158 @@
+"""Keyword spotting: fine-tuning on recordings of words, beside training from scratch and raw features (MP3, 4.3)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from patchloom.data import Data, DataLike
+from patchloom.data.sound.keywords import KeywordParts, open_keywords
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.answers import Answers
+from patchloom.evaluate.classifier import PositionChoice, class_names, variant_of
+from patchloom.evaluate.features import Precision
+from patchloom.evaluate.frozen import raw_extractor
+from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, linear_probe
+from patchloom.evaluate.places import place_in_run
+from patchloom.evaluate.protocols.fewshot import few
+from patchloom.evaluate.protocols.finetune import pretrained, saved_at, scratch
+from patchloom.evaluate.recipe_options import takes_recipe
+from patchloom.evaluate.report import Drawing, Report, Row
+from patchloom.evaluate.settings import EvalSettings, Parts, shortened, tell
+from patchloom.evaluate.trained import SCRATCH, plan_for, recipe_sentence, report_of, trained_and_tested
+from patchloom.hints import check_options, listing
+from patchloom.nets.encode import input_size
+from patchloom.nets.weights import EncoderCard
+from patchloom.runs.encoder import load_encoder
+from patchloom.waiting import Waiting
+
+_NAME = "keywords"
+_DRAWN = "patchloom.look.confusion.draw_confusion"
+
+
+@takes_recipe
+def keywords(
+    run: str | Path,
+    data: DataLike,
+    settings: EvalSettings,
+    *,
+    words: str | list[str] | None = None,
+    labels: float = 1.0,
+    recipe: str = "small",
+    positions: PositionChoice = "auto",
+    control: bool = True,
+    precision: Precision = "auto",
+    out: str | None = None,
+    **changes: Any,
+) -> Report:
+    """Fine-tune on recordings of words, to tell these from one another, from silence and from other words.
+
+    Args:
+        run, settings: as in `patchloom.evaluate.evaluate`; the run is of recordings.
+        data: as `patchloom.data.sound.keywords.open_keywords` takes it: Speech Commands' layout, or a folder with a
+            folder for each word.
+        words: to be told apart, separated by commas; the ten of Speech Commands, or all classes of other data.
+        labels: share of the training recordings that is used, stratified, such as 0.1.
+        recipe: small (ours), or a paper's: mp3-speech for recordings; mae, droppos, mp3, mp3-cifar100,
+            mp3-tiny-imagenet, restore, simmim, extrema, extrema-22k, extrema-few or lut for images; each value below
+            replaces one of its own.
+        positions: keep, fixed, learned, relative or none, as in finetune.
+        control: train from scratch, too.
+        precision: of the training: float32, or bfloat16 products; auto is bfloat16 where that is clearly faster.
+        out: file of the fine-tuned classifier; by default finetuned/DATA-RECIPE-SEED.safetensors in the run.
+        changes: values of the recipe.
+
+    Raises:
+        PatchloomError: as `finetune`; or an encoder of images, or words that are not there.
+    """
+    check_options(keywords, locals())
+    vit, card = load_encoder(run, settings.model)
+    opened = _opened(data, words, card, settings)
+    noise = opened.noise
+    waves = () if noise is None else tuple(noise.read(i) for i in range(len(noise)))
+    parts, what, label = _parts(opened, card, settings), {}, recipe
+    if labels != 1:
+        parts, what = few(parts, labels, None, settings.seed)
+        parts = replace(parts, story=f"{parts.story} All recordings for validation were used.")
+        label = f"{recipe}-{labels:g}"
+    own = {"validation": parts.validation, "noise": waves}
+    plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision, **own)
+    variant, classes = variant_of(positions, vit), class_names(parts.train)
+    candidates = [pretrained(vit, card, positions, parts, settings, saved_at(run, data, label, settings, out), what)]
+    if control:
+        candidates.append(
+            replace(scratch(card, positions, len(classes), settings), settings={"positions": variant, **what})
+        )
+    rows, found = trained_and_tested(_NAME, candidates, plan, parts)
+    rows.append(_raw_features(vit, card, parts, settings, what))
+    beside = f" {SCRATCH.capitalize()} is the same with fresh weights." if control else ""
+    h, w = input_size(vit)
+    done = (
+        f"Keyword spotting: the encoder and a linear head were trained together, positions: {variant}.{beside} "
+        f"{rows[-1].encoder.capitalize()} are a logistic regression on the pictures themselves, {h}x{w} numbers each; "
+        f"its L2 strength was chosen on a stratified {100 * CHOICE_VALIDATION_SHARE:.0f} % of the training recordings. "
+        f"There are {len(classes)} classes: {listing(classes, 'and')}."
+    )
+    said = [done, recipe_sentence(plan, parts, rows[0].settings)]
+    report = report_of(_NAME, f"Keyword spotting ({label}): ", said, rows, parts, settings, found[-1])
+    place = place_in_run(run, data, label, settings.seed, "pictures", ".png", f"{_NAME}-")
+    return replace(report, drawings=_drawings(place, found[0], rows[0], classes, parts))
+
+
+def _opened(data: DataLike, words: str | list[str] | None, card: EncoderCard, settings: EvalSettings) -> KeywordParts:
+    """The recordings, as the encoder hears them.
+
+    Raises:
+        PatchloomError: the encoder is of images, or a grouping is asked for.
+    """
+    if card.sound is None:
+        raise PatchloomError(
+            f"{card.name} is an encoder of images: keywords needs one that pretrain made of recordings"
+        )
+    if settings.group is not None:
+        raise PatchloomError("keywords takes the parts that the data has: leave --group away")
+    named = words.split(",") if isinstance(words, str) else words
+    with Waiting("listing the recordings"):
+        opened = open_keywords(data, None if named is None else [word.strip() for word in named], settings.seed)
+    tell(opened.notes)
+    return opened.heard_as(card.sound)
+
+
+def _parts(opened: KeywordParts, card: EncoderCard, settings: EvalSettings) -> Parts:
+    counts = f"{len(opened.train):,} recordings for training, {len(opened.validation):,} for validation"
+    story = " ".join([card.note, f"The data has {counts}, and {len(opened.test):,} for the test."]).strip()
+    with Waiting("looking for copies among the recordings"):
+        parts = shortened(Data(opened.train, opened.test), story, settings)
+    return replace(parts, validation=opened.validation)
+
+
+def _raw_features(vit: Any, card: EncoderCard, parts: Parts, settings: EvalSettings, what: dict[str, Any]) -> Row:
+    """The row of a logistic regression on the pictures of the recordings."""
+    name, features_of, _ = raw_extractor(vit, card, settings)
+    train = features_of(parts.train)
+    probe, choice = linear_probe(
+        train.pooled("pixels"), train.labels, seed=settings.seed, device=settings.at, groups=train.groups
+    )
+    test = features_of(parts.test)
+    about = {"strength": choice.strength, "held_out_accuracy": choice.accuracy, "held_out": choice.held_out, **what}
+    return Row.of_images(name, "-", _NAME, about, probe.right(test.pooled("pixels"), test.labels))
+
+
+def _drawings(
+    place: Path | None, found: Answers, row: Row, classes: tuple[str, ...], parts: Parts
+) -> tuple[Drawing, ...]:
+    """The confusion matrix of the encoder that was fine-tuned."""
+    if place is None:
+        return ()
+    c = len(classes)
+    pairs = c * found.labels + found.logits.argmax(1)
+    content = {
+        "counts": torch.bincount(pairs, minlength=c * c).view(c, c).numpy(),
+        "classes": classes,
+        "title": f"{row.encoder}, fine-tuned: {row.text()} of {len(found.labels):,} recordings of {parts.test.name}",
+        "caption": "Each cell: how many recordings, and their share of the row. Blue: right; red: wrong.",
+    }
+    return (Drawing(_DRAWN, place, content),)
