@@ -80,7 +80,7 @@ BROKEN = ["bomb.png", "empty.png", "half.jpg", "lost.png", "page.jpg", "short.ti
 
 @pytest.fixture(scope="module", autouse=True)
 def no_second_process(module_patch):
-    module_patch.setattr("patchloom.propose.memory_of", lambda settings, compiled: 0.25)  # it takes seconds to start
+    module_patch.setattr("patchloom.propose.memory_of", lambda *asked: 0.25)  # it takes seconds to start
     module_patch.setattr("patchloom.train.trial._READING", 0.1)
 
 

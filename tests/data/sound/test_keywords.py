@@ -180,6 +180,9 @@ def test_a_plain_folder_of_classes(tmp_path, record, splits):
     assert parts.train.classes == ("a", "b", "c") == parts.validation.classes == parts.test.classes
     wanted = {3: [[10] * 3, [4] * 3, [4] * 3], 2: [[9] * 3, [1] * 3, [4] * 3], 0: None}[len(splits)]
     assert wanted is None or counts(parts) == wanted
+    lacking = {"test": "test", "val": "validation"}
+    drawn = [f"brings no {part}" for split, part in lacking.items() if split not in splits]
+    assert len(parts.notes) == len(drawn) and all(map(str.__contains__, parts.notes, drawn))
     assert sum(map(sum, counts(parts))) == {3: 54, 2: 42, 0: 30}[len(splits)]
     everything = [named(part) for part in (parts.train, parts.validation, parts.test)]
     assert len({*sum(everything, [])}) == len(sum(everything, []))

@@ -44,7 +44,7 @@ def test_what_a_survey_finds(mixed):
         "files": "WAV 16 bits (16), FLAC 24 bits (3), OGG (1)",
         "rate": "16,000 Hz (16), 8,000 Hz (3), 44,100 Hz (1)",
         "channels": "1",
-        "seconds": "0.10 to 2.00, 1.00 at the median; 0.01 hours in all",
+        "seconds": "0.10 to 2.00, 1.02 at the median; 18 s in all",
         "unreadable": "1",
         "copies": "2",
         "silent": "1",

@@ -209,6 +209,8 @@ def _of_classes(data: DataLike, words: Sequence[str] | None) -> KeywordParts:
     validation = None
     if isinstance(test, Files) and isinstance(data, str | Path):
         validation = _validation(Path(data).expanduser(), train, test)
+        if validation is not None:  # the note on splits says that it is left out
+            notes = [note for note in notes if not note.startswith("Of ")]
     if test is not None and test.labels is None:
         raise PatchloomError(f"the test recordings of {train.name} have no labels: put each word's in a folder there")
     train, validation, test = _whole(train, validation, test, notes)

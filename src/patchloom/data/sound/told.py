@@ -8,6 +8,7 @@ import numpy as np
 
 from patchloom.data.survey import Survey
 from patchloom.sound import Sound
+from patchloom.waiting import duration
 
 _MOST = 5  # rates, kinds or numbers of channels that are named
 
@@ -26,7 +27,7 @@ def column_of(found: Survey) -> dict[str, str]:
         "files": _counted(kinds),
         "rate": _counted(rates),
         "channels": _counted(channels),
-        "seconds": f"{span}; {lengths.sum() / 3600:,.2f} hours in all",
+        "seconds": f"{span}; {duration(float(lengths.sum()))} in all",
         "unreadable": f"{len(found.broken):,}",
         "copies": f"{found.repeated:,}",
         "silent": f"{len(found.flat):,}",

@@ -29,14 +29,15 @@ from patchloom.waiting import Waiting
 
 @checked
 def open_data(data: DataLike, seed: int = 0, *, group: str | None = None) -> Data:
-    """Open images by a path, an address or a name, by several of them, or as an object of a program.
+    """Open images or recordings by a path, an address or a name, by several of them, or as an object of a program.
 
     Args:
-        data: a folder of images; a text file or a table (CSV, TSV) that lists them; a pattern of their paths; the name
-            of built-in data (see `BUILTIN`); shards, as a pattern of paths, an address for fsspec, or a ``pipe:``
-            command, which is run; or a Hugging Face data set, as ``hf:NAME`` or ``hf:FOLDER``. A built-in name wins
-            over a folder of that name: write ``./shapes``, or give a `Path`, for the folder. Several are a list, or one
-            text with commas between them; image files may be given one by one. For objects, see `open_objects`.
+        data: a folder of images, or of recordings (see `SOUND_SUFFIXES`), also in Speech Commands' layout; a text file
+            or a table (CSV, TSV) that lists them; a pattern of their paths; the name of built-in data (see `BUILTIN`);
+            shards, as a pattern of paths, an address for fsspec, or a ``pipe:`` command, which is run; or a Hugging
+            Face data set, as ``hf:NAME`` or ``hf:FOLDER``. A built-in name wins over a folder of that name: write
+            ``./shapes``, or give a `Path`, for the folder. Several are a list, or one text with commas between them;
+            files may be given one by one. For objects, see `open_objects`.
         seed: of the built-in shapes.
         group: which images no split may part, as `patchloom.data.groups.grouped` takes it.
 
@@ -44,7 +45,7 @@ def open_data(data: DataLike, seed: int = 0, *, group: str | None = None) -> Dat
         PatchloomError: no such data, no images in it, or no such groups.
     """
     names = [] if is_object(data) else named(data)
-    with Waiting(f"looking for the images of {joined(names) if names else given_name(data)}"):
+    with Waiting(f"looking for the files of {joined(names) if names else given_name(data)}"):
         if not names:
             opened = open_objects(data)
         else:
