@@ -241,6 +241,18 @@ def test_configuration_files(tmp_path):
     assert (given["data"], given["task"]["sigma"]) == ("digits", 0.25)
 
 
+@pytest.mark.parametrize(("typed", "size"), [("40x1", (40, 1)), ("[40, 1]", (40, 1)), ("8x8", 8), ("8", 8)])
+def test_sides_of_patches(typed, size, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(f"patch_size: {typed}")
+    for words in (["--patch_size", typed], ["--config", str(file)]):
+        given, _ = parse_pretrain(["shapes", "--img_size", "40x98", *words])
+        asked = request(given.pop("data"), given.pop("task"), given)
+        assert (asked.img_size, asked.patch_size) == ((40, 98), size)
+    for verb in ("check", "bench"):
+        assert parse_call(verb, ["shapes", f"--patch_size={typed}"])["patch_size"] in (size, (8, 8))
+
+
 def test_several_words_are_several_data(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("data: [a, 'b,c']\nheld_out: auto\ngroup: parent\n")

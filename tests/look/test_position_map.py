@@ -10,7 +10,7 @@ from PIL import Image
 from patchloom.evaluate.position_examples import examples_of
 from patchloom.evaluate.position_scores import offsets_of
 from patchloom.look import Example, draw_position_map
-from patchloom.look.position_map import times_as_often
+from patchloom.look.position_map import cell_height, times_as_often
 from patchloom.questions.positions import PositionPrediction
 
 GRID = (2, 3)
@@ -79,3 +79,8 @@ def test_the_patch_and_the_guess_are_framed_and_the_file_is_always_the_same(tmp_
 def test_nothing_to_show_is_drawn_too(tmp_path):
     nothing = draw(tmp_path / "map.png", shares=np.full((2, 3), np.nan), offsets=np.zeros((3, 5)), examples=[("a", [])])
     assert (np.abs(nothing - (217, 217, 217)).max(-1) < 3).sum() > 1000  # grey
+
+
+def test_maps_of_a_row_are_no_stripes_and_others_have_square_places():
+    assert [cell_height(grid) for grid in ((4, 6), (8, 8), (4, 16), (16, 4))] == [1] * 4
+    assert (cell_height((1, 98)), cell_height((98, 1))) == pytest.approx((98 / 4, 4 / 98))

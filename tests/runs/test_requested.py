@@ -41,3 +41,10 @@ def test_a_run_begun_with_the_defaults_of_before_goes_on(tmp_path):
 def test_what_was_given_is_not_taken_for_a_default_of_before(task, settings, said, tmp_path):
     begun = request("photos", {"name": "extrema", **task}, settings).plain()
     assert differing(begun, tmp_path) == [said]
+
+
+def test_a_patch_is_the_same_by_its_side_and_by_both(tmp_path):
+    before = request("photos", "mae", {"patch_size": 8}).plain()
+    assert before["patch_size"] == 8
+    assert differing(before, tmp_path, "mae", patch_size=(8, 8)) == []
+    assert differing(before, tmp_path, "mae", patch_size=[40, 1]) == ["patch_size: was 8, now 40x1"]

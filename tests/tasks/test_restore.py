@@ -207,6 +207,7 @@ def test_blocks_are_like_the_grid():
     assert block_of((14, 14), 0.2) == (6, 6)
     assert block_of((4, 16), 0.25) == (2, 8)
     assert block_of((8, 8), 0.001) == (1, 1)
+    assert (block_of((1, 98), 0.5), block_of((98, 1), 0.5)) == ((1, 49), (49, 1))
 
 
 def test_the_default_is_the_papers_best():

@@ -146,3 +146,10 @@ def test_units_of_one_patch_follow_the_paper_otherwise():
 def test_impossible_options_are_refused(options, said):
     with pytest.raises(PatchloomError, match=said):
         make(**options)
+
+
+def test_mask_units_are_for_square_patches():
+    task = small(SimMIM, (8, 12), (8, 1), mask_ratio=0.5)
+    assert task.unit == 1 and task.sizes == (6, 6)
+    with pytest.raises(PatchloomError, match="patches of 8x1 pixels are not: leave out --task.mask_unit"):
+        small(SimMIM, (8, 12), (8, 1), mask_unit=8)

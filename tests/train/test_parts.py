@@ -73,6 +73,14 @@ def test_resolve_leaves_alone_what_was_asked():
     assert not {"img_size", "patch_size", "epochs", "model", "blr"} & set(reasons)
 
 
+def test_sizes_for_patches_that_are_not_square():
+    given = {"device": "cpu", "patch_size": (40, 1)}
+    settings, _ = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}, **given), 900, 3, STATS)
+    assert (settings.img_size, settings.encoder_spec().grid) == ((80, 96), (2, 96))
+    with pytest.raises(PatchloomError, match="a Swin takes square patches, and these are 40x1 pixels: give their side"):
+        resolve(Settings("x", {"name": "mae"}, {"name": "swin-nano"}, **given), 900, 3, STATS)
+
+
 def test_small_data_gets_more_epochs_and_smaller_batches():
     small, _ = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}), 100, 3, STATS)
     large, _ = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}), 100_000, 3, STATS)
@@ -140,6 +148,7 @@ def test_auto_sizes_always_fit(side):
         ({"held_out": 1.5}, "--held_out is a share between 0 and 1"),
         ({"crop_scale": 0.0}, "--crop_scale is a share"),
         ({"img_size": (0, 32)}, "--img_size must be positive"),
+        ({"patch_size": (40, 0)}, "--patch_size must be positive and 65536 or less, not 40x0"),
         ({"seed": -1}, "--seed must be 0 or more"),
     ],
 )

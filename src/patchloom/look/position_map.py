@@ -109,10 +109,18 @@ def times_as_often(offsets: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     return np.divide(wrong, by_chance, out=np.full_like(ways, np.nan), where=by_chance >= LEAST)
 
 
+def cell_height(grid: tuple[int, ...]) -> float:
+    """Of a place, over its width: 1, but where a map of so many rows and columns would be a stripe."""
+    shape = grid[0] / grid[1]
+    return min(4.0, max(0.25, shape)) / shape
+
+
 def _draw_shares(figure: Figure, at: Axes, shares: np.ndarray) -> None:
     largest = float(np.nanmax(shares)) if np.isfinite(shares).any() else 0.0
     colours = matplotlib.colormaps["viridis"].with_extremes(bad=NOTHING)
-    shown = at.imshow(shares, cmap=colours, vmin=0, vmax=largest or 1, interpolation="nearest")
+    shown = at.imshow(
+        shares, cmap=colours, vmin=0, vmax=largest or 1, interpolation="nearest", aspect=cell_height(shares.shape)
+    )
     _bare(at, "Found, by the patch's place")
     bar = figure.colorbar(shown, ax=at, aspect=15, shrink=0.75)
     bar.ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g} %")
@@ -125,7 +133,7 @@ def _draw_offsets(figure: Figure, at: Axes, offsets: np.ndarray, grid: tuple[int
     colours = matplotlib.colormaps["RdBu_r"].with_extremes(bad=NOTHING)
     shown = at.imshow(
         np.clip(often, 1 / TIMES, TIMES), cmap=colours, norm=LogNorm(1 / TIMES, TIMES), interpolation="nearest",
-        extent=(-reach[1], reach[1], reach[0], -reach[0]),
+        extent=(-reach[1], reach[1], reach[0], -reach[0]), aspect=cell_height(offsets.shape),
     )  # fmt: skip
     at.plot(0, 0, "+", color=INK, markersize=7)
     _bare(at, "Wrong ones: how far off\n(patches from their own place, +)")

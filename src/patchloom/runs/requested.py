@@ -9,6 +9,7 @@ from typing import Any
 
 from patchloom.errors import PatchloomError
 from patchloom.runs.settings import LAUNCH, Settings
+from patchloom.sides import in_pixels
 from patchloom.tasks import with_defaults
 from patchloom.tasks.code import met, refuse_changed
 
@@ -65,5 +66,6 @@ def _differences(before: dict[str, Any], now: dict[str, Any], became: dict[str, 
         if isinstance(a, dict) and isinstance(b, dict):
             found += _differences(a, b, resolved if isinstance(resolved, dict) else {}, f"{prefix}{name}.")
         elif a != b and not (a == "auto" and b == resolved):
+            a, b = (in_pixels(one) if name == "patch_size" else one for one in (a, b))
             found.append(f"{prefix}{name}: was {a}, now {b}")
     return found
