@@ -2,7 +2,7 @@
 
 import re
 from copy import deepcopy
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -149,7 +149,9 @@ def test_auto_values_follow_from_the_data() -> None:
     assert small.settled(1437, "cuda").epochs == 300
     assert of_size("B", "mae").settled(1437, "cpu") == of_size("B", "mae")  # the papers' train on all, to the end
     assert recipe_for("small", build_encoder(SPEC), {}).blr > small.blr == of_size("B", "small").blr
-    papers = "droppos mae mp3 mp3-cifar100 mp3-tiny-imagenet mp3-speech restore simmim extrema extrema-22k extrema-few lut"
+    papers = (
+        "droppos mae mp3 mp3-cifar100 mp3-tiny-imagenet mp3-speech restore simmim extrema extrema-22k extrema-few lut"
+    )
     assert set(RECIPES) == {"small", *papers.split()}
     for protocol in ("finetune", "blocks:2", "few-shot", "keywords"):  # whose help names them all
         named = next(option.about for option in of_evaluate(protocol).options if option.name == "recipe")
