@@ -119,7 +119,8 @@ def _read(path: Path, source: Source) -> ImageFeatures | None:
     labels = labels_of(source, places)
     missing = np.setdiff1d(np.arange(len(source)), places.numpy())
     unreadable = [source.describe(int(i)) for i in missing]
-    return ImageFeatures(tensors, labels, places, unreadable, cached=True, groups=groups_of(source, places))
+    groups = groups_of(source, places)
+    return ImageFeatures(tensors, labels, places, unreadable, cached=True, groups=groups, noun=source.noun)
 
 
 def _write(path: Path, features: ImageFeatures) -> None:

@@ -50,6 +50,7 @@ class ImageFeatures:
         unreadable: names of images that could not be read.
         cached: whether they come from the cache of an earlier pass.
         groups: [n] int64, of images that no split may part; None: any may be.
+        noun: what they are called: images or recordings.
     """
 
     tokens: dict[str, Tensor]
@@ -58,6 +59,7 @@ class ImageFeatures:
     unreadable: list[str]
     cached: bool = False
     groups: Tensor | None = None
+    noun: str = "images"
 
     def poolings(self) -> tuple[str, ...]:
         """Values that `pooled` takes."""
@@ -243,6 +245,7 @@ def pixel_features(
     batch_size: int = 256,
     workers: int = 0,
     what: str = "",
+    whole: bool = False,
 ) -> ImageFeatures:
     """Normalised pixels as features "pixels" [n c·h·w], the control without any encoder.
 
@@ -253,6 +256,7 @@ def pixel_features(
         batch_size: images at once.
         workers: processes that read images.
         what: as for `extract`.
+        whole: images are pictures of recordings, too, which are not reduced.
 
     Raises:
         PatchloomError: as `extract`.
@@ -260,7 +264,7 @@ def pixel_features(
     source = labelled(source)
     pixels, indices, unreadable = [], [], []
     # pictures of recordings are small, and made as large as they are
-    small = pixels_size(size) if source.sound is None else size
+    small = size if whole or source.sound is not None else pixels_size(size)
     batches = plain_batches(source, small, batch_size, workers, len(mean))
     for batch in watched(batches, -(-len(source) // batch_size), what):
         pixels.append(normalize(batch.views[0], mean, std).flatten(1))
@@ -278,4 +282,6 @@ def pixels_size(size: tuple[int, int]) -> tuple[int, int]:
 
 def _features(tokens: dict[str, Tensor], source: Source, indices: list[Tensor], unreadable: list[str]) -> ImageFeatures:
     places = torch.cat(indices)
-    return ImageFeatures(tokens, labels_of(source, places), places, unreadable, groups=groups_of(source, places))
+    return ImageFeatures(
+        tokens, labels_of(source, places), places, unreadable, groups=groups_of(source, places), noun=source.noun
+    )

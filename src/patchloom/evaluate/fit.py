@@ -137,5 +137,5 @@ def _enough_memory(plan: FitPlan, source: Source) -> Iterator[None]:
     except torch.OutOfMemoryError as problem:
         images = of_step(plan.recipe, len(source))[1]
         raise PatchloomError(
-            f"the device has too little memory for {images} images at once: lower --batch_size"
+            f"the device has too little memory for {images} {source.noun} at once: lower --batch_size"
         ) from problem

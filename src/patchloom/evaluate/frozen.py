@@ -136,7 +136,8 @@ def raw_extractor(vit: VisionTransformer, card: EncoderCard, settings: EvalSetti
     about = about if card.sound is None else (*about, str(card.sound))
 
     def take(source: Source) -> ImageFeatures:
-        return pixel_features(source, size, card.mean, card.std, **_reading(source, name, settings))
+        how = {**_reading(source, name, settings), "whole": card.sound is not None}
+        return pixel_features(source, size, card.mean, card.std, **how)
 
     return FeatureExtractor(name, lambda source: remembered(about, source, take, keep=settings.cache), None)
 
@@ -223,6 +224,7 @@ def _report(
         fingerprint=parts.test.fingerprint(),
         seed=settings.seed,
         n_test=n_test,
+        noun=parts.test.noun,
     )
 
 

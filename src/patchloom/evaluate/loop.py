@@ -178,7 +178,9 @@ class Loop(ABC):
             print(f"  {name}: {self._outcome(chosen)}, {duration(time.perf_counter() - begun)}", flush=True)
         if (unreadable := {*collected([*self.unreadable])}) and is_first():
             count, first = len(unreadable), min(unreadable)
-            print(f"  {name}: {count:,} training images could not be read and were left out, such as {first}")
+            print(
+                f"  {name}: {count:,} training {self.source.noun} could not be read and were left out, such as {first}"
+            )
         return Trained(self.tested.eval(), chosen)
 
     @property

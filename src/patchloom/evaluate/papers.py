@@ -41,7 +41,7 @@ _MP3_SMALL = replace(_MP3, epochs=400)
 _MP3_SPEECH = Recipe(
     updates=30_000,
     warmup_updates=500,
-    schedule="halving",
+    halve_every=10_000,
     batch=256,
     lr=1e-3,
     weight_decay=0.0,

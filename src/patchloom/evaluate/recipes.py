@@ -39,9 +39,8 @@ class Recipe:
         updates: so many updates instead of epochs; 0 goes by the epochs.
         warmup_updates: updates of the warm-up, where these are counted. Scaled in proportion, as halve_every is, where
             only the updates are changed.
-        schedule: of the learning rate: cosine rises to the peak in the warm-up and falls to 0; halving stays at a tenth
-            of it in the warm-up, and halves it every halve_every updates.
-        halve_every: updates between two halvings of the learning rate.
+        halve_every: updates after which the learning rate is halved, again and again, after a warm-up at a tenth of
+            the peak (MP3's speech models); 0 lets it rise in the warm-up, and fall to 0 as a cosine.
         batch: images per step, repeats included; auto follows from the number of training images.
         blr: base learning rate; the peak is blr · batch / 256.
         lr: the peak itself, whatever the batch, instead of a base learning rate; 0 goes by blr.
@@ -77,8 +76,7 @@ class Recipe:
     warmup_epochs: float | Auto = 5
     updates: int = 0
     warmup_updates: int = 0
-    schedule: Literal["cosine", "halving"] = "cosine"
-    halve_every: int = 10_000
+    halve_every: int = 0
     batch: int | Auto = 1024
     blr: float = 1e-3
     lr: float = 0.0
@@ -181,8 +179,7 @@ class Recipe:
         """As a dict for JSON, without what does not act."""
         idle = {"recordings", *(OF_IMAGES if self.recordings else OF_RECORDINGS)}
         idle |= {"epochs", "warmup_epochs"} if self.updates else {"updates", "warmup_updates"}
-        idle |= {"schedule", "halve_every"} if self.schedule == "cosine" else set()
-        idle |= set() if self.dropout else {"dropout"}
+        idle |= {name for name in ("halve_every", "dropout") if not getattr(self, name)}
         idle |= set() if self.noise_share else {"noise_share", "noise_volume"}
         return {name: value for name, value in {**asdict(self), "betas": list(self.betas)}.items() if name not in idle}
 
@@ -246,8 +243,8 @@ _RANGES = {
     **{"smoothing": (0, 0.99), "mixup": (0, float("inf")), "cutmix": (0, float("inf")), "randaugment": (0, 10)},
     **{"randaugment_std": (0, float("inf")), "erasing": (0, 1), "repeats": (1, 100), "crop_scale": (0, 1)},
     **{"ema": (0, 0.999999), "clip": (0, float("inf")), "validation": (0, 0.9), "patience": (0, 1)},
-    **{name: (0, float("inf")) for name in ("updates", "warmup_updates", "noise_volume")},
-    **{"halve_every": (1, float("inf")), "dropout": (0, 0.99), "shift": (0, 60), "noise_share": (0, 1)},
+    **{name: (0, float("inf")) for name in ("updates", "warmup_updates", "halve_every", "noise_volume")},
+    **{"dropout": (0, 0.99), "shift": (0, 60), "noise_share": (0, 1)},
 }
 
 

@@ -184,6 +184,7 @@ class Report(Shown):
         symbols: names of settings in the table, where they differ.
         short: leave intervals and units out of a large table.
         drawings: pictures to be drawn.
+        noun: what was tested: images or recordings.
     """
 
     rows: list[Row]
@@ -201,6 +202,7 @@ class Report(Shown):
     symbols: Mapping[str, str] = field(default_factory=dict)
     short: bool = False
     drawings: tuple[Drawing, ...] = ()
+    noun: str = "images"
 
     def parts(self, width: int) -> list[str | Grid]:
         """See `Shown`."""
@@ -230,8 +232,8 @@ class Report(Shown):
         if first.low == first.high or reach <= _UNSURE:
             return ""
         return (
-            f"The {self.n_test:,} test images are few: others could have given {first.number(first.low)} as well as "
-            f"{first.number(first.high)}."
+            f"The {self.n_test:,} test {self.noun} are few: others could have given {first.number(first.low)} as well "
+            f"as {first.number(first.high)}."
         )
 
     def spread(self) -> str:

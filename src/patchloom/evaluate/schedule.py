@@ -20,7 +20,7 @@ def schedule_of(optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int, pe
     """
     own = recipe.warmup_updates if recipe.updates else round(recipe.warmup_epochs * per_epoch)
     warmup = min(own, steps - 1)
-    if recipe.schedule == "halving":
+    if recipe.halve_every:
         return Halving(optimizer, warmup, recipe.halve_every)
     # one more than there are steps, so that the learning rate of the last one is above 0
     return CosineLRScheduler(optimizer, steps - warmup + 1, warmup_t=warmup, warmup_prefix=True, t_in_epochs=False)

@@ -247,6 +247,7 @@ def report_of(
         fingerprint=parts.test.fingerprint(),
         seed=settings.seed,
         n_test=n,
+        noun=parts.test.noun,
     )
 
 

@@ -72,7 +72,7 @@ def ensemble(
         rows.append(Row.of_images(member.name, member.model.pooling, "ensemble", {}, found.right))
     done = (
         f"Ensemble: the mean of the softmax outputs of {len(members)} fine-tuned classifiers; nothing was trained or "
-        f"chosen. Two of them name the same class for {agreement:.1%} of the test images"
+        f"chosen. Two of them name the same class for {agreement:.1%} of the test {parts.test.noun}"
         f"{' on average' if len(members) > 2 else ''}."
     )
     return report_of("ensemble", f"Ensemble of {len(members)}: ", [done], rows, parts, settings, mean)

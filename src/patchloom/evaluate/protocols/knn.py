@@ -74,9 +74,9 @@ def _sentence(train: ImageFeatures, test: ImageFeatures, *, ks: Sequence[int]) -
     n, m = len(train.labels), len(test.labels)
     large = ", ".join(f"k = {k}" for k in ks if k > n)
     return (
-        f"kNN: for each of {m:,} test images the k most similar of {n:,} training images vote (cosine similarity "
-        f"of frozen features, votes weighted by exp(similarity / {TEMPERATURE})); nothing was trained or chosen."
-        + (f" Left out, since more than there are: {large}." if large else "")
+        f"kNN: for each of {m:,} test {test.noun} the k most similar of {n:,} training {train.noun} vote (cosine "
+        f"similarity of frozen features, votes weighted by exp(similarity / {TEMPERATURE})); nothing was trained or "
+        "chosen." + (f" Left out, since more than there are: {large}." if large else "")
     )
 
 

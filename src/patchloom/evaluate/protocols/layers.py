@@ -10,7 +10,7 @@ from torch import Tensor
 from patchloom.data import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import ImageFeatures
-from patchloom.evaluate.frozen import INSTEAD, PIXELS, THE_UNTRAINED, circumstances, extractors, majority
+from patchloom.evaluate.frozen import INSTEAD, THE_UNTRAINED, circumstances, extractors, majority
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, hold_out_for_choice
 from patchloom.evaluate.neighbours import TEMPERATURE, knn_right
 from patchloom.evaluate.report import Drawing, Report, Row, compared
@@ -40,12 +40,12 @@ def layers(
     parts = parts_of(data, settings, card=card)
     groups: list[list[Row]] = []
     cached = []
-    for name, features_of, _ in extractors(vit, card, settings, layers=True):
+    for name, features_of, encoder in extractors(vit, card, settings, layers=True):
         train = features_of(parts.train)
-        row_settings = [{}] if name == PIXELS else _held_out(train, k, settings)
+        row_settings = [{}] if encoder is None else _held_out(train, k, settings)
         # the best layer has been chosen: now the test images are read
         test = features_of(parts.test)
-        pooling, found = "pixels" if name == PIXELS else "mean", []
+        pooling, found = "pixels" if encoder is None else "mean", []
         for values, queries, about in zip(train.tokens.values(), test.tokens.values(), row_settings, strict=True):
             right = _vote(values, train.labels, queries, test.labels, k, settings)
             about = {"k": k, "temperature": TEMPERATURE, **about}
@@ -60,12 +60,13 @@ def layers(
     return Report(
         rows=[*ours, *twins, pixels, guessed],
         protocol=f"{_sentences(len(ours) - 2, k, train, test)} {circumstances(parts, train, test, size, cached)}",
-        headline=_headline(*quoted, n_test),
+        headline=_headline(*quoted, f"{n_test:,} test {test.noun}"),
         quoted=quoted,
         data=parts.test.name,
         fingerprint=parts.test.fingerprint(),
         seed=settings.seed,
         n_test=n_test,
+        noun=test.noun,
         across="layer",
         down=True,
         drawings=_drawings(run, out, ours, twins, [pixels, guessed]),
@@ -105,19 +106,19 @@ def _best(rows: list[Row]) -> Row:
 def _sentences(blocks: int, k: int, train: ImageFeatures, test: ImageFeatures) -> str:
     return (
         f"Layers: the mean of the patch tokens as they enter the blocks, after each of {blocks} blocks and after the "
-        f"final norm, all of one pass; in each layer the {k} most similar of {len(train.labels):,} training images "
-        f"vote for each of {len(test.labels):,} test images (kNN by cosine similarity, votes weighted by "
-        f"exp(similarity / {TEMPERATURE})). The best layer was chosen by the same vote on a stratified "
-        f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training images, for which the rest of them voted; the test "
-        "images took no part."
+        f"final norm, all of one pass; in each layer the {k} most similar of {len(train.labels):,} training "
+        f"{train.noun} vote for each of {len(test.labels):,} test {test.noun} (kNN by cosine similarity, votes "
+        f"weighted by exp(similarity / {TEMPERATURE})). The best layer was chosen by the same vote on a stratified "
+        f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {train.noun}, for which the rest of them voted; the "
+        "test took no part."
     )
 
 
-def _headline(last: Row, best: Row, twin: Row, twins_best: Row, pixels: Row, n_test: int) -> str:
+def _headline(last: Row, best: Row, twin: Row, twins_best: Row, raw: Row, tested: str) -> str:
     return (
         f"Layers (kNN, k={last.settings['k']}, mean): the last is {last.text()} against {twin.number()} untrained; the "
         f"best by held-out training images, {best.settings['layer']}, is {best.text()} against {twins_best.number()} "
-        f"untrained ({twins_best.settings['layer']}); raw pixels {pixels.number()}; on {n_test:,} test images. "
+        f"untrained ({twins_best.settings['layer']}); {raw.encoder} {raw.number()}; on {tested}. "
         f"In the last layer: {compared(last, twin, THE_UNTRAINED)}"
     )
 

@@ -106,14 +106,16 @@ def _done(plan: FitPlan, paper: Recipe, n: int, stands_in: bool) -> str:
     batch, own = plan.batch(n), paper.plain()
     said = (
         f"The linear probe of {_PAPERS[plan.name]}: a batch norm without scale and shift, then a linear layer, trained "
-        "by LARS on random crops seen by the frozen encoder."
+        "by LARS on random "
+        f"{'excerpts' if plan.recipe.recordings else 'crops'} seen by the frozen encoder."
     )
     now, epochs = {**plan.recipe.plain(), "blr": _or(plan.rates)}, plan.recipe.epochs
     own = {**own, "warmup_epochs": round(own["warmup_epochs"] * epochs / own["epochs"], 2)}
-    changed = [name for name in now if now[name] != own[name] and name not in ("batch", "pooling")]
+    # what does not act on recordings is said with the recipe
+    changed = [name for name in now if now[name] != own.get(name, now[name]) and name not in ("batch", "pooling")]
     differs = [f"{name.replace('_', ' ')} {in_words(now[name])}, not {in_words(own[name])}" for name in changed]
     if batch != own["batch"]:
-        why = f" (there are {n:,} images)" if n < own["batch"] else ""
+        why = f" (there are {n:,} {'recordings' if plan.recipe.recordings else 'images'})" if n < own["batch"] else ""
         differs.append(f"batch {batch:,}, not {own['batch']:,}{why}, with the rate in proportion")
     if plan.recipe.pooling != own["pooling"]:
         why = " (there is no class token)" if stands_in else ""
@@ -149,9 +151,9 @@ def _title(row: Row) -> str:
 def _sentence(train: ImageFeatures, test: ImageFeatures) -> str:
     return (
         f"Linear probe: a logistic regression on the frozen, standardised features of {len(train.labels):,} training "
-        f"images, tested on {len(test.labels):,} others; its L2 strength (of {len(STRENGTHS)} from "
+        f"{train.noun}, tested on {len(test.labels):,} others; its L2 strength (of {len(STRENGTHS)} from "
         f"{min(STRENGTHS):g} to {max(STRENGTHS):g}) and the pooling that is quoted were chosen on a stratified "
-        f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training images, then all of them were fitted again."
+        f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {train.noun}, then all of them were fitted again."
     )
 
 

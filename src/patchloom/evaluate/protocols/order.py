@@ -12,7 +12,9 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from patchloom.data import CentreCrop, DataLike, Source
+from patchloom.data import DataLike, Source
+from patchloom.data.batches import centre_of
+from patchloom.data.sound.features import pictures
 from patchloom.data.sources.base import digest
 from patchloom.evaluate.features import ImageFeatures, check_pooling, tokens_of
 from patchloom.evaluate.frozen import INSTEAD, circumstances, extractors, majority
@@ -73,36 +75,40 @@ def order(
     quoted = tuple(row for row in rows if row.settings["probe"] == LINEAR)
     return Report(
         rows=[*rows, majority("order", train.labels, test.labels)],
-        protocol=_sentences(vit, len(train.labels), n_test, k) + circumstances(parts, train, test, size, cached),
-        headline=_headline(quoted, n_test),
+        protocol=_sentences(vit, len(train.labels), n_test, k, train.noun)
+        + circumstances(parts, train, test, size, cached),
+        headline=_headline(quoted, f"{n_test:,} test {train.noun}"),
         quoted=quoted,
         data=parts.test.name,
         fingerprint=parts.test.fingerprint(),
         seed=settings.seed,
         n_test=n_test,
+        noun=parts.test.noun,
         across="test_images",
     )
 
 
 class ShuffledPatches(Source):
-    """The images of a source, centre-cropped, with their patches in a random order.
+    """The images of a source, centre-cropped, or the pictures of its recordings, with their patches in a random order.
 
     Args:
-        source: images.
-        size: (h, w) of the crop in pixels.
+        source: images or recordings; what is read are images.
+        size: (h, w) of the crop, or of the pictures, in pixels.
         p: rows and columns of pixels of a patch.
         seed: of the orders; an image's order depends only on the seed and its index.
     """
 
     def __init__(self, source: Source, size: Sides, p: Sides, seed: int) -> None:
-        self.source, self.crop, self.p, self.seed = source, CentreCrop(size), p, seed
+        self.source, self.cut, self.p, self.seed = source, centre_of(source, size), p, seed
         self.name, self.classes, self.labels = source.name, source.classes, source.labels
 
     def __len__(self) -> int:
         return len(self.source)
 
     def read(self, i: int) -> Tensor:
-        (image,) = self.crop(self.source.read(i))
+        (image,) = self.cut(self.source.read(i))
+        if self.source.sound is not None:
+            image = pictures(image[None], self.source.sound)[0]
         patches = patchify(image[None], self.p)
         places = np.random.default_rng((self.seed, i)).permutation(patches.shape[1])
         return unpatchify(patches[:, torch.from_numpy(places)], self.p, grid_of(image[None], self.p))[0]
@@ -118,7 +124,7 @@ class ShuffledPatches(Source):
         return None if stamp is None else self._digest(stamp)
 
     def _digest(self, images: str) -> str:
-        return digest(["patches shuffled", str(self.crop.size), in_pixels(compact(self.p)), str(self.seed), images])
+        return digest(["patches shuffled", str(self.cut.size), in_pixels(compact(self.p)), str(self.seed), images])
 
 
 def without_positions(vit: VisionTransformer) -> VisionTransformer:
@@ -141,22 +147,22 @@ def _probes(
     }
 
 
-def _sentences(vit: VisionTransformer, n: int, n_test: int, k: int) -> str:
+def _sentences(vit: VisionTransformer, n: int, n_test: int, k: int, noun: str) -> str:
     zeroed = "and with the position embeddings of the patches set to zero. "
     if patch_positions(vit) is None:
         zeroed = "while the encoder has no position embeddings that could be taken away. "
     return (
         f"Order: a linear probe (its L2 strength chosen on a stratified fifth) and the {k} nearest neighbours (votes "
-        f"weighted by exp(similarity / {TEMPERATURE})) learn from the frozen features of {n:,} normal training images. "
-        f"They are asked of {n_test:,} test images as they are, with their patches in a random order, another for each "
-        f"image, {zeroed}"
+        f"weighted by exp(similarity / {TEMPERATURE})) learn from the frozen features of {n:,} normal training {noun}. "
+        f"They are asked of {n_test:,} test {noun} as they are, with their patches in a random order, another for each "
+        f"of them, {zeroed}"
     )
 
 
-def _headline(quoted: Sequence[Row], n_test: int) -> str:
+def _headline(quoted: Sequence[Row], tested: str) -> str:
     said: dict[str, list[str]] = {}
     for row in quoted:
         number = row.number() if said else row.text()
         said.setdefault(row.encoder, []).append(f"{number} {row.settings['test_images']}")
     each = "; ".join(f"{name} {', '.join(numbers)}" for name, numbers in said.items())
-    return f"Order (linear probe, {quoted[0].pooling}): {each}; on {n_test:,} test images."
+    return f"Order (linear probe, {quoted[0].pooling}): {each}; on {tested}."

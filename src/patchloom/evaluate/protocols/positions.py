@@ -75,7 +75,7 @@ def positions(
     source, story = _test_images(loaded, data)
     some = np.random.default_rng(settings.seed).permutation(len(source))[:images]
     if len(some) < len(source):
-        story += f" {len(some):,} of {len(source):,} images were drawn (seed {settings.seed})."
+        story += f" {len(some):,} of {len(source):,} {source.noun} were drawn (seed {settings.seed})."
         source = source.subset(np.sort(some))
     unreadable: list[str] = []
     # larger than the encoder's where a task sees a part of its images
@@ -83,7 +83,9 @@ def positions(
     channels = pretext.geometry.channels
     drawn = plain_batches(source, size, **settings.reading(source), channels=channels, device=settings.at)
     count = settings.batches(source)
-    batches = normalized(watched(drawn, count, f"{card.name}: positions in {len(source):,} images"), card, unreadable)
+    batches = normalized(
+        watched(drawn, count, f"{card.name}: positions in {len(source):,} {source.noun}"), card, unreadable
+    )
     pretext.to(settings.at)
     cells = measure_positions(predict, axes, grid, batches, settings.seed)
     rows = rows_of("positions", {card.name: cells}, grid)
@@ -104,28 +106,29 @@ def positions(
         "examples": examples_of(placed, pictures, grid),
         "title": f"{card.name}: {quoted[0].number()} of positions found, chance {quoted[1].number()}",
         "caption": (
-            f"Left: {n_test:,} test images, all ratios together; grey: too few to tell. Right, at {_said(ratios)}: a "
-            "patch at its own place (blue), and how likely each other place is held to be it (orange; framed: the "
-            "likeliest)."
+            f"Left: {n_test:,} test {source.noun}, all ratios together; grey: too few to tell. Right, at "
+            f"{_said(ratios)}: a patch at its own place (blue), and how likely each other place is held to be it "
+            "(orange; framed: the likeliest)."
         ),
     }
     done = (
         f"Positions: {withheld}; the run's own task then placed every patch without position among {n}, on "
-        f"{n_test:,} test images."
+        f"{n_test:,} test {source.noun}."
     )
     table = (
         "The table has accuracies in % and distances in patches; their intervals are in the rows of results.csv. Where "
-        f"in the image positions are found, and where patches are put instead, is drawn in {out}."
+        f"in the picture positions are found, and where patches are put instead, is drawn in {out}."
     )
     return Report(
         rows=rows,
-        protocol=" ".join(filter(None, [card.note, done, STORY, story, *lost_images(unreadable), table])),
-        headline=_headline(cells, *quoted, n_test),
+        protocol=" ".join(filter(None, [card.note, done, STORY, story, *lost_images(unreadable, source.noun), table])),
+        headline=_headline(cells, *quoted, f"{n_test:,} test {source.noun}"),
         quoted=quoted,
         data=source.name,
         fingerprint=source.fingerprint(),
         seed=settings.seed,
         n_test=n_test,
+        noun=source.noun,
         across=list(axes)[-1],
         short=True,
         symbols=_SYMBOLS,
@@ -138,18 +141,21 @@ def _test_images(loaded: Loaded, data: DataLike) -> tuple[Source, str]:
     opened = heard_by(open_and_tell(data), loaded.card.sound, loaded.card.name)
     if opened.test is not None:
         doubt = doubt_of_test(loaded.folder, loaded.settings, opened.test)
-        return opened.test, f"The data brings its own test images.{doubt}"
+        return opened.test, f"The data brings its own test {opened.test.noun}.{doubt}"
     if opened.train.fingerprint() == loaded.folder.read_data()["fingerprint"]:
         held_out = stored_held_out(loaded.folder, loaded.settings, opened.train)
-        return held_out.parts(opened.train)[1], held_out.sentence("The test images")
-    return opened.train, "The data brings no test images, so all were taken: pre-training may have seen them."
+        return held_out.parts(opened.train)[1], held_out.sentence(f"The test {opened.train.noun}")
+    return (
+        opened.train,
+        f"The data brings no test {opened.train.noun}, so all were taken: pre-training may have seen them.",
+    )
 
 
-def _headline(cells: Sequence[Cell], ours: Row, guessed: Row, n_test: int) -> str:
+def _headline(cells: Sequence[Cell], ours: Row, guessed: Row, tested: str) -> str:
     ends = [f"{cell.accuracy:.1%} at {_said(cell.ratios)}" for cell in (cells[0], cells[-1])]
     return (
         f"Positions found: {ours.text()} against {guessed.text()} {CHANCE}, the average of {len(cells)} "
-        f"ratios on {n_test:,} test images; {ends[0]}, {ends[1]}."
+        f"ratios on {tested}; {ends[0]}, {ends[1]}."
     )
 
 

@@ -11,7 +11,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.data import CentreCrop, DataLike, plain_batches, training_batches
+from patchloom.data import DataLike, plain_batches, training_batches
+from patchloom.data.batches import centre_of
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import load_classifier
 from patchloom.evaluate.frozen import UNTRAINED
@@ -96,29 +97,33 @@ def position_sensitivity(
     ours, *others = quoted
     n, n_test = len(parts.train), len(cells[card.name][0].values["top-1"])
     against = ", ".join(f"{row.number()} {row.encoder}" for row in others)
-    done = _sentences(ratio, placeholder, steps, grid, n, n_test)
+    done = _sentences(ratio, placeholder, steps, grid, n, n_test, parts.test.noun)
     return Report(
         rows=rows,
-        protocol=" ".join([done, STORY, parts.story, *lost_images(list(unreadable))]),
-        headline=f"Position sensitivity: {ours.text()} against {against} on {n_test:,} test images.",
+        protocol=" ".join([done, STORY, parts.story, *lost_images(list(unreadable), parts.test.noun)]),
+        headline=f"Position sensitivity: {ours.text()} against {against} on {n_test:,} test {parts.test.noun}.",
         quoted=quoted,
         data=parts.test.name,
         fingerprint=parts.test.fingerprint(),
         seed=settings.seed,
         n_test=n_test,
+        noun=parts.test.noun,
         across="measure",
     )
 
 
-def _sentences(ratio: float, placeholder: Placeholder, steps: int, grid: tuple[int, int], n: int, n_test: int) -> str:
+def _sentences(
+    ratio: float, placeholder: Placeholder, steps: int, grid: tuple[int, int], n: int, n_test: int, noun: str
+) -> str:
     stand_in, trained = "zeros", "a linear layer"
     if placeholder == "learned":
         stand_in, trained = "a learned vector", "that vector and a linear layer"
     return (
         f"Position sensitivity: {100 * ratio:g} % of the position embeddings were replaced by {stand_in}. To tell in "
         f"which of {grid[0] * grid[1]} places the patches are that lost theirs, {trained} on their standardised "
-        f"features were trained on {n:,} images, in {steps:,} steps of {_BATCH} centre crops (Adam, rate {_RATE:g} "
-        f"with a cosine to 0), and tested on {n_test:,} others. The encoders stayed frozen, and nothing was chosen."
+        f"features were trained on {n:,} {noun}, in {steps:,} steps of {_BATCH}, of each the centre (Adam, rate "
+        f"{_RATE:g} with a cosine to 0), and tested on {n_test:,} others. The encoders stayed frozen, and "
+        "nothing was chosen."
     )
 
 
@@ -190,10 +195,10 @@ def _measure(
     unreadable: list[str] = []
     probe = PositionProbe(vit, placeholder).to(settings.at)
     reading = settings.seed, 0, steps, settings.workers_for(parts.train, steps), channels
-    drawn = training_batches(parts.train, CentreCrop(size), _BATCH, *reading, device=settings.at)
+    drawn = training_batches(parts.train, centre_of(parts.train, size), _BATCH, *reading, device=settings.at)
     seen = normalized(watched(drawn, steps, f"{name}: steps of training"), card, unreadable)
     train_probe(probe, seen, ratio, torch.Generator().manual_seed(settings.seed), steps)
     tested = plain_batches(parts.test, size, **settings.reading(parts.test), channels=channels, device=settings.at)
     count = settings.batches(parts.test)
-    asked = normalized(watched(tested, count, f"{name}: test images"), card, unreadable)
+    asked = normalized(watched(tested, count, f"{name}: test {parts.test.noun}"), card, unreadable)
     return measure_positions(probe.place, {"ratio": (ratio,)}, grid_size(vit), asked, settings.seed), unreadable
