@@ -247,11 +247,15 @@ def announce(
         say(f"  {world()} processes ({s.strategy}) with {s.batch_size // world()} {whole.noun} of a step each")
     if line := effective(task, s.epochs):
         say(f"  {line}")
-    say(f"  encoder of {encoder / 1e6:.1f} M parameters, and {rest / 1e6:.1f} M that only the task needs")
+    say(f"  encoder of {_in_words(encoder)} parameters, and {_in_words(rest)} that only the task needs")
     for line in forecast.sentences() if forecast else ():
         say(f"  {line}")
     say(f"  everything goes to {folder.path}")
     return lines
+
+
+def _in_words(weights: int) -> str:
+    return f"{weights / 1e6:.1f} M" if weights >= 5e5 else f"{weights / 1e3:.1f} k"
 
 
 def by_recipe(settings: Settings, n: int) -> list[str]:
