@@ -241,7 +241,7 @@ def test_the_estimate(capsys):
 
 
 def test_what_was_read_is_told_even_if_no_step_can_be_made(monkeypatch, capsys):
-    def full(settings, compiled):
+    def full(*asked):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("patchloom.propose.memory_of", full)
