@@ -63,11 +63,11 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
 # an option that stands in no group comes last, under the name of what it belongs to
 _GROUPS = {
     "data": "images max_train labels per_class ignore masks img_size size side scale crop_scale flip color held_out "
-    "group channels normalization cache",
+    "group channels normalization cache seconds rate features bins words shift noise_share noise_volume",
     "model": "model head heads head_width window patch_size positions init from_run",
     "task": "recipe task tasks",
     "training": "epochs steps batch_size accumulate blr lr decay weight_decay momentum betas layer_decay warmup_epochs "
-    "warmup_steps clip drop_path auxiliary validation patience smoothing mixup cutmix randaugment randaugment_std "
+    "updates warmup_updates warmup_lr halve_every warmup_steps clip drop_path auxiliary validation patience dropout smoothing mixup cutmix randaugment randaugment_std "
     "erasing repeats ema seed seeds",
     "machine": "device devices nodes strategy precision teacher_precision attention kernels compile checkpointing "
     "threads workers",
@@ -76,12 +76,14 @@ _RARE = {
     *"accumulate weight_decay warmup_epochs clip crop_scale normalization cache channels positions nodes".split(),
     *"strategy precision teacher_precision attention kernels compile checkpointing threads".split(),
     *"betas layer_decay drop_path smoothing mixup cutmix randaugment randaugment_std erasing repeats ema".split(),
+    *"seconds rate features bins halve_every updates warmup_updates warmup_lr dropout noise_share noise_volume".split(),
     *"lr momentum placeholder ratio head_on warmup_steps decay auxiliary head_width color scale".split(),
 }
 _COLUMN = 30  # where the explanations begin
 _FEW = 6  # options that need no groups
 _FORMS = [
     ("photos/", "a folder of images; folders in it are classes, train/ and test/ splits"),
+    ("recordings/", "the same of recordings: WAV, FLAC, Ogg, MP3"),
     ("one/ two/", "several of these, for check, pretrain and evaluate"),
     ("'a/**/*.jpg'", "a pattern of paths, in quotes"),
     ("list.txt", "a text file with the path of an image in each line"),
