@@ -66,9 +66,10 @@ _GROUPS = {
     "group channels normalization cache seconds rate features bins words shift noise_share noise_volume",
     "model": "model head heads head_width window patch_size positions init from_run",
     "task": "recipe task tasks",
-    "training": "epochs steps batch_size accumulate blr lr decay weight_decay momentum betas layer_decay warmup_epochs "
-    "updates warmup_updates warmup_lr halve_every warmup_steps clip drop_path auxiliary validation patience dropout smoothing mixup cutmix randaugment randaugment_std "
-    "erasing repeats ema seed seeds",
+    "training": "epochs steps batch_size accumulate blr lr decay weight_decay momentum betas layer_decay "
+    "warmup_epochs updates warmup_updates warmup_lr halve_every warmup_steps clip drop_path auxiliary "
+    "validation patience dropout smoothing mixup cutmix randaugment randaugment_std erasing repeats ema "
+    "seed seeds",
     "machine": "device devices nodes strategy precision teacher_precision attention kernels compile checkpointing "
     "threads workers",
 }
