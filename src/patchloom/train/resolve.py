@@ -61,7 +61,8 @@ def resolve(
 
     device = auto("device", *device_defaults.device())
     check_device(device)
-    auto("channels", channels, "what the images have")
+    noun = "images" if stats.sound is None else "recordings"
+    auto("channels", channels, f"what the {noun} have")
     swin = swin_sizes(settings.model.get("name", "auto"), settings.model)
     task_class(settings.task["name"]).refuse_swin(swin is not None)
     if swin is not None:
@@ -99,7 +100,7 @@ def resolve(
     here = here or Cores(cores(), max(1, world // settings.nodes))
     if settings.devices == "auto":
         chosen["devices"] = here.processes
-    epochs = auto("epochs", epochs, f"{n * epochs:,} samples in all from {n:,} training images")
+    epochs = auto("epochs", epochs, f"{n * epochs:,} samples in all from {n:,} training {noun}")
     updates = max(1, epochs * steps_per_epoch(n, batch) // settings.accumulate)
     wanted = training_defaults(settings.task, updates)
     auto("weight_decay", *wanted.get("weight_decay", (0.05, "as MAE's")))

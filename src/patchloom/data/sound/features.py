@@ -106,7 +106,7 @@ def mel_bands(m: int, window: int, rate: int, low: float) -> Tensor:
         rate: samples a second.
         low: edge of the first one in Hz.
     """
-    frequencies = torch.linspace(0, rate / 2, window // 2 + 1, dtype=torch.float64)
+    frequencies = torch.arange(window // 2 + 1, dtype=torch.float64) * rate / window  # of an odd one below rate / 2
     ends = torch.linspace(_mel(low), _mel(rate / 2), m + 2, dtype=torch.float64)
     edges = 700 * (10 ** (ends / 2595) - 1)
     below, peak, above = edges[:-2, None], edges[1:-1, None], edges[2:, None]
