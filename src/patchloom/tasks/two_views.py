@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from patchloom.data.sound.excerpts import RandomExcerpt
 from patchloom.nets.geometry import Geometry
 from patchloom.patches.partition import complement
 from patchloom.patches.pictures import WITHHELD, paint_patches
@@ -14,7 +15,12 @@ from patchloom.tasks.task import Task
 
 
 def augmented(task: Task, images: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """The views [b c h w] that a task's augmentation makes of normalised images [b c h w], for pictures."""
+    """The views [b c h w] that a task's augmentation makes of normalised images [b c h w], for pictures.
+
+    Of recordings both are the middle: the picture does not have the samples from which a shifted excerpt is cut.
+    """
+    if isinstance(task.augment, RandomExcerpt):
+        return images, images
     rng = np.random.default_rng(int(torch.randint(2**31, (), generator=generator)))
     plain, white = (images * task.std + task.mean).clamp(0, 1), 1
     levels = (plain * 255).round()

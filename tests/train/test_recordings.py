@@ -1,0 +1,115 @@
+"""Runs of recordings: stopped, resumed, repeated, in the words of recordings; and what is not for them is refused."""
+
+import os
+
+import numpy as np
+import pytest
+import soundfile
+from forked import Command
+from safetensors.torch import load_file
+
+import patchloom
+from patchloom.errors import PatchloomError
+from patchloom.runs.folder import RunFolder
+
+MODEL = {"name": "nano", "embed_dim": 32, "depth": 1, "num_heads": 2, "proj_drop_rate": 0.1}
+SHORT = {"model": MODEL, "seconds": 0.33, "bins": 20, "batch_size": 16, "workers": 0}
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory):
+    """Without labels, so that no time goes into evaluation; of two rates, and one too short."""
+    folder = tmp_path_factory.mktemp("recordings")
+    rng = np.random.default_rng(0)
+    for i in range(60):
+        rate = 16_000 if i % 3 else 8_000
+        wave = np.sin(2 * np.pi * np.arange(rate // (2 + i % 5)) * rng.uniform(200, 2000) / rate)
+        soundfile.write(folder / f"{i}.wav", 0.3 * wave + 0.01 * rng.standard_normal(len(wave)), rate)
+    return folder
+
+
+def words(recordings, out):
+    given = {"task": "droppos", "epochs": 16, "accumulate": 2, "seconds": 0.33, "bins": 20, "batch_size": 16}
+    given |= {"workers": 1, "out": out, "model": "nano", "model.embed_dim": 32, "model.depth": 1}
+    given |= {"model.proj_drop_rate": 0.1}
+    return ["pretrain", str(recordings), *(word for name, value in given.items() for word in (f"--{name}", str(value)))]
+
+
+def test_stopped_and_resumed_is_never_stopped(recordings, tmp_path):
+    whole = Command(words(recordings, tmp_path / "whole"))
+    printed, told = whole.communicate()
+    assert whole.returncode == 0, told
+    assert "recordings to train on" in printed and "20x31" in printed and "20x1" in printed
+    other = Command(words(recordings, tmp_path / "stopped"))
+    for line in other.stdout:
+        if " · epoch 4.0/16 · " in line:
+            os.kill(other.pid, 15)
+            break
+    _, told = other.communicate()
+    assert other.returncode == 130 and told.startswith("patchloom: stopped, and a checkpoint was written"), told
+    again = Command(words(recordings, tmp_path / "stopped"))
+    printed, told = again.communicate()
+    assert again.returncode == 0 and "Resuming after step" in printed, told
+    one, two = (load_file(tmp_path / name / "encoder.safetensors") for name in ("whole", "stopped"))
+    assert all(value.equal(two[name]) for name, value in one.items())
+
+
+def test_a_seed_and_the_cache_give_the_same_weights_and_another_seed_others(recordings, tmp_path):
+    def weights(name, **given):
+        patchloom.pretrain(recordings, "mae", out=tmp_path / name, epochs=2, **SHORT, **given)
+        return load_file(tmp_path / name / "encoder.safetensors")
+
+    one, cached, other = weights("one"), weights("cached", cache="whole"), weights("other", seed=1)
+    name = "blocks.0.mlp.fc1.weight"
+    assert one[name].equal(cached[name]) and not one[name].equal(other[name])
+
+
+def test_statistics_are_kept_with_the_run_and_the_encoder(recordings, tmp_path):
+    run = patchloom.pretrain(recordings, "mae", out=tmp_path / "run", epochs=1, **SHORT)
+    stats = RunFolder(tmp_path / "run").read_stats()
+    assert stats.sound.size == (20, 31) and len(stats.sound.mean) == 20 and min(stats.sound.std) > 0
+    _, card = patchloom.load_encoder(run)
+    assert card.sound == stats.sound and card.mean == (0.5,)
+
+
+def test_two_views_are_two_excerpts_and_a_broken_file_costs_itself_alone(recordings, tmp_path):
+    folder = tmp_path / "some"
+    folder.mkdir()
+    for path in sorted(recordings.iterdir())[:40]:
+        (folder / path.name).write_bytes(path.read_bytes())
+    (folder / "broken.wav").write_text("no sound")
+    options = {"name": "extrema", "color": "none", "mask_ratio": 0.5, "masks": 2}
+    patchloom.pretrain(folder, options, out=tmp_path / "run", epochs=2, **SHORT)
+    assert (tmp_path / "run" / "encoder.safetensors").exists()
+    assert "broken.wav" in (tmp_path / "run" / "unreadable.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("task", "given", "said"),
+    [
+        ("mae", {"img_size": (20, 31)}, "--img_size is for images, and .* holds recordings"),
+        ("mae", {"flip": False}, "--flip is for images"),
+        ("mae", {"randaugment": 9.0}, "--randaugment is for images"),
+        ("mae", {"cache": 64}, "--cache 64 is a size of images"),
+        ("mae", {"seconds": 0.01}, "--seconds 0.01 is shorter than a frame"),
+        ("mae", {"bins": 65, "patch_size": (65, 1)}, "--bins 65 are too many coefficients"),
+        ("mae", {"patch_size": 16}, "patches of 16 pixels do not divide"),
+        ("extrema", {}, "recordings have no colours: give --task.color none"),
+        ({"name": "restore", "degradation": "zoom_in"}, {}, "needs more of an image than its encoder is given"),
+    ],
+)
+def test_what_is_not_for_recordings_is_refused_before_anything_is_written(recordings, tmp_path, task, given, said):
+    with pytest.raises(PatchloomError, match=said):
+        patchloom.pretrain(recordings, task, out=tmp_path / "run", epochs=1, **{**SHORT, **given})
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_of_recordings_are_refused_for_images(tmp_path):
+    with pytest.raises(PatchloomError, match="--rate is for recordings, and digits holds images"):
+        patchloom.pretrain("digits", "mae", out=tmp_path / "run", rate=8000, epochs=1)
+
+
+def test_images_and_recordings_are_not_evaluated_by_each_others_encoders(recordings, tmp_path):
+    run = patchloom.pretrain(recordings, "mae", out=tmp_path / "run", epochs=1, **SHORT)
+    with pytest.raises(PatchloomError, match="is an encoder of recordings, and digits holds images"):
+        patchloom.evaluate("knn", run, "digits")
