@@ -149,6 +149,8 @@ def resize_part(
         part = image.as_strided((1, 3, h, w), (max(3 * strides[0], image.shape[1] * strides[1]), *strides), start)
     else:
         part = image[None, :, top : top + h, left : left + w]
+    if image.dtype != torch.uint8 and tuple(size) == (h, w):
+        return part[0]  # pictures of recordings go beyond [0, 1]
     # uint8 stays uint8 all the way: torch resizes it several times faster than float.
     view = interpolate(part, size, mode=mode, antialias=True)[0]
     return view if view.dtype == torch.uint8 else view.clamp(0, 1)  # bicubic overshoots at edges

@@ -74,6 +74,11 @@ class FitPlan:
         """Updates of an epoch of ``n`` images."""
         return max(1, self._trained_on(n) // self.batch(n))
 
+    def values(self) -> dict[str, Any]:
+        """Those of the recipe that act, as JSON has them."""
+        own = self.recipe.plain()
+        return own if self.validation is None else {name: own[name] for name in own if name != "validation"}
+
     def _trained_on(self, n: int) -> int:
         return n if self.validation is not None else n - validation_images(self.recipe.validation, n)
 

@@ -25,12 +25,16 @@ UNITS = {"top-1": "%", "top-5": "%", "distance": "patches"}  # by measure
 CHANCE, CENTRE = "chance", "always the centre"
 AVERAGE = "average"
 
-STORY = (
-    "Distance is that of the likeliest place from the true one. Chance is exact: a guesser who knows nothing of a "
-    "patch, but never names a position that was given. A second guesser always names the centre of the image: only a "
-    "distance below both means something. Intervals are normal, of the means of images, since the patches of one image "
-    "are not independent."
-)
+
+def story_of(noun: str) -> str:
+    """What the measures mean, in sentences on images or recordings."""
+    of = "image" if noun == "images" else "picture"
+    return (
+        "Distance is that of the likeliest place from the true one. Chance is exact: a guesser who knows nothing of a "
+        f"patch, but never names a position that was given. A second guesser always names the centre of the {of}: only "
+        f"a distance below both means something. Intervals are normal, of the means of {noun}, since the patches of "
+        "one are not independent."
+    )
 
 
 class Place(Protocol):

@@ -102,8 +102,10 @@ def _ends(names: Sequence[str]) -> frozenset[int]:
 
 
 def _varying(rows: Sequence[Row]) -> list[str]:
-    """Names of settings that differ between the rows that have settings."""
-    values = {name: [row.settings.get(name) for row in rows if row.settings] for row in rows for name in row.settings}
+    """Names of settings that differ between the rows that have them."""
+    values = {
+        name: [row.settings[name] for row in rows if name in row.settings] for row in rows for name in row.settings
+    }
     return [name for name, found in values.items() if any(value != found[0] for value in found)]
 
 

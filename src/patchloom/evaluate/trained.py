@@ -147,7 +147,7 @@ def fit(
         chosen = {"held_out_accuracy": found[best], "held_out": len(held)}
     trained = _fitted(candidate, plan, source, candidate.name, left)
     how = {"precision": "bfloat16" if plan.half else "float32", **candidate.settings, **chosen, **trained.chosen}
-    return trained.model, {"recipe": plan.name, **plan.recipe.plain(), "lr": plan.peak(len(source)), **how}
+    return trained.model, {"recipe": plan.name, **plan.values(), "lr": plan.peak(len(source)), **how}
 
 
 def _fitted(candidate: Candidate, plan: FitPlan, source: Source, name: str, left: TimeLeft | None) -> Trained:
@@ -253,13 +253,11 @@ def report_of(
 
 def recipe_sentence(plan: FitPlan, parts: Parts, row_settings: Mapping[str, Any]) -> str:
     """How everything was trained, and on what, from the settings of any row."""
-    values = {name: row_settings[name] for name in (*plan.recipe.plain(), "precision")}
+    values = {name: row_settings[name] for name in (*plan.values(), "precision")}
     values["batch"] = plan.batch(len(parts.train))  # of which there may be fewer than the recipe's
     values["blr"] = " or ".join(f"{rate:g}" for rate in plan.rates)
     if plan.recipe.lr:  # no base learning rate has had a say
         del values["blr"]
-    if plan.validation is not None:  # no share of the training images is held out
-        values.pop("validation", None)
     recipe = ", ".join(f"{name.replace('_', ' ')} {in_words(value)}" for name, value in values.items())
     noun, chosen = parts.train.noun, ""
     if plan.recipe.recordings:

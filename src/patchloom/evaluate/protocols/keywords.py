@@ -147,12 +147,12 @@ def _drawings(
     """The confusion matrix of the encoder that was fine-tuned."""
     if place is None:
         return ()
-    c = len(classes)
+    c, n = len(classes), len(found.labels)
     pairs = c * found.labels + found.logits.argmax(1)
     content = {
         "counts": torch.bincount(pairs, minlength=c * c).view(c, c).numpy(),
         "classes": classes,
-        "title": f"{row.encoder}, fine-tuned: {row.text()} of {len(found.labels):,} recordings of {parts.test.name}",
+        "title": f"{row.encoder}, fine-tuned: {row.text()} of {n:,} recordings of {Path(parts.test.name).name}",
         "caption": "Each cell: how many recordings, and their share of the row. Blue: right; red: wrong.",
     }
     return (Drawing(_DRAWN, place, content),)

@@ -60,7 +60,7 @@ def layers(
     return Report(
         rows=[*ours, *twins, pixels, guessed],
         protocol=f"{_sentences(len(ours) - 2, k, train, test)} {circumstances(parts, train, test, size, cached)}",
-        headline=_headline(*quoted, f"{n_test:,} test {test.noun}"),
+        headline=_headline(*quoted, n_test, test.noun),
         quoted=quoted,
         data=parts.test.name,
         fingerprint=parts.test.fingerprint(),
@@ -114,11 +114,11 @@ def _sentences(blocks: int, k: int, train: ImageFeatures, test: ImageFeatures) -
     )
 
 
-def _headline(last: Row, best: Row, twin: Row, twins_best: Row, raw: Row, tested: str) -> str:
+def _headline(last: Row, best: Row, twin: Row, twins_best: Row, raw: Row, n_test: int, noun: str) -> str:
     return (
         f"Layers (kNN, k={last.settings['k']}, mean): the last is {last.text()} against {twin.number()} untrained; the "
-        f"best by held-out training images, {best.settings['layer']}, is {best.text()} against {twins_best.number()} "
-        f"untrained ({twins_best.settings['layer']}); {raw.encoder} {raw.number()}; on {tested}. "
+        f"best by held-out training {noun}, {best.settings['layer']}, is {best.text()} against {twins_best.number()} "
+        f"untrained ({twins_best.settings['layer']}); {raw.encoder} {raw.number()}; on {n_test:,} test {noun}. "
         f"In the last layer: {compared(last, twin, THE_UNTRAINED)}"
     )
 

@@ -124,7 +124,7 @@ def _done(plan: FitPlan, paper: Recipe, n: int, stands_in: bool) -> str:
     if n * epochs * plan.recipe.blr < _LEAST:
         said += (
             " LARS moves the layer by a small share of its norm in each step, and these are too few steps to leave its "
-            "random start behind: take --recipe logistic for so few images, or raise --blr or --epochs."
+            "random start behind: take --recipe logistic for so few, or raise --blr or --epochs."
         )
     return said
 

@@ -18,11 +18,11 @@ from patchloom.evaluate.position_examples import examples_of
 from patchloom.evaluate.position_scores import (
     AVERAGE,
     CHANCE,
-    STORY,
     Cell,
     measure_positions,
     normalized,
     rows_of,
+    story_of,
 )
 from patchloom.evaluate.report import Drawing, lost_images
 from patchloom.evaluate.settings import open_and_tell
@@ -121,7 +121,9 @@ def positions(
     )
     return Report(
         rows=rows,
-        protocol=" ".join(filter(None, [card.note, done, STORY, story, *lost_images(unreadable, source.noun), table])),
+        protocol=" ".join(
+            filter(None, [card.note, done, story_of(source.noun), story, *lost_images(unreadable, source.noun), table])
+        ),
         headline=_headline(cells, *quoted, f"{n_test:,} test {source.noun}"),
         quoted=quoted,
         data=source.name,

@@ -17,7 +17,7 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import load_classifier
 from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.pace import watched
-from patchloom.evaluate.position_scores import STORY, Cell, measure_positions, normalized, rows_of
+from patchloom.evaluate.position_scores import Cell, measure_positions, normalized, rows_of, story_of
 from patchloom.evaluate.report import Report, lost_images
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
 from patchloom.hints import check
@@ -100,7 +100,9 @@ def position_sensitivity(
     done = _sentences(ratio, placeholder, steps, grid, n, n_test, parts.test.noun)
     return Report(
         rows=rows,
-        protocol=" ".join([done, STORY, parts.story, *lost_images(list(unreadable), parts.test.noun)]),
+        protocol=" ".join(
+            [done, story_of(parts.test.noun), parts.story, *lost_images(list(unreadable), parts.test.noun)]
+        ),
         headline=f"Position sensitivity: {ours.text()} against {against} on {n_test:,} test {parts.test.noun}.",
         quoted=quoted,
         data=parts.test.name,
