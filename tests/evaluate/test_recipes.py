@@ -24,6 +24,7 @@ from patchloom.evaluate.recipes import Recipe, of_step, validation_images
 from patchloom.evaluate.trained import plan_for
 from patchloom.evaluate.views import Views
 from patchloom.nets.build import EncoderSpec, build_encoder, outline
+from patchloom.nets.variants import vary
 from patchloom.nets.weights import EncoderCard
 from patchloom.options import parse_evaluate
 from patchloom.verbs import of_evaluate
@@ -276,3 +277,56 @@ def test_a_moving_average_is_what_comes_back() -> None:
     assert (last - start).norm() > (mean - start).norm() > 0
     found = answers(average, source, CARD, SETTINGS, "bfloat16")
     assert found.logits.shape == (16, 10) and found.logits.dtype == torch.float32
+
+
+def test_the_rate_of_speech_is_low_then_halved_whatever_came_before() -> None:
+    """MP3, section 4.3: 500 updates at a constant small rate, then higher, and halved every 10,000."""
+    recipe = of_size("S", "mp3-speech")
+    source = open_data("digits").train.subset(range(300))
+    training = planned(recipe.settled(300, "cpu")).begin(classifier(), source)
+    assert training.steps == 30_000 and training.batch == 255  # 45 images are for validation
+
+    def rate(step: int) -> float:
+        training.schedule.step_update(step + 1)
+        (rate,) = {group["lr"] for group in training.optimizer.param_groups}
+        return rate
+
+    asked = (29_999, 0, 499, 500, 9_999, 10_000, 20_000)
+    peak = recipe.lr
+    assert [rate(step) for step in asked] == [peak * share for share in (0.25, 0.1, 0.1, 1, 1, 0.5, 0.25)]
+    assert all(
+        type(group["weight_decay"]) is float and not group["weight_decay"] for group in training.optimizer.param_groups
+    )
+    paper = {"batch": 256, "smoothing": 0.1, "dropout": 0.1, "mixup": 0.0, "erasing": 0.0, "pooling": "class"}
+    assert {name: getattr(recipe, name) for name in paper} == paper and recipe.patience < 1
+
+
+def test_a_length_in_updates_scales_the_rest() -> None:
+    short = of_size("S", "mp3-speech", updates=3000)
+    assert (short.warmup_updates, short.halve_every) == (50, 1000)
+    assert of_size("S", "mp3-speech", updates=3000, halve_every=7).halve_every == 7
+    mae = of_size("B", "mae", updates=400)
+    assert (mae.warmup_updates, mae.halve_every) == (20, 0)
+    assert not {"epochs", "warmup_epochs", "halve_every", "dropout", "shift"} & set(mae.plain())
+    assert not {"updates", "warmup_updates"} & set(of_size("B", "mae").plain())
+    for change, said in (
+        ({"name": "mp3-speech", "epochs": 3}, "--epochs does not go with this recipe, which makes 30,000 updates"),
+        ({"warmup_updates": 3}, "--warmup_updates is for a training whose --updates are counted"),
+        ({"updates": 3, "warmup_updates": 4}, "--warmup_updates 4 is more than --updates 3"),
+        ({"dropout": 1.0}, "--dropout must be 0 to 0.99"),
+    ):
+        with pytest.raises(PatchloomError, match=said):
+            of_size("B", **{"name": "mae"} | change)
+
+
+def test_dropout_is_wherever_timm_has_a_place_for_it() -> None:
+    vit = build_encoder(replace(SPEC, options=SMALL | {"proj_drop_rate": 0.3}))
+    rates = [
+        {module.p for module in vary(vit, CARD, **how).modules() if isinstance(module, torch.nn.Dropout)}
+        for how in ({}, {"dropout": 0.1})
+    ]
+    assert rates == [{0.0}, {0.1}]
+    model = Classifier(vary(vit, CARD, dropout=0.5), 10, "mean")
+    images = torch.rand(2, 1, 8, 8)
+    assert not torch.equal(model.train().pooled(images), model.pooled(images))
+    assert torch.equal(model.eval().pooled(images), model.pooled(images))

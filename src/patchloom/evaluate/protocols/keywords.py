@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from patchloom.evaluate.settings import EvalSettings, Parts, shortened, tell
 from patchloom.evaluate.trained import SCRATCH, plan_for, recipe_sentence, report_of, trained_and_tested
 from patchloom.hints import check_options, listing
 from patchloom.nets.encode import input_size
+from patchloom.nets.hierarchical import Encoder
 from patchloom.nets.weights import EncoderCard
 from patchloom.runs.encoder import load_encoder
 from patchloom.waiting import Waiting
@@ -86,8 +88,9 @@ def keywords(
         candidates.append(
             replace(scratch(card, positions, len(classes), settings), settings={"positions": variant, **what})
         )
+    raw_features = _raw_features(vit, card, parts, settings, what)
     rows, found = trained_and_tested(_NAME, candidates, plan, parts)
-    rows.append(_raw_features(vit, card, parts, settings, what))
+    rows.append(raw_features())
     beside = f" {SCRATCH.capitalize()} is the same with fresh weights." if control else ""
     h, w = input_size(vit)
     done = (
@@ -129,16 +132,22 @@ def _parts(opened: KeywordParts, card: EncoderCard, settings: EvalSettings) -> P
     return replace(parts, validation=opened.validation)
 
 
-def _raw_features(vit: Any, card: EncoderCard, parts: Parts, settings: EvalSettings, what: dict[str, Any]) -> Row:
-    """The row of a logistic regression on the pictures of the recordings."""
+def _raw_features(
+    vit: Encoder, card: EncoderCard, parts: Parts, settings: EvalSettings, what: dict[str, Any]
+) -> Callable[[], Row]:
+    """Fit a logistic regression to the pictures of the training recordings; its row, which reads the test, is asked."""
     name, features_of, _ = raw_extractor(vit, card, settings)
     train = features_of(parts.train)
     probe, choice = linear_probe(
         train.pooled("pixels"), train.labels, seed=settings.seed, device=settings.at, groups=train.groups
     )
-    test = features_of(parts.test)
-    about = {"strength": choice.strength, "held_out_accuracy": choice.accuracy, "held_out": choice.held_out, **what}
-    return Row.of_images(name, "-", _NAME, about, probe.right(test.pooled("pixels"), test.labels))
+    about = {"l2": choice.strength, "held_out_accuracy": choice.accuracy, "held_out": choice.held_out, **what}
+
+    def row() -> Row:
+        test = features_of(parts.test)
+        return Row.of_images(name, "-", _NAME, about, probe.right(test.pooled("pixels"), test.labels))
+
+    return row
 
 
 def _drawings(

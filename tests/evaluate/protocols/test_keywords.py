@@ -1,0 +1,188 @@
+"""Keyword spotting as a whole: what is compared, what decides, what is printed, drawn, kept and refused."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from spoken import Tones, encoder_of_sound, speech_commands
+
+from patchloom.cli import main
+from patchloom.data.sound import keywords as spoken
+from patchloom.errors import PatchloomError, Stopped
+from patchloom.evaluate import EvalSettings, Report, evaluate
+from patchloom.evaluate.answers import answers
+from patchloom.evaluate.classifier import load_classifier
+from patchloom.evaluate.protocols import keywords as protocol
+from patchloom.evaluate.training import Training
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
+pytest.importorskip("soundfile")
+
+WORDS = "yes,no,up"
+QUICK = {"words": WORDS, "device": "cpu", "updates": 4, "batch_size": 8}
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return speech_commands(tmp_path_factory.mktemp("data") / "commands")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return encoder_of_sound(tmp_path / "ear")
+
+
+def _kept(run: Path, report: Report) -> tuple:
+    files = {path.name: path.read_bytes() for path in sorted((run / "finetuned").iterdir())}
+    return [(row.encoder, row.settings, row.right.tolist()) for row in report.rows], files
+
+
+def test_the_command_line_from_end_to_end(run: Path, commands: Path, capsys: pytest.CaptureFixture) -> None:
+    words = ["keywords", str(run), str(commands), "--words", WORDS, "--updates", "30", "--batch_size", "8"]
+    assert main(["evaluate", *words, "--device", "cpu", "--seeds", "2", "--shift", "0.005", "--clip", "1"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for part in (
+        "Keyword spotting: the encoder and a linear head were trained together, positions: keep.",
+        "There are 5 classes: yes, no, up, silence and unknown.",
+        "updates 30, warmup updates 3, batch 8,",
+        "shift 0.005, noise share 0.8, noise volume 0.1",
+        "The update that is tested was chosen on the data's own 10 recordings for validation",
+        "Raw features are a logistic regression on the pictures themselves, 8x9 numbers each",
+        "The data has 30 recordings for training, 10 for validation, and 15 for the test.",
+        "What recipes do to images (crops, mirroring, RandAugment, erasing, cutmix) does not act. ",
+        "on 15 test recordings.",
+        "Over 2 seeds, mean and range: ear",
+        "from scratch: update",
+        f"Picture: {run / 'pictures' / 'keywords-commands-small-1.png'}",
+    ):
+        assert part in printed, part
+    rows = list(csv.DictReader((run / "results.csv").open()))
+    assert [row["encoder"] for row in rows] == ["ear", "from scratch", "raw features", "majority class"] * 2
+    assert {row["protocol"] for row in rows} == {"keywords"} and {row["n_test"] for row in rows} == {"15"}
+    assert len({row["data_fingerprint"] for row in rows}) == 1  # the test is the same for every seed
+    assert (run / "pictures" / "keywords-commands-small-1.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_classifier_says_the_same_again_and_the_matrix_counts_it(run: Path, commands: Path, monkeypatch) -> None:
+    drawn = []
+    monkeypatch.setattr("patchloom.look.confusion.draw_confusion", lambda **content: drawn.append(content))
+    report = evaluate("keywords", run, commands, **QUICK, control=False, seed=2)
+    model, card = load_classifier(run / "finetuned" / "commands-small-2.safetensors")
+    parts = spoken.open_keywords(commands, WORDS.split(","), 2).heard_as(card.encoder.sound)
+    found = answers(model, parts.test, card.encoder, EvalSettings(device="cpu"))
+    assert found.accuracy() == report.rows[0].value and card.classes == ("yes", "no", "up", "silence", "unknown")
+    counts, classes = drawn[0]["counts"], drawn[0]["classes"]
+    assert classes == card.classes and counts.sum() == 15 and counts.sum(1).tolist() == [3] * 5
+    assert np.trace(counts) / 15 == report.rows[0].value
+    for truth, answer in zip(found.labels.tolist(), found.logits.argmax(1).tolist(), strict=True):
+        counts[truth, answer] -= 1
+    assert not counts.any()
+
+
+def test_validation_decides_and_the_test_is_read_once_at_the_end(run: Path, monkeypatch) -> None:
+    record = []
+
+    class Heard(Tones):
+        def __init__(self, part: str, each: int):
+            super().__init__(each, first=len(part) * 100)
+            self.part = part
+
+        def read(self, i: int) -> torch.Tensor:
+            record.append(self.part)
+            return super().read(i)
+
+    def parts(*given) -> spoken.KeywordParts:
+        return spoken.KeywordParts(Heard("train", 10), Heard("validation", 4), Heard("test", 5), None)
+
+    monkeypatch.setattr(protocol, "open_keywords", parts)
+    quick = {key: value for key, value in QUICK.items() if key != "words"}
+    report = evaluate("keywords", run, "tones", **quick, validation=0.15, patience=1.0)
+    first = record.index("test")
+    assert set(record[:first]) == {"train", "validation"} and set(record[first:]) == {"test"}
+    assert record.count("test") == 3 * 15 and "the data brings no noise to add" in report.protocol  # three rows
+    assert report.rows[0].settings["validation_images"] == 12 and "validation" not in report.rows[0].settings
+    assert "noise_share" not in report.rows[0].settings and report.rows[0].settings["shift"] == 0.1
+    record.clear()
+    report = evaluate("keywords", run, "tones", **quick, validation=0.0, control=False)
+    assert "validation" not in record and "chosen on the data's own" not in report.protocol
+
+
+def test_a_share_of_the_labels(run: Path, commands: Path) -> None:
+    report = evaluate("keywords", run, commands, **QUICK, labels=0.5, control=False)
+    assert report.rows[0].settings["labelled"] == report.rows[1].settings["labelled"] == 15
+    assert "Of 30 training recordings a stratified 15 were used (seed 0). All recordings for validation" in (
+        report.protocol
+    )
+    assert report.headline.startswith("Keyword spotting (small-0.5): ")
+    assert (run / "finetuned" / "commands-small-0.5-0.safetensors").is_file()
+    with pytest.raises(PatchloomError, match="0.1 of 30 training recordings is 3, fewer than the 5 classes"):
+        evaluate("keywords", run, commands, **QUICK, labels=0.1)
+
+
+def test_one_seed_one_result_and_another_seed_another(run: Path, commands: Path, tmp_path: Path) -> None:
+    paper = QUICK | {"recipe": "mp3-speech", "control": False}
+    first = _kept(run, evaluate("keywords", run, commands, **paper))
+    torch.manual_seed(7)
+    other = encoder_of_sound(tmp_path / "other")
+    again = _kept(other, evaluate("keywords", other, commands, **paper))
+    assert again == first
+    silent = _kept(run, evaluate("keywords", run, commands, **paper, noise_share=0.0))
+    assert silent[1] != first[1]  # the noise reaches the training
+
+
+def test_stopped_it_goes_on_as_if_it_had_not_been(
+    run: Path, commands: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    paper = QUICK | {"recipe": "mp3-speech"}
+    other = encoder_of_sound(tmp_path / "other")
+    whole = _kept(other, evaluate("keywords", other, commands, **paper))
+    step, done = Training._step, []
+
+    def pressed(self, *given):
+        done.append(1)
+        if len(done) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "_step", pressed)
+        with pytest.raises(Stopped, match="stopped at update 3 of 4 of ear: the same command goes on from there"):
+            evaluate("keywords", run, commands, **paper)
+    capsys.readouterr()
+    again = evaluate("keywords", run, commands, **paper)
+    assert "ear goes on at update 3 of 4." in capsys.readouterr().out
+    assert _kept(run, again) == whole
+
+
+def test_a_plain_folder_of_words(run: Path, commands: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for word in ("yes", "no"):
+        (tmp_path / "plain" / word).mkdir(parents=True)
+        for path in (commands / word).iterdir():
+            (tmp_path / "plain" / word / path.name).write_bytes(path.read_bytes())
+    quick = {key: value for key, value in QUICK.items() if key != "words"}
+    report = evaluate("keywords", run, tmp_path / "plain", **quick, control=False)
+    assert "There are 2 classes: no and yes." in report.protocol and 2 < report.n_test < 8
+    assert "recordings are drawn for it" in capsys.readouterr().out
+
+
+def test_wrong_pairs_are_refused_in_a_sentence(run: Path, commands: Path, tiny_encoder: Path) -> None:
+    for options, said in (
+        ({"words": "yes,nope"}, "has no folder of the word nope"),
+        ({"words": None}, "of the ten words that are told apart where nobody says which"),
+        ({"flip": True}, "--flip is for images, and "),
+        ({"group": "parent"}, "keywords takes the parts that the data has: leave --group away"),
+        ({"labels": 0.0}, "--labels must be a share above 0"),
+        ({"epochs": 3}, "--epochs does not go with --updates 4"),
+        ({"noise_share": 1.5}, "--noise_share must be 0 to 1"),
+        ({"out": "here", "seeds": 2}, "--out names one file"),
+    ):
+        with pytest.raises(PatchloomError, match=said):
+            evaluate("keywords", run, commands, **QUICK | options)
+    with pytest.raises(PatchloomError, match="tiny is an encoder of images: keywords needs one"):
+        evaluate("keywords", tiny_encoder, commands, **QUICK)
