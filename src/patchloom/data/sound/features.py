@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,16 +36,15 @@ def features(waves: Tensor, sound: Sound) -> Tensor:
     Raises:
         PatchloomError: values of ``sound`` that do not go together.
     """
-    bands, cosines = _filters(sound, waves.device)
+    tables = _tables(sound, waves.device)
     with torch.autocast(waves.device.type, enabled=False):
         flat = waves.flatten(1)
         unit = flat.float() / _FULL if flat.dtype == torch.int16 else flat.float()
-        window = torch.hann_window(sound.window_samples, device=waves.device)
         lengths = {"n_fft": sound.window_samples, "hop_length": sound.hop_samples}
-        spectrum = torch.stft(unit, **lengths, window=window, center=False, return_complex=True)  # [b k w]
+        spectrum = torch.stft(unit, **lengths, window=tables.window, center=False, return_complex=True)  # [b k w]
         power = torch.view_as_real(spectrum).square().sum(-1)  # [b k w]
-        energy = torch.log(bands @ power + _FLOOR)  # [b m w]
-        return (energy if cosines is None else cosines @ energy)[:, None]
+        energy = torch.log(tables.bands @ power + _FLOOR)  # [b m w]
+        return (energy if tables.cosines is None else tables.cosines @ energy)[:, None]
 
 
 def pictures(waves: Tensor, sound: Sound) -> Tensor:
@@ -58,18 +58,29 @@ def pictures(waves: Tensor, sound: Sound) -> Tensor:
         float32 [b 1 h w].
     """
     assert sound.mean, "statistics come first"
-    mean, std = (torch.tensor(values, device=waves.device)[:, None] for values in (sound.mean, sound.std))
-    return GREY + SIXTH * (features(waves, sound) - mean) / std
+    tables = _tables(sound, waves.device)
+    return GREY + SIXTH * (features(waves, sound) - tables.mean) / tables.std
 
 
-@lru_cache(maxsize=16)
-def _filters(sound: Sound, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """The bands [m k], and the cosines [h m] of the coefficients, if these are wanted."""
+class _Tables(NamedTuple):
+    """The window [n], the bands [m k], the cosines [h m] of coefficients if these are wanted, mean and std [h 1]."""
+
+    window: Tensor
+    bands: Tensor
+    cosines: Tensor | None
+    mean: Tensor
+    std: Tensor
+
+
+@lru_cache(maxsize=16)  # else numbers would go to the device with every batch, which waits for it
+def _tables(sound: Sound, device: torch.device) -> _Tables:
     check_sound(sound)
     m = sound.bins if sound.features == "logmel" else sound.bands
     bands = mel_bands(m, sound.window_samples, sound.rate, sound.low)
     cosines = None if sound.features == "logmel" else cosine_transform(sound.bins, m)
-    return bands.to(device), None if cosines is None else cosines.to(device)
+    window, mean, std = torch.hann_window(sound.window_samples), torch.tensor(sound.mean), torch.tensor(sound.std)
+    made = window, bands, cosines, mean[:, None], std[:, None]
+    return _Tables(*(None if one is None else one.to(device) for one in made))
 
 
 def check_sound(sound: Sound) -> None:
