@@ -55,7 +55,7 @@ def pretrained(data: Path, out: Path, task: str, seed: int, updates: int = UPDAT
 
 def spotted(run: Path, data: Path, seed: int, labels: float, **options: Any) -> Report:
     """Fine-tuning of a run, beside the same from scratch."""
-    given = {"words": ",".join(WORDS), "batch": BATCH, "updates": FINE_TUNING, "lr": RATE, "precision": "float32"}
+    given = {"words": ",".join(WORDS), "batch_size": BATCH, "updates": FINE_TUNING, "lr": RATE, "precision": "float32"}
     return evaluate("keywords", run, data, seed=seed, labels=labels, **given, **options)
 
 
