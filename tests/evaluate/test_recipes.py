@@ -319,13 +319,21 @@ def test_a_length_in_updates_scales_the_rest() -> None:
             of_size("B", **{"name": "mae"} | change)
 
 
-def test_dropout_is_wherever_timm_has_a_place_for_it() -> None:
-    vit = build_encoder(replace(SPEC, options=SMALL | {"proj_drop_rate": 0.3}))
-    rates = [
-        {module.p for module in vary(vit, CARD, **how).modules() if isinstance(module, torch.nn.Dropout)}
-        for how in ({}, {"dropout": 0.1})
-    ]
-    assert rates == [{0.0}, {0.1}]
+def test_dropout_is_behind_positions_attention_and_mlps_and_the_recipes_alone() -> None:
+    spec = replace(SPEC, options=SMALL | {"proj_drop_rate": 0.3, "attn_drop_rate": 0.3})
+    card, vit = replace(CARD, spec=spec), build_encoder(spec)
+
+    def rates(**how: float) -> dict[str, float]:
+        varied = vary(vit, card, **how).named_modules()
+        return {name: module.p for name, module in varied if isinstance(module, torch.nn.Dropout)}
+
+    assert not any(rates().values())
+    behind = {
+        "pos_drop",
+        *(f"blocks.{i}.{name}" for i in (0, 1) for name in ("attn.proj_drop", "mlp.drop1", "mlp.drop2")),
+    }
+    assert behind <= {name for name, rate in rates(dropout=0.1).items() if rate == 0.1}
+    assert not any(rate for name, rate in rates(dropout=0.1).items() if name.endswith("attn_drop"))
     model = Classifier(vary(vit, CARD, dropout=0.5), 10, "mean")
     images = torch.rand(2, 1, 8, 8)
     assert not torch.equal(model.train().pooled(images), model.pooled(images))

@@ -48,8 +48,8 @@ class Recipe:
         betas: of AdamW.
         layer_decay: ratio of the learning rates of a block and the next one; 1 switches it off.
         drop_path: rate of stochastic depth in the last block; it grows linearly from 0.
-        dropout: rate of dropout in the encoder: of the tokens that enter the blocks, the attention weights, and the
-            outputs of attention and of both layers of each MLP.
+        dropout: rate of dropout in the encoder: of the tokens that enter the blocks, and of the outputs of attention
+            and of both layers of each MLP.
         smoothing: label smoothing.
         mixup: alpha of mixup; 0 switches it off. With cutmix too, each batch gets one of them at random.
         cutmix: alpha of cutmix; 0 switches it off.

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from patchloom.look.curves import INK, QUIET, STYLE, write_figure
 
-CELL, SMALLEST, ROOMY = 0.5, 0.31, 16  # inches: a cell of few classes, and of many; so many still have large ones
+CELL, SMALLEST, ROOMY = 0.5, 0.37, 16  # inches: a cell of few classes, and of many; so many still have large ones
 LABEL = 0.075  # inches that a letter of a class's name takes
 _RIGHT = LinearSegmentedColormap.from_list("right", ["#ffffff", "#2a6f97"])
 _WRONG = LinearSegmentedColormap.from_list("wrong", ["#ffffff", "#c1440e"])
@@ -53,7 +53,7 @@ def draw_confusion(counts: np.ndarray, classes: Sequence[str], title: str, capti
         for i, j in zip(*np.nonzero(diagonal | (counts > 0)), strict=True):
             share = shares[i, j] if i == j else np.sqrt(shares[i, j])
             ink = "white" if share > _DARK else INK
-            middle = {"ha": "center", "color": ink}
+            middle = {"ha": "center", "color": ink, "in_layout": False}  # else the layout takes seconds
             axes.text(j, i + 0.02, f"{counts[i, j]:,}", fontsize=size, va="bottom", **middle)
             axes.text(j, i + 0.06, _percent(shares[i, j]), fontsize=0.8 * size, va="top", **middle)
         font = {"fontsize": min(9.0, 1.15 * size), "color": INK}
