@@ -40,7 +40,7 @@ def in_colours(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> T
     Small sides are enlarged by a whole factor each, so that a frame stays a sharp column. nan and inf stay.
     """
     plain = images.detach().float().cpu()[:, 0].flip(1) * torch.tensor(std) + torch.tensor(mean)
-    table = torch.from_numpy(np.asarray(matplotlib.colormaps[_COLOURS].colors, dtype=np.float32))
+    table = torch.from_numpy(matplotlib.colormaps[_COLOURS](np.arange(256))[:, :3]).float()
     shade = (plain.nan_to_num(nan=0.0).clamp(0, 1) * (len(table) - 1)).round().long()
     colours = torch.where(plain.isfinite()[..., None], table[shade], plain[..., None]).permute(0, 3, 1, 2)
     for axis, enough in ((2, _HEIGHT), (3, _WIDTH)):

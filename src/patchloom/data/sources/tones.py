@@ -71,6 +71,7 @@ class Tones(Source):
 
     def heard_as(self, sound: Sound) -> Source:
         heard = super().heard_as(sound)
+        assert isinstance(heard, Tones)
         if sound.rate != self.sound.rate:
             heard._made = {}
         return heard
