@@ -9,14 +9,26 @@ import torch
 
 import patchloom.export
 from patchloom.cli import main
-from patchloom.data import channels_of, normalize, open_data, plain_batches, statistics_of
+from patchloom.data import (
+    channels_of,
+    normalize,
+    open_data,
+    plain_batches,
+    statistics_of,
+    statistics_of_recordings,
+)
+from patchloom.data.sound.excerpts import centre_excerpt
+from patchloom.data.sound.features import pictures
 from patchloom.errors import PatchloomError
 from patchloom.export import export
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.extra_modules import save_extra_module
+from patchloom.nets.heads import InstanceHead
 from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.sealed import write_sealed
 from patchloom.runs.settings import Settings
+from patchloom.sound import Sound
 
 SMALL = {"embed_dim": 32, "depth": 2}
 
@@ -108,3 +120,54 @@ def test_a_run_whose_images_have_moved_is_exported(photos, tmp_path, moved):
     done = export(folder.path)
     why = "not to be had" if moved == "gone" else "only run for who types it"
     assert why in done.notes[0] and not touched.exists()
+
+
+def of_recordings(folder: Path, sound: Sound, beside: bool = False) -> Path:
+    """The file of an encoder with the statistics of those tones, perhaps with an instance head beside it."""
+    stats = statistics_of_recordings(open_data("tones:20").train.heard_as(sound), sound)
+    spec = EncoderSpec("nano", sound.size, (sound.bins, 1), 1, options=SMALL)
+    torch.manual_seed(0)
+    uses = {"instance_head": "pooling"} if beside else {}
+    card = EncoderCard(spec, stats.mean, stats.std, "mae", "tones", extra_modules=uses, sound=stats.sound)
+    save_encoder(build_encoder(spec), card, folder / "encoder.safetensors")
+    if beside:
+        save_extra_module(InstanceHead(32, 4, 1), folder / "instance_head.safetensors")
+    return folder / "encoder.safetensors"
+
+
+@pytest.mark.parametrize("sound", [Sound(), Sound(8000, 0.95, "logmel", 32)], ids=["mfcc", "logmel"])
+def test_the_printed_code_gives_an_encoders_features_of_waveforms(sound, tmp_path, capsys, monkeypatch):
+    path = of_recordings(tmp_path, sound)
+    assert main(["export", str(path), "--data", "tones:20"]) == 0
+    printed = capsys.readouterr().out
+    assert float(re.search(r"timm's features differ by at most (\S+) on 16 recordings\.", printed)[1]) < 1e-4
+    assert f"It takes {sound.seconds:g} s at {sound.rate:,} samples a second, one channel." in printed
+    code = printed[printed.index("import timm") :]
+    assert "patchloom" not in code.replace(str(tmp_path), "")
+    pasted: dict = {}
+    exec(code, pasted)
+
+    vit, card = load_encoder(path)
+    source = open_data("tones:20").train.heard_as(sound)
+    waves = torch.stack([centre_excerpt(source.read(i), sound) for i in range(4)])
+    with torch.inference_mode():  # as the docstring of load_encoder has it
+        ours = vit.forward_features(normalize(pictures(waves, card.sound), card.mean, card.std))
+        theirs = pasted["features"](waves.flatten(1) / 2**15)
+    assert (ours - theirs).abs().max() < 1e-4 and ours.std() > 0.1
+
+
+def test_other_features_than_an_encoders_do_not_pass(tmp_path, monkeypatch):
+    path, written = of_recordings(tmp_path, Sound()), patchloom.export.code_of_pictures
+    monkeypatch.setattr(patchloom.export, "code_of_pictures", lambda sound: written(sound).replace("1e-06", "1e-03"))
+    with pytest.raises(PatchloomError, match="features by the code that uses timm differ by"):
+        export(path, data="tones:20")
+
+
+def test_an_encoder_of_recordings_and_its_head_are_compared_on_noise(tmp_path):
+    path = of_recordings(tmp_path, Sound(), beside=True)
+    done = export(path)
+    assert done.compared_on == "recordings of noise" and done.difference < 1e-4
+    assert "def represent(waves)" in done.snippet
+    assert "--data RECORDINGS compares on recordings" in done.notes[0]
+    with pytest.raises(PatchloomError, match="is an encoder of recordings, and digits holds images"):
+        export(path, data="digits")

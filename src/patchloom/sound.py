@@ -66,6 +66,11 @@ class Sound:
         return self.bins, self.frames
 
 
+def noun_of(sound: Sound | None) -> str:
+    """What data is called that ``sound`` makes pictures of: recordings, or images where it is None."""
+    return "images" if sound is None else "recordings"
+
+
 def sound_from(plain: Mapping[str, Any] | None) -> Sound | None:
     """A `Sound` from what ``asdict`` and JSON or YAML made of it; None of None."""
     if plain is None:

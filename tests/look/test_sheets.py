@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiling import tiles
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
@@ -32,18 +33,6 @@ def draw(folder: Path, columns: dict[str, Tensor], caption: str = "", mean=None,
     assert path == folder / "sheet.png"
     assert path.stat().st_size < MOST_BYTES
     return np.asarray(Image.open(path))
-
-
-def tiles(page: np.ndarray) -> list[list[np.ndarray]]:
-    """Rows of tiles [h w 3], found by their frames."""
-    frame = (page == FRAME_GREY).all(-1)
-    top_edges = [y for y in range(len(frame)) if frame[y].sum() > 50]
-    found = []
-    for top, bottom in zip(top_edges[::2], top_edges[1::2], strict=True):
-        left_edges = [x for x in range(page.shape[1]) if frame[top : bottom + 1, x].all()]
-        pairs = zip(left_edges[::2], left_edges[1::2], strict=True)
-        found.append([page[top + 1 : bottom, left + 1 : right] for left, right in pairs])
-    return found
 
 
 def test_colours_come_back_and_what_is_empty_or_wrong_is_hatched(tmp_path):

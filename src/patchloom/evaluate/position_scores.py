@@ -19,7 +19,7 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate.report import Row
 from patchloom.nets.weights import EncoderCard
 from patchloom.patches.positions import distances
-from patchloom.questions.positions import PositionPrediction, chance_accuracy
+from patchloom.questions.positions import PositionPrediction, chance_accuracy, scores
 
 UNITS = {"top-1": "%", "top-5": "%", "distance": "patches"}  # by measure
 CHANCE, CENTRE = "chance", "always the centre"
@@ -71,14 +71,6 @@ class Cell:
     def accuracy(self) -> float:
         """Top-1 accuracy in [0, 1], averaged over images."""
         return self.values["top-1"].mean().item()
-
-
-def scores(placed: PositionPrediction, grid: tuple[int, int]) -> dict[str, Tensor]:
-    """Measures of `UNITS` [b k] for every visible patch, with or without its position. Distances are in patches."""
-    best = placed.logits.topk(min(5, placed.logits.shape[-1]), dim=-1).indices
-    right = best == placed.visible[..., None]
-    apart = distances(grid, best.device)[placed.visible, best[..., 0]]
-    return {"top-1": right[..., 0].float(), "top-5": right.any(-1).float(), "distance": apart}
 
 
 def offsets_of(placed: PositionPrediction, grid: tuple[int, int]) -> Tensor:

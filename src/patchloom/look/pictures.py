@@ -16,6 +16,7 @@ from patchloom.data.sound.hearing import heard_by
 from patchloom.data.sources.addresses import PIPE
 from patchloom.errors import PatchloomError
 from patchloom.look.sheets import ROWS, Title, draw_sheet
+from patchloom.look.spectrograms import in_words, spectrograms
 from patchloom.nets.weights import EncoderCard
 from patchloom.questions.measure import Measure
 from patchloom.runs.folder import plain_name
@@ -41,7 +42,7 @@ def draw_task(
     Args:
         task: trained.
         source: images that were not trained on.
-        card: sizes, mean and std with which images become its input.
+        card: sizes, mean and std with which images, or recordings, become its input.
         folder: where the pictures go.
         device: where the task is.
         images: how many, up to 8.
@@ -62,7 +63,11 @@ def draw_task(
         sheets = task.draw(given, torch.Generator().manual_seed(seed))
         above = None if title is None else title(task.measure(given, torch.Generator().manual_seed(seed)))
     task.train(was_training)
-    return [draw_sheet(sheet, card.mean, card.std, folder, above, images) for sheet in sheets]
+    if card.sound is None:
+        return [draw_sheet(sheet, card.mean, card.std, folder, above, images) for sheet in sheets]
+    drawn = (spectrograms(sheet, card.sound, card.mean, card.std) for sheet in sheets)
+    above = None if above is None else above._replace(result=in_words(above.result))
+    return [draw_sheet(sheet, (0.0,) * 3, (1.0,) * 3, folder, above, images) for sheet in drawn]
 
 
 def title_of(

@@ -13,7 +13,11 @@ WRONG = float("inf")  # hatched crosswise
 
 
 def spread(images: Tensor, p: Sides, visible: Tensor) -> Tensor:
-    """Images [b c h w] whose holes are filled by a Gaussian blur of the visible patches (σ of a patch side)."""
+    """Images [b c h w] whose holes are filled by a Gaussian blur of the visible patches (σ of a patch side).
+
+    Where one patch is as long as the image, as one of the frames of a recording is high, nothing is blurred that way:
+    what is filled in lies between holes and patches the other way alone.
+    """
     with torch.autocast(images.device.type, enabled=False):
         return _spread(images, p, visible)
 
@@ -26,6 +30,8 @@ def _spread(images: Tensor, p: Sides, visible: Tensor) -> Tensor:
     known = unpatchify(scatter_tokens(ones, visible, nowhere), p, grid)
     seen, weight = images * known, known
     for side, sigma, axis in ((h, p[0], 2), (w, p[1], 3)):
+        if side == sigma:
+            continue
         at = torch.arange(side, device=images.device, dtype=images.dtype)
         # as a matrix product the kernel may reach across the image, so no hole stays empty, and borders need no padding
         kernel = torch.exp(-((at[:, None] - at) / sigma).square() / 2).clamp_min(1e-12)

@@ -84,7 +84,7 @@ class Pixels(PatchQuestion):
     def measure(self, encoded: Encoded) -> Measure:
         """The error beside those of each patch's mean colour and of a blurred copy.
 
-        The mean colour of a masked patch is nothing that the network is given, so it is the blurred copy that counts.
+        The mean of a masked patch is nothing that the network is given, so it is the blurred copy that counts.
         """
         found = self._errors_of(encoded, self.baselines(encoded))
         name = "absolute error" if self.absolute else "reconstruction error"
@@ -93,13 +93,14 @@ class Pixels(PatchQuestion):
     def baselines(self, encoded: Encoded) -> dict[str, Tensor]:
         """Pictures [b c h w] that need no learning, by name.
 
-        ``mean colour``: every patch is painted in its true mean colour. ``blurred copy``: a Gaussian blur of the
-        visible patches, as wide as a patch, spreads into the holes.
+        ``mean colour``, of recordings ``patch mean``: every patch is painted in its true mean colour. ``blurred copy``:
+        a Gaussian blur of the visible patches, as wide as a patch, spreads into the holes.
         """
         g = self.geometry
         mean = patch_channel_statistics(patchify(encoded.images, g.p), g.channels)[0]
         blurred = spread(encoded.images, g.p, self.with_content(encoded.given))
-        return {"mean colour": unpatchify(mean, g.p, g.grid), "blurred copy": blurred}
+        flat = "mean colour" if encoded.sound is None else "patch mean"
+        return {flat: unpatchify(mean, g.p, g.grid), "blurred copy": blurred}
 
     def _errors_of(self, encoded: Encoded, guesses: dict[str, Tensor]) -> dict[str, Tensor]:
         """Errors [b] of the network, under "", and of guessed pictures [b c h w]."""
@@ -241,7 +242,8 @@ class Restoration(Pixels):
         """The error beside those of patches of one colour and of what was given, put at its place, holes blurred."""
         found = self._errors_of(encoded, self.baselines(encoded))
         value = found.pop("")
-        return Measure("pixel error", value, found, to_beat=tuple(found), higher_is_better=False, form=".3f")
+        name = "pixel error" if encoded.sound is None else "reconstruction error"
+        return Measure(name, value, found, to_beat=tuple(found), higher_is_better=False, form=".3f")
 
     def baselines(self, encoded: Encoded) -> dict[str, Tensor]:
         """Pictures [b c h w] that need no learning, by name, in the units in which they are asked."""

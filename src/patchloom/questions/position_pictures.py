@@ -10,8 +10,9 @@ from torch import Tensor
 from patchloom.nets.geometry import Geometry
 from patchloom.patches.partition import random_partition, share_of
 from patchloom.patches.pictures import mark_wrong, mix_patches, put_together, scattered
-from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction
+from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction, scores
 from patchloom.questions.question import Sheet
+from patchloom.sound import Sound
 
 _POSITION_MASK_RATIO = 0.95
 _NOTHING = "nothing landed"
@@ -64,6 +65,32 @@ def rebuilt_sheet(geometry: Geometry, images: Tensor, placed: dict[str, Tensor],
     caption = (
         "Given: the patches without their places, in random order. Then each stands where it was placed, when a share "
         "η of the patches was barred from keys and values; where several landed, their mean."
+    )
+    return Sheet("rebuilt", caption, columns, _NOTHING)
+
+
+def frames_sheet(
+    geometry: Geometry, images: Tensor, answer: PositionPrediction, sound: Sound, generator: torch.Generator
+) -> Sheet:
+    """Recordings with their frames in disorder, and put back where each was predicted, with the scores of that."""
+    p, visible, asked = geometry.p, answer.visible, answer.dropped
+    columns = {
+        "original": images,
+        "in disorder": put_together(images, p, visible, scattered(visible, asked, generator)),
+        "as put back": put_together(images, p, visible, answer.places()),
+    }
+    top, five, apart = (values[asked].mean().item() for values in scores(answer, geometry.grid).values())
+    far = f"{apart:.1f} patches"
+    if geometry.grid[0] == 1:
+        frames = apart * p[1]
+        far = f"{frames:.1f} frames ({1000 * frames * sound.hop_samples / sound.rate:.0f} ms)"
+    noun = "frames" if p == (sound.bins, 1) else "patches"
+    share, k = asked.float().mean().item(), visible.shape[1]
+    caption = (
+        f"In disorder: {round(share * k)} of {k} {noun}, whose positions were withheld, in random order. As put back: "
+        f"each where it was placed; where several landed, their mean. Of those withheld, {top:.1%} are placed rightly "
+        f"(top-1), and of {five:.1%} the right place is among the five likeliest (top-5); on average they are {far} "
+        f"off."
     )
     return Sheet("rebuilt", caption, columns, _NOTHING)
 

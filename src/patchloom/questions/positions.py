@@ -14,7 +14,7 @@ from patchloom.nets.encode import encode
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.teacher import no_grad_autocast
 from patchloom.patches.pictures import mark_wrong
-from patchloom.patches.positions import smoothed_positions
+from patchloom.patches.positions import distances, smoothed_positions
 from patchloom.patches.tokens import gather_tokens
 from patchloom.processes import total, world
 from patchloom.questions.measure import Measure
@@ -51,6 +51,14 @@ class PositionPrediction(NamedTuple):
     def known(self) -> Tensor:
         """[b] how many positions were given."""
         return (~self.dropped).sum(1)
+
+
+def scores(placed: PositionPrediction, grid: tuple[int, int]) -> dict[str, Tensor]:
+    """For every visible patch [b k], with or without its position: top-1, top-5, and the distance in patches."""
+    best = placed.logits.topk(min(5, placed.logits.shape[-1]), dim=-1).indices
+    right = best == placed.visible[..., None]
+    apart = distances(grid, best.device)[placed.visible, best[..., 0]]
+    return {"top-1": right[..., 0].float(), "top-5": right.any(-1).float(), "distance": apart}
 
 
 def chance_accuracy(n: int, known: int | Tensor) -> float | Tensor:

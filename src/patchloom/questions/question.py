@@ -14,6 +14,7 @@ from patchloom.nets.geometry import Geometry
 from patchloom.patches.pictures import WITHHELD
 from patchloom.patches.tokens import patchify, unpatchify
 from patchloom.questions.measure import Measure
+from patchloom.sound import Sound
 from patchloom.withhold.encoder_input import EncoderInput
 
 ROWS = 8  # images of a sheet that are shown
@@ -58,6 +59,7 @@ class Encoded:
         encoder: which made them, for questions that ask it again.
         teacher_images: [b c h w] what a teacher sees, of which nothing is withheld.
         mean, std: [c 1 1] by which the images are normalised.
+        sound: how recordings became these images; None where they are no recordings.
     """
 
     images: Tensor
@@ -67,6 +69,7 @@ class Encoded:
     teacher_images: Tensor
     mean: Tensor
     std: Tensor
+    sound: Sound | None = None
 
     def plain(self, images: Tensor) -> Tensor:
         """Normalised images [b c h w] in [0, 1]."""

@@ -68,6 +68,15 @@ def load_encoder(source: PathLike, model: str | None = None) -> tuple[VisionTran
             checkpoint, and the card's name and note say so.
         model: timm's name of the model, for a file of weights alone.
 
+    An encoder of recordings is given their pictures, which ``card.sound`` describes: of waveforms [b 1 1 n], int16 or
+    float in [-1, 1], of ``card.sound.samples`` at ``card.sound.rate`` a second::
+
+        from patchloom.data import normalize
+        from patchloom.data.sound.features import pictures
+
+        encoder, card = patchloom.load_encoder("runs/speech-mp3")
+        tokens = encoder.forward_features(normalize(pictures(waves, card.sound), card.mean, card.std))
+
     Raises:
         PatchloomError: nothing of that kind is there, or it cannot be served.
     """

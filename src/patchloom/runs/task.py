@@ -74,7 +74,7 @@ def prepare_task(
         )
     task.normalized_by(stats.mean, stats.std)
     if stats.sound is not None:
-        task.augment = for_recordings(task.augment, stats.sound)
+        task.sound, task.augment = stats.sound, for_recordings(task.augment, stats.sound)
         return task
     task.augment.scale, task.augment.flip = (settings.crop_scale, 1.0), settings.flip
     if settings.randaugment:

@@ -17,7 +17,7 @@ from patchloom.patches.partition import random_dropped, random_partition
 from patchloom.patches.tokens import gather_tokens
 from patchloom.processes import draw
 from patchloom.questions.pixels import Pixels
-from patchloom.questions.position_pictures import figure_3
+from patchloom.questions.position_pictures import figure_3, frames_sheet
 from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction, Positions
 from patchloom.questions.question import Sheet
 from patchloom.tasks.sizes import (
@@ -182,8 +182,12 @@ class DropPos(Task):
             given = self.given(images, generator, **ratios)
             return self.questions["positions"].predict(self.encode(images, given, generator))
 
-        ratios = self.questions["positions"].ratios["mask_ratio"]
-        sheets = figure_3(self.geometry, images, predict, generator, ratios)
+        if self.sound is None:
+            ratios = self.questions["positions"].ratios["mask_ratio"]
+            sheets = figure_3(self.geometry, images, predict, generator, ratios)
+        else:
+            answer = predict(mask_ratio=0.0)
+            sheets = [frames_sheet(self.geometry, images, answer, self.sound, generator)]
         if "pixels" in self.questions:
             encoded = self.encode(images, self.given(images, generator), generator)
             sheets += self.questions["pixels"].sheets(encoded)

@@ -14,8 +14,8 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.decode import PatchHead
 from patchloom.nets.encode import patch_positions
 from patchloom.patches.partition import random_partition, share_of
-from patchloom.questions.position_pictures import mixed_sheet, rebuilt_sheet
-from patchloom.questions.positions import MP3_RATIOS, Positions
+from patchloom.questions.position_pictures import frames_sheet, mixed_sheet, rebuilt_sheet
+from patchloom.questions.positions import MP3_RATIOS, PositionPrediction, Positions
 from patchloom.questions.question import Sheet
 from patchloom.tasks.task import Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, limit_context
@@ -93,6 +93,8 @@ class MP3(Task):
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """Images rebuilt by putting each patch where it was predicted, at several η; and the paper's Figs. 14-15."""
+        if self.sound is not None:
+            return [frames_sheet(self.geometry, images, self._answer(images, generator), self.sound, generator)]
         rebuilt = {}
         for ratio in RATIOS_DRAWN:
             rebuilt[f"η = {ratio}"] = self.place(images, generator, context_mask_ratio=ratio)
@@ -103,8 +105,11 @@ class MP3(Task):
 
     def place(self, images: Tensor, generator: torch.Generator, **ratios: float) -> Tensor:
         """Where each patch of ``images`` [b c h w] is placed: [b n]; keys and values are of the image's context."""
+        return self._answer(images, generator, **ratios).places()
+
+    def _answer(self, images: Tensor, generator: torch.Generator, **ratios: float) -> PositionPrediction:
         encoded = self.encode(images, self.given(images, generator, **ratios))
-        return self.questions["positions"].predict(encoded).places()
+        return self.questions["positions"].predict(encoded)
 
 
 def _usual_ratio(n: int, p: tuple[int, int]) -> tuple[float, str]:

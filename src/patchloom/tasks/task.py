@@ -16,6 +16,7 @@ from patchloom.nets.geometry import Geometry
 from patchloom.nets.hierarchical import Encoder, is_hierarchical
 from patchloom.questions.measure import Measure
 from patchloom.questions.question import ROWS, Encoded, Outcome, Question, Sheet
+from patchloom.sound import Sound
 from patchloom.withhold.encoder_input import EncoderInput
 
 Size = int | Literal["auto"]
@@ -36,12 +37,14 @@ class Task(nn.Module, ABC):
         augment: turns one image and a random generator into the views that `forward` takes.
         chosen: by option, what each ``auto`` became, and why.
         mean, std: [c 1 1] by which the images were normalised; `normalized_by` sets them.
+        sound: how recordings became its images; None where they are no recordings.
     """
 
     serves_swin: ClassVar[bool] = False
     encoder: Encoder
     mean: Tensor
     std: Tensor
+    sound: Sound | None = None
 
     def __init__(self, encoder: Encoder):
         super().__init__()
@@ -151,7 +154,7 @@ class Task(nn.Module, ABC):
         """A batch with the encoder's tokens of what it is given, as the questions take it."""
         tokens = encode(self.encoder, given, **self.placeholders(given, generator))
         seen_by_teacher = images if teacher_images is None else teacher_images
-        return Encoded(images, given, tokens, self.encoder, seen_by_teacher, self.mean, self.std)
+        return Encoded(images, given, tokens, self.encoder, seen_by_teacher, self.mean, self.std, self.sound)
 
     def forward(
         self,

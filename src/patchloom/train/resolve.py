@@ -14,6 +14,7 @@ from patchloom.data import (
     statistics_of_recordings,
     steps_per_epoch,
 )
+from patchloom.data.sound.features import check_patches
 from patchloom.errors import PatchloomError
 from patchloom.machine import Cores, check_device, cores
 from patchloom.nets.build import PRESETS, swin_sizes
@@ -72,6 +73,7 @@ def resolve(
     elif stats.sound is not None:
         h, w = auto("img_size", stats.sound.size, f"{stats.sound.bins} rows and a column every 10 ms")
         patch = auto("patch_size", (h, 1), "a frame each, as in MP3")
+        check_patches(stats.sound, patch)
     elif str(settings.data).partition(":")[0] == "shapes" and (settings.img_size, settings.patch_size) == (
         "auto",
         "auto",

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
+from patchloom.hints import listing
+from patchloom.sides import PatchSize, both
 from patchloom.sound import GREY, SIXTH, Sound
 
-_FLOOR = 1e-6  # is added to the energy of a band: digital silence has no logarithm
-_FULL = 2**15  # of 16 bits
+FLOOR = 1e-6  # is added to the energy of a band: digital silence has no logarithm
+FULL = 2**15  # of 16 bits
 
 
 def features(waves: Tensor, sound: Sound) -> Tensor:
@@ -39,11 +41,11 @@ def features(waves: Tensor, sound: Sound) -> Tensor:
     tables = _tables(sound, waves.device)
     with torch.autocast(waves.device.type, enabled=False):
         flat = waves.flatten(1)
-        unit = flat.float() / _FULL if flat.dtype == torch.int16 else flat.float()
+        unit = flat.float() / FULL if flat.dtype == torch.int16 else flat.float()
         lengths = {"n_fft": sound.window_samples, "hop_length": sound.hop_samples}
         spectrum = torch.stft(unit, **lengths, window=tables.window, center=False, return_complex=True)  # [b k w]
         power = torch.view_as_real(spectrum).square().sum(-1)  # [b k w]
-        energy = torch.log(tables.bands @ power + _FLOOR)  # [b m w]
+        energy = torch.log(tables.bands @ power + FLOOR)  # [b m w]
         return (energy if tables.cosines is None else tables.cosines @ energy)[:, None]
 
 
@@ -105,6 +107,28 @@ def check_sound(sound: Sound) -> None:
         raise PatchloomError(
             f"--bins {m} are more bands than frames of {1000 * sound.window:g} ms resolve ({empty} would be empty): "
             "give fewer"
+        )
+
+
+def check_patches(sound: Sound, patch: PatchSize) -> None:
+    """Refuse patches that do not divide the pictures, and say which lengths of recordings they would divide.
+
+    Raises:
+        PatchloomError: so it is.
+    """
+    rows, columns = both(patch)
+    if sound.bins % rows:
+        fitting = max(1, round(sound.bins / rows)) * rows
+        raise PatchloomError(
+            f"patches of {rows} rows do not divide the {sound.bins} rows of the pictures: give --bins {fitting}"
+        )
+    if sound.frames % columns:
+        below = sound.frames // columns * columns
+        lengths = [((w - 1) * sound.hop_samples + sound.window_samples) / sound.rate for w in (below, below + columns)]
+        fitting = listing([f"{length:.6g}" for length in lengths[not below :]])
+        raise PatchloomError(
+            f"patches of {columns} frames do not divide the {sound.frames} frames of {sound.seconds:g} s: give "
+            f"--seconds {fitting}"
         )
 
 

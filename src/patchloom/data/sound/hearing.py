@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from patchloom.data.sources.base import Data
+import torch
+from torch import Tensor
+
+from patchloom.data.read import Unreadable
+from patchloom.data.sound.excerpts import centre_excerpt
+from patchloom.data.sound.features import FULL
+from patchloom.data.sources.base import Data, Source
 from patchloom.errors import PatchloomError
-from patchloom.sound import Sound
+from patchloom.sound import Sound, noun_of
 
 
 def heard_by(opened: Data, sound: Sound | None, encoder: str) -> Data:
@@ -19,6 +25,27 @@ def heard_by(opened: Data, sound: Sound | None, encoder: str) -> Data:
         PatchloomError: images for an encoder of recordings, or the other way round.
     """
     if (opened.train.sound is None) != (sound is None):
-        kind = "images" if sound is None else "recordings"
+        kind = noun_of(sound)
         raise PatchloomError(f"{encoder} is an encoder of {kind}, and {opened.train.name} holds {opened.train.noun}")
     return opened if sound is None else opened.heard_as(sound)
+
+
+def first_waves(source: Source, count: int) -> Tensor:
+    """The first ``count`` recordings that can be read, as others have them: float32 [b n] in [-1, 1].
+
+    Raises:
+        Unreadable: none can be.
+    """
+    assert source.sound is not None
+    waves: list[Tensor] = []
+    problem: Unreadable | None = None
+    for i in range(len(source)):
+        try:
+            waves.append(centre_excerpt(source.read(i), source.sound).flatten())
+        except Unreadable as error:
+            problem = error
+        if len(waves) == count:
+            break
+    if not waves and problem is not None:
+        raise problem
+    return torch.stack(waves).float() / FULL

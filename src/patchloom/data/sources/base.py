@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.sound import Sound
+from patchloom.sound import Sound, noun_of
 
 TEST_SPLITS = ("test", "val", "validation")  # names of a test split, in order of preference
 CONTENT = np.dtype("V16")  # the hash of an image's content
@@ -60,7 +60,7 @@ class Source(ABC):
     @property
     def noun(self) -> str:
         """What its items are called: images or recordings."""
-        return "images" if self.sound is None else "recordings"
+        return noun_of(self.sound)
 
     def heard_as(self, sound: Sound) -> Source:
         """The same recordings, read and made into pictures as another `Sound` says.

@@ -1,4 +1,4 @@
-"""Data sets by name: drawn shapes, scikit-learn's digits, and those that torchvision downloads."""
+"""Data sets by name: drawn shapes, synthetic recordings, scikit-learn's digits, and what torchvision downloads."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from patchloom.data.contents import PIXELS, contents_of, contents_on_disc, piece
 from patchloom.data.read import Unreadable, from_pil
 from patchloom.data.sources.base import Data, Source, digest, stamp_of_files
 from patchloom.data.sources.shapes import Shapes
+from patchloom.data.sources.tones import Tones
 from patchloom.data.splits import pick
 from patchloom.errors import PatchloomError
 from patchloom.files import cache_root
@@ -43,10 +44,14 @@ _TORCHVISION = {
     "dtd": _Recipe("DTD", *_SPLIT),
     "eurosat": _Recipe("EuroSAT", {}, None),
 }
-BUILTIN = ("shapes", "digits", *_TORCHVISION)
+BUILTIN = ("shapes", "tones", "digits", *_TORCHVISION)
 
-# Index of the first test image, so large that training images never reach it.
-_TEST_SHAPES = 2**40
+# Index of the first test image or recording, so large that training ones never reach it.
+_TEST = 2**40
+
+
+# by name: the class, how many training and test ones there are, and what they are
+_MADE = {"shapes": (Shapes, 5000, 2000, "images"), "tones": (Tones, 5000, 1000, "recordings")}
 
 
 class Digits(Source):
@@ -122,23 +127,25 @@ class Torchvision(Source):
 
 def is_builtin(data: str) -> bool:
     """Whether ``data`` is the name of a data set of this file."""
-    return data == "digits" or data.partition(":")[0] == "shapes" or data.partition("@")[0] in _TORCHVISION
+    return data == "digits" or data.partition(":")[0] in _MADE or data.partition("@")[0] in _TORCHVISION
 
 
 def open_builtin(data: str, seed: int = 0) -> Data | None:
-    """Open data by its name: ``shapes``, ``shapes:N``, ``digits``, ``cifar10``, ``cifar10@ROOT``...
+    """Open data by its name: ``shapes``, ``shapes:N``, ``tones``, ``digits``, ``cifar10``, ``cifar10@ROOT``...
 
     Returns:
         None if no data set has this name.
 
     Raises:
-        PatchloomError: the number of shapes is not a number, or a download fails.
+        PatchloomError: the number of shapes or tones is not a number, or a download fails.
     """
-    if data == "shapes" or data.startswith("shapes:"):
-        count = data.removeprefix("shapes").removeprefix(":") or "5000"
+    made, _, number = data.partition(":")
+    if made in _MADE:
+        source, usual, tests, noun = _MADE[made]
+        count = number or str(usual)
         if not (count.isascii() and count.isdigit()):
-            raise PatchloomError(f"{data} does not say how many images: write a whole number, as in shapes:5000")
-        return Data(Shapes(int(count), seed, name=data), Shapes(2000, seed, first=_TEST_SHAPES, name=data))
+            raise PatchloomError(f"{data} does not say how many {noun}: write a whole number, as in {made}:{usual}")
+        return Data(source(int(count), seed, name=data), source(tests, seed, first=_TEST, name=data))
     if data == "digits":
         return _open_digits()
     name, _, root = data.partition("@")

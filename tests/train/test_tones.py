@@ -1,0 +1,45 @@
+"""A run on the built-in recordings, from what it would do to its pictures and its export."""
+
+import numpy as np
+import pytest
+from killing import SMALL
+from PIL import Image
+
+import patchloom
+from patchloom.cli import main
+from patchloom.errors import PatchloomError
+from patchloom.look import pictures
+
+TINY = {name: value for name, value in SMALL.items() if name not in ("img_size", "patch_size")} | {"epochs": 1}
+
+
+def test_what_a_run_would_do_is_said_and_nothing_is_trained(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["pretrain", "tones:48", "--dry_run", "--model.embed_dim", "32", "--model.depth", "1"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "img_size 40x98" in said and "patch_size 40x1" in said and not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("quick_probe")
+def test_a_tiny_run_its_pictures_and_its_export(tmp_path, monkeypatch):
+    titles, draw = [], pictures.draw_sheet
+    monkeypatch.setattr(pictures, "draw_sheet", lambda *given: titles.append(given[4]) or draw(*given))
+    run = patchloom.pretrain("tones:48", task="mp3", seconds=0.32, out=tmp_path / "run", **TINY).folder
+    drawn = Image.open(run / "pictures" / "rebuilt.png")
+    assert drawn.width > 3 * 300 and len(np.unique(np.asarray(drawn).reshape(-1, 3), axis=0)) > 100
+    assert "on held-out recordings: position accuracy" in titles[0].result
+    done = patchloom.export(run)
+    assert done.compared_on == "recordings" and done.difference < 1e-4 and done.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"patch_size": 16}, "patches of 16 rows do not divide the 40 rows of the pictures: give --bins 32"),
+        ({"patch_size": 16, "bins": 64, "features": "logmel"}, "the 98 frames of 1 s: give --seconds 0.98 or 1.14"),
+        ({"patch_size": (40, 16), "seconds": 0.15}, "the 13 frames of 0.15 s: give --seconds 0.18"),
+    ],
+)
+def test_patches_that_do_not_divide_recordings_say_which_would(settings, said, tmp_path):
+    with pytest.raises(PatchloomError, match=said):
+        patchloom.pretrain("tones:24", out=tmp_path / "run", **TINY | settings)
