@@ -16,15 +16,15 @@ from patchloom.sound import Sound
 # What a recording holds tells no class: a fall is the pitches of a rise the other way round.
 TONES = tuple(" ".join(order) for glide in ("rise", "fall") for order in permutations(("hum", "hiss", glide)))
 
-_LENGTH = (0.10, 0.18)  # of a sound, in seconds
-_GAP = (-0.02, 0.05)  # seconds from the end of a sound to the next one
+_LENGTH = (0.06, 0.14)  # of a sound, in seconds
+_GAP = (-0.01, 0.12)  # seconds from the end of a sound to the next one
 _EDGES = (0.008, 0.05)  # seconds in which a sound comes and goes: they tell the direction of time
-_PITCH, _DETUNED = (90.0, 280.0), 1.25  # Hz of a voice, and by how much a sound of it is higher or lower at most
+_PITCH, _DETUNED = (90.0, 280.0), 1.4  # Hz of a voice, and by how much a sound of it is higher or lower at most
 _GLIDE = (1.5, 2.1)  # the highest pitch of a glide over its lowest
 _BRIGHT = 0.85  # a harmonic's amplitude over that of the one below
 _FORMANTS, _WIDTH = ((350.0, 900.0), (1000.0, 2600.0)), 120.0  # Hz of a voice's resonances, and their bandwidth
 _LOUD, _HISS = (0.3, 1.0), 0.3  # amplitudes of sounds, and of a hiss beside the others
-_NOISE, _DULL = (0.001, 0.025), 0.95  # amplitude of the background, and its smoothing at most
+_NOISE, _DULL = (0.001, 0.05), 0.95  # amplitude of the background, and its smoothing at most
 _LOUDEST, _FULL = 0.5, 2**15 - 1
 _STREAM = 0x70E5  # separates these random streams from those of the loader for the same seed
 
