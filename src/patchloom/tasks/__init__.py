@@ -105,8 +105,11 @@ def usual_task(data: object) -> tuple[str, str]:
     """The task that ``auto`` becomes for images that the user calls ``data``, one name or several, and why."""
     if isinstance(data, list | tuple) and len(data) == 1:
         (data,) = data
-    if isinstance(data, str) and data.partition(":")[0] == "shapes":
+    name = data.partition(":")[0] if isinstance(data, str) else ""
+    if name == "shapes":
         return "droppos", "measured best on shapes within minutes"
+    if name == "tones":
+        return "droppos", "their classes differ by order alone, which it asks for"
     return "mae", "it assumes least of the images; patchloom tasks lists others"
 
 

@@ -31,6 +31,7 @@ _LEAST_FOR_UPDATES = 32  # images of a step, which are not made fewer for the sa
 
 # Measured (benchmarks/README.md): with few, large patches, positions on `shapes` can be learnt within minutes.
 _ON_SHAPES = {"img_size": (32, 32), "patch_size": 8}
+_FRAMES_ON_TONES = 7  # of a patch: of single frames hardly a position was learnt in as long
 
 
 def resolve(
@@ -72,7 +73,10 @@ def resolve(
         (h, w), patch = (chosen.get(name, getattr(settings, name)) for name in ("img_size", "patch_size"))
     elif stats.sound is not None:
         h, w = auto("img_size", stats.sound.size, f"{stats.sound.bins} rows and a column every 10 ms")
-        patch = auto("patch_size", (h, 1), "a frame each, as in MP3")
+        if str(settings.data).partition(":")[0] == "tones" and not w % _FRAMES_ON_TONES:
+            patch = auto("patch_size", (h, _FRAMES_ON_TONES), "few, so that their order can be learnt within minutes")
+        else:
+            patch = auto("patch_size", (h, 1), "a frame each, as in MP3")
         check_patches(stats.sound, patch)
     elif str(settings.data).partition(":")[0] == "shapes" and (settings.img_size, settings.patch_size) == (
         "auto",
