@@ -66,6 +66,7 @@ def test_images_are_cut_before_they_are_shuffled() -> None:
 
 
 class _Same:
+    sound = None
     name, classes, labels = "same", (), None
 
     def __init__(self, image: torch.Tensor) -> None:
