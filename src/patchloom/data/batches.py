@@ -65,7 +65,7 @@ def training_batches(
         first_step: where to begin.
         steps: where the run ends.
         workers: processes that read; 0 reads in this one.
-        channels: of the images; grey and colour are converted into each other.
+        channels: of the images; grey and colour are converted into each other. Recordings have one.
         rank: this process, which takes its own slice of every global batch.
         world: number of processes.
         device: where the batches go (see `Arriving`); None leaves them on the CPU.
@@ -101,7 +101,7 @@ def plain_batches(
         size: (h, w) in pixels; that of the pictures of recordings is given by their length.
         batch_size: images per batch.
         workers: processes that read; 0 reads in this one.
-        channels: of the images; grey and colour are converted into each other.
+        channels: of the images; grey and colour are converted into each other. Recordings have one.
         device: where the batches go (see `Arriving`); None leaves them on the CPU.
 
     Raises:
@@ -245,7 +245,7 @@ class _PlainBatches(Dataset[Batch | PatchloomError]):
 def _read(source: Source, index: int, channels: int) -> Tensor:
     image = source.read(index)
     try:
-        return to_channels(image, channels)
+        return image if source.sound is not None else to_channels(image, channels)
     except PatchloomError as error:
         raise PatchloomError(f"{source.describe(index)}: {error}") from error
 
