@@ -1,4 +1,5 @@
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,10 @@ import pytest
 # Tests run on all cores at once, so that each has one thread; in the processes that they start, too. What threads do is
 # tested where it is asked for by name. Set before torch is imported, which reads it then.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts the suite in the background has it ignore Ctrl-C, which tests send; so would all that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _MAX_WORKERS = 4  # each takes 2 GB and, to import everything, 10 seconds
 

@@ -62,7 +62,9 @@ def test_the_limit_is_what_is_slower():
 
 
 def test_bench_on_the_command_line(capsys, monkeypatch):
-    monkeypatch.setattr("patchloom.bench.memory_of", lambda settings, compiled: 0.25)  # a process of its own: seconds
+    monkeypatch.setattr(
+        "patchloom.bench.memory_of", lambda settings, compiled, sound: 0.25
+    )  # a process of its own: seconds
     words = ["bench", "shapes:64", "--tasks", "mae,droppos", "--rounds", "1", "--batch_size", "8"]
     assert main(words) == 0
     peaks, sizes, heading, *rows = capsys.readouterr().out.splitlines()
@@ -86,7 +88,7 @@ def test_all_tasks_that_need_no_option_are_timed_where_none_is_named(monkeypatch
 
 def test_what_compiling_brings_is_remembered_and_chosen_by(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("patchloom.bench.memory_of", lambda settings, compiled: None)
+    monkeypatch.setattr("patchloom.bench.memory_of", lambda settings, compiled, sound: None)
     monkeypatch.setattr("patchloom.train.trial.compile_blocks", lambda task: None)  # no compiler is needed here
     assert settings_for().compile is False
     done = bench("shapes:64", tasks=["mae"], batch_size=8, rounds=1, precision="float32", compile=True)

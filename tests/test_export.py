@@ -135,7 +135,9 @@ def of_recordings(folder: Path, sound: Sound, beside: bool = False) -> Path:
     return folder / "encoder.safetensors"
 
 
-@pytest.mark.parametrize("sound", [Sound(), Sound(8000, 0.95, "logmel", 32)], ids=["mfcc", "logmel"])
+@pytest.mark.parametrize(
+    "sound", [Sound(), Sound(8000, 0.95, "logmel", 32), Sound(11_025)], ids=["mfcc", "logmel", "odd"]
+)
 def test_the_printed_code_gives_an_encoders_features_of_waveforms(sound, tmp_path, capsys, monkeypatch):
     path = of_recordings(tmp_path, sound)
     assert main(["export", str(path), "--data", "tones:20"]) == 0

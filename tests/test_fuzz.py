@@ -34,7 +34,7 @@ def untrained(monkeypatch, tmp_path):
 
     def planned(fabric, decide):
         plan = decide()
-        prepare_task(plan.settings, plan.stats.mean, plan.stats.std)
+        prepare_task(plan.settings, plan.stats)
         raise SystemExit(0)
 
     def end(*_, **__):

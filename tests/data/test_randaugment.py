@@ -10,7 +10,7 @@ from patchloom.data import RandomCrop, TwoViews
 from patchloom.data.randaugment import RandAugment
 from patchloom.errors import PatchloomError
 from patchloom.runs.settings import Settings
-from patchloom.runs.task import prepare_task
+from patchloom.runs.task import prepare_task, unknown_stats
 
 MODEL = {"name": "nano", "embed_dim": 32, "depth": 1}
 ASKED = Settings("x", {"name": "mae"}, MODEL, (32, 32), 8, "sincos", 3, attention="explicit", kernels="torch")
@@ -66,10 +66,11 @@ def test_views_of_one_crop_are_changed_alike(crop: str, color: str) -> None:
 
 def test_a_run_sets_it_with_the_mean_of_its_data() -> None:
     mean = 0.1, 0.2, 0.3
-    assert prepare_task(ASKED, mean, (1.0,) * 3).augment.randaugment is None
+    stats = unknown_stats(3)._replace(mean=mean)
+    assert prepare_task(ASKED, stats).augment.randaugment is None
     for name in ("mae", "restore", "lut"):
         asked = replace(ASKED, task={"name": name}, randaugment=9.0, randaugment_std=0.25)
-        change = prepare_task(asked, mean, (1.0,) * 3).augment.randaugment
+        change = prepare_task(asked, stats).augment.randaugment
         assert (change.magnitude, change.std, change.fill) == (9.0, 0.25, mean)
 
 
@@ -87,9 +88,9 @@ def test_an_augmentation_without_it_refuses_it(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(mae.MAE, "__init__", begin)
     monkeypatch.setattr("patchloom.runs.task.build_task", lambda task, vit: mae.MAE(vit))
-    assert prepare_task(ASKED, (0.5,) * 3, (1.0,) * 3).augment.flip is True
+    assert prepare_task(ASKED, unknown_stats(3)).augment.flip is True
     with pytest.raises(PatchloomError, match="--randaugment changes nothing in mae, whose augment has no attribute"):
-        prepare_task(replace(ASKED, randaugment=9.0), (0.5,) * 3, (1.0,) * 3)
+        prepare_task(replace(ASKED, randaugment=9.0), unknown_stats(3))
 
 
 @pytest.mark.parametrize(

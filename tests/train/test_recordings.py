@@ -93,7 +93,7 @@ def test_two_views_are_two_excerpts_and_a_broken_file_costs_itself_alone(recordi
         ("mae", {"cache": 64}, "--cache 64 is a size of images"),
         ("mae", {"seconds": 0.01}, "--seconds 0.01 is shorter than a frame"),
         ("mae", {"bins": 65, "patch_size": (65, 1)}, "--bins 65 are too many coefficients"),
-        ("mae", {"patch_size": 16}, "patches of 16 pixels do not divide"),
+        ("mae", {"patch_size": 16}, "patches of 16 rows do not divide the 20 rows"),
         ("extrema", {}, "recordings have no colours: give --task.color none"),
         ({"name": "restore", "degradation": "zoom_in"}, {}, "needs more of an image than its encoder is given"),
     ],

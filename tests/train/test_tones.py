@@ -17,7 +17,12 @@ def test_what_a_run_would_do_is_said_and_nothing_is_trained(tmp_path, capsys, mo
     monkeypatch.chdir(tmp_path)
     assert main(["pretrain", "tones:48", "--dry_run", "--model.embed_dim", "32", "--model.depth", "1"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "img_size 40x98" in said and "patch_size 40x1" in said and not list(tmp_path.iterdir())
+    assert (
+        "img_size 40x98" in said
+        and "patch_size 40x7" in said
+        and "droppos on tones" in said
+        and not list(tmp_path.iterdir())
+    )
 
 
 @pytest.mark.usefixtures("quick_probe")

@@ -12,7 +12,7 @@ _BANDS = """\
 # triangles that are evenly spaced on the mel scale
 ends = 2595 * torch.log10(1 + torch.tensor([{low}, {top}], dtype=torch.float64) / 700)
 edges = 700 * (10 ** (torch.linspace(*ends.tolist(), {m} + 2, dtype=torch.float64) / 2595) - 1)[:, None]
-hertz = torch.linspace(0, {top}, {k}, dtype=torch.float64)
+hertz = torch.arange({k}, dtype=torch.float64) * {rate} / {n}
 rising, falling = (hertz - edges[:-2]) / edges.diff(dim=0)[:-1], (edges[2:] - hertz) / edges.diff(dim=0)[1:]
 bands = torch.minimum(rising, falling).clamp(min=0).float()
 """
