@@ -7,7 +7,7 @@ import pytest
 from killing import Kill, draw_images, kill_until_done, left_behind, start
 
 SEED = 20261120
-KILLS = 7  # at the least, of each task
+KILLS = 4  # at the least, of each task
 CASES = {
     "droppos": {"task": "droppos", "accumulate": 2},
     "extrema": {"task": "extrema"},
