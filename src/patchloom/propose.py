@@ -74,6 +74,7 @@ class Proposal(Shown):
         reasons: for each setting that was left open.
         estimate: what that needs; None if it was not asked for or could not be made.
         failure: why it could not be made.
+        recordings: whether they are trained on, of which settings of images are not given.
     """
 
     data: Sequence[str]
@@ -81,6 +82,7 @@ class Proposal(Shown):
     reasons: dict[str, str]
     estimate: Estimate | None
     failure: str = ""
+    recordings: bool = False
 
     def parts(self, width: int) -> list[str | Grid]:
         """See `Shown`."""
@@ -91,15 +93,16 @@ class Proposal(Shown):
     def command(self) -> str:
         """To be pasted into a terminal, or into a program; what it leaves open becomes the same again."""
         s = self.settings
-        side = compact(s.img_size)
         begin = {"task": s.task["name"].partition("#")[0]} if s.recipe is None else {"recipe": s.recipe}
-        options = begin | {"model": s.model["name"], "img_size": side}
-        options |= {name: getattr(s, name) for name in ("patch_size", "channels", "epochs", "batch_size")}
+        options = begin | {"model": s.model["name"]}
+        options |= {} if self.recordings else {"img_size": compact(s.img_size)}
+        options |= {"patch_size": s.patch_size} | ({} if self.recordings else {"channels": s.channels})
+        options |= {"epochs": s.epochs, "batch_size": s.batch_size}
         options |= {name: getattr(s, name) for name in ("workers", "device") if name not in self.reasons}
         options |= {"group": s.group} if s.group is not None else {}
         if is_given(self.data[0]):
             return f"patchloom.pretrain(data, {', '.join(f'{name}={value!r}' for name, value in options.items())})"
-        options |= {name: in_pixels(options[name]) for name in ("img_size", "patch_size")}
+        options |= {name: in_pixels(options[name]) for name in ("img_size", "patch_size") if name in options}
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         return shlex.join(["patchloom", "pretrain", *self.data, *words])
 
@@ -167,7 +170,7 @@ def propose(
             failure = f"{full}: {smaller_steps(settings)}"
         except PatchloomError as problem:  # the images may well be read, and that shall not be lost
             failure = str(problem)
-    return Proposal(data, settings, reasons, made, failure)
+    return Proposal(data, settings, reasons, made, failure, training.sound is not None)
 
 
 def _estimate(training: Source, settings: Settings) -> Estimate:

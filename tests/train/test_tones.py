@@ -1,5 +1,7 @@
 """A run on the built-in recordings, from what it would do to its pictures and its export."""
 
+import shlex
+
 import numpy as np
 import pytest
 from killing import SMALL
@@ -7,8 +9,13 @@ from PIL import Image
 
 import patchloom
 from patchloom.cli import main
+from patchloom.data import open_data
 from patchloom.errors import PatchloomError
 from patchloom.look import pictures
+from patchloom.propose import propose
+from patchloom.runs.settings import request
+from patchloom.runs.task import unknown_stats
+from patchloom.train.resolve import resolve
 
 TINY = {name: value for name, value in SMALL.items() if name not in ("img_size", "patch_size")} | {"epochs": 1}
 
@@ -48,3 +55,16 @@ def test_a_tiny_run_its_pictures_and_its_export(tmp_path, monkeypatch):
 def test_patches_that_do_not_divide_recordings_say_which_would(settings, said, tmp_path):
     with pytest.raises(PatchloomError, match=said):
         patchloom.pretrain("tones:24", out=tmp_path / "run", **TINY | settings)
+
+
+def test_the_command_that_check_proposes_is_a_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    proposed = propose(["tones:48"], open_data("tones:48").train, *resolved_for_tones(), estimate=False)
+    words = shlex.split(proposed.command)
+    assert words[:3] == ["patchloom", "pretrain", "tones:48"] and "--patch_size" in words
+    assert main([*words[1:], "--dry_run", "--epochs", "1"]) == 0, capsys.readouterr().err
+
+
+def resolved_for_tones():
+    asked = request("tones:48", "mae", {"model": {"name": "nano", "embed_dim": 32, "depth": 1}})
+    return resolve(asked, 48, 1, unknown_stats(1, asked.sound()))
