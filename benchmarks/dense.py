@@ -72,17 +72,17 @@ def _replace(module: str, name: str, data: Any) -> None:
     setattr(import_module(module), name, lambda *_: data)
 
 
-def camvid(run: Path, data: Path, head: str, labels: int, seeds: int) -> None:
+def camvid(run: Path, data: Path, head: str, labels: int, **seeds: int) -> None:
     """Fine-tuned or frozen, with so many labelled frames; 0 is all."""
     (data / "classes.txt").write_text("\n".join(_NAMES) + "\n")
     steps = {"linear": 300, "upernet": 250}[head]
-    given = {"max_train": labels or None, "head": head, "steps": steps, "ignore": 11, "seeds": seeds, **_CROP}
+    given = {"max_train": labels or None, "head": head, "steps": steps, "ignore": 11, **seeds, **_CROP}
     _told(f"camvid, {labels or 367} labels, {head}, {steps} steps", evaluate("segment", run, data, **given))
 
 
-def raccoon(run: Path, data: Path, seeds: int) -> None:
+def raccoon(run: Path, data: Path, **seeds: int) -> None:
     """All labels."""
-    given = {"steps": 300, "seeds": seeds, "size": 192, "validation": 0.0}
+    given = {"steps": 300, **seeds, "size": 192, "validation": 0.0}
     _told("raccoon, 140 labels, 300 steps", evaluate("detect", run, data, **given))
 
 
@@ -104,7 +104,8 @@ if __name__ == "__main__":
     parser.add_argument("paths", nargs="*", type=Path, help="run and data, or source and copy")
     parser.add_argument("--head", choices=("linear", "upernet"), default="upernet", help="of camvid")
     parser.add_argument("--labels", type=int, default=0, help="of camvid: so many labelled frames; 0 is all")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--seeds", type=int, default=3, help="how many")
     asked = parser.parse_args()
     torch.manual_seed(0)
     if asked.what == "split":
@@ -112,6 +113,6 @@ if __name__ == "__main__":
     elif asked.what == "overfit":
         overfit(steps=400)
     elif asked.what == "camvid":
-        camvid(*asked.paths, asked.head, asked.labels, asked.seeds)
+        camvid(*asked.paths, asked.head, asked.labels, seed=asked.seed, seeds=asked.seeds)
     else:
-        raccoon(*asked.paths, asked.seeds)
+        raccoon(*asked.paths, seed=asked.seed, seeds=asked.seeds)
