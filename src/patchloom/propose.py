@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from patchloom.data import Source, is_given, steps_per_epoch
+from patchloom.data import Source, is_given, steps_of
 from patchloom.errors import PatchloomError
 from patchloom.machine import seconds_of
 from patchloom.memory import keep_freed_memory, memory
@@ -187,6 +187,6 @@ def _estimate(training: Source, settings: Settings) -> Estimate:
         rate = reading(training, step.task, settings)
     with Waiting("measuring its memory in a process of its own"):
         needed, (_, room) = memory_of(settings, settings.compile, training.sound), memory(settings.device)
-    steps = settings.epochs * steps_per_epoch(len(training), batch)
+    steps = steps_of(settings.epochs, len(training), batch)
     side = max(step.task.augment.size)
     return Estimate(steps, seconds, batch / rate, settings.workers > 0, needed, room, side)

@@ -1,6 +1,6 @@
 """Images: sources (`sources/`), decoding (`read`), splits, crops, colours, and batches on their way to the device."""
 
-from patchloom.data.batches import plain_batches, steps_per_epoch, training_batches
+from patchloom.data.batches import plain_batches, steps_of, steps_per_epoch, training_batches
 from patchloom.data.cache import cache_images
 from patchloom.data.contents import comparable, copies_among, copies_sentence
 from patchloom.data.crop import CentreCrop, RandomCrop, TwoViews
@@ -47,6 +47,7 @@ __all__ = [
     "split_for_test",
     "statistics_of",
     "statistics_of_recordings",
+    "steps_of",
     "steps_per_epoch",
     "to_channels",
     "training_batches",

@@ -35,6 +35,11 @@ def steps_per_epoch(n: int, batch_size: int, world: int = 1) -> int:
     return max(1, n // (batch_size * world))
 
 
+def steps_of(epochs: float, n: int, batch_size: int) -> int:
+    """Steps of a training of so many epochs, which need not be whole, over ``n`` images; at least 1."""
+    return max(1, round(epochs * steps_per_epoch(n, batch_size)))
+
+
 def training_batches(
     source: Source,
     augment: Augment | AnnotatedAugment,

@@ -80,7 +80,7 @@ def choose_held_out(asked: Settings, source: Source) -> tuple[HeldOut, Record]:
     before, start = _record_before(asked), " and ".join(asked.weights_before)
     contents = source.contents()
     known = not before.unknown and contents is not None and comparable(contents, before.contents)
-    indices, copies = choose(source, wanted(asked, source), asked.seed, before.contents)
+    indices, copies = choose(source, wanted(asked, source), split_seed(asked), before.contents)
     found = HeldOut(indices, copies, "", start, contents is not None)
     if contents is not None and np.isin(contents[indices], before.contents).any():
         found = found._replace(doubt="trained")
@@ -99,7 +99,7 @@ def stored_held_out(folder: RunFolder, settings: Settings, source: Source) -> He
     if "held_out" in found:
         indices, copies = (np.array(found[name], np.int64) for name in ("held_out", "held_out_copies"))
         return HeldOut(indices, copies, found["held_out_doubt"], start, found.get("held_out_looked", True))
-    drawn = choose(source, wanted(settings, source), settings.seed, exact=False)
+    drawn = choose(source, wanted(settings, source), split_seed(settings), exact=False)
     return HeldOut(*drawn, "unknown" if start else "", start, looked=False)
 
 
@@ -108,7 +108,7 @@ def own_held_out(folder: RunFolder, settings: Settings, source: Source) -> HeldO
     if source.fingerprint() == folder.read_data()["fingerprint"]:
         return stored_held_out(folder, settings, source)
     record = read_record(folder.trained_on) or no_record()
-    return HeldOut(*choose(source, wanted(settings, source), settings.seed, record.contents))
+    return HeldOut(*choose(source, wanted(settings, source), split_seed(settings), record.contents))
 
 
 def doubt_of_test(folder: RunFolder, settings: Settings, test: Source) -> str:
@@ -124,6 +124,11 @@ def wanted(settings: Settings, source: Source) -> int:
     """How many images of ``source`` are to be held out."""
     share = share_to_hold_out(len(source))[0] if settings.held_out == "auto" else settings.held_out
     return min(round(share * len(source)), MAX_HELD_OUT)
+
+
+def split_seed(settings: Settings) -> int:
+    """The seed that draws the images that are held out."""
+    return settings.seed if settings.split_seed is None else settings.split_seed
 
 
 def with_share(settings: Settings, n: int) -> tuple[Settings, dict[str, str]]:

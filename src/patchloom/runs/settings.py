@@ -27,7 +27,7 @@ Auto = Literal["auto"]
 TaskLike = str | type[Any] | Mapping[str, Any]
 # of processes, threads and pixels more are a slip of the keyboard, and would bring a machine down
 _MAX = {"workers": 1024, "threads": 1024, "devices": 1024, "nodes": 2**16, "channels": 2**16}
-_MAX |= {"seconds": 3600, "rate": 10**6, "bins": 4096}
+_MAX |= {"epochs": 2**31 - 1, "seconds": 3600, "rate": 10**6, "bins": 4096}
 _MAX_SIDE = 2**16
 _RANDAUGMENT_STD = 0.5
 _OF_SOUND = ("seconds", "rate", "features", "bins")
@@ -48,7 +48,7 @@ class Settings:
         positions: position embeddings: sincos (fixed sine-cosine), sincos-learned (starts so, and is learned), learned
             (starts at random), random (and fixed) or none.
         channels: channels of the images; greyscale and colour are converted into each other.
-        epochs: passes over the training images.
+        epochs: passes over the training images; 0.5 is half of one.
         batch_size: images a step, of all devices together.
         accumulate: steps whose gradients are added up before the weights move.
         blr: base learning rate; the peak is blr · (images an update) / 256.
@@ -93,6 +93,8 @@ class Settings:
             with --model.
         recipe: a row of a paper's table, whose settings hold where no others are given; ``patchloom recipes`` lists
             them.
+        split_seed: of which images are held out, for runs of several seeds that are to be compared on the same images;
+            that of all else, if left out.
         seed: of everything random.
     """
 
@@ -103,7 +105,7 @@ class Settings:
     patch_size: PatchSize | Auto = "auto"
     positions: PositionKind | Auto = "auto"
     channels: int | Auto = "auto"
-    epochs: int | Auto = "auto"
+    epochs: int | float | Auto = "auto"
     batch_size: int | Auto = "auto"
     accumulate: int = 1
     blr: float | Auto = "auto"
@@ -138,6 +140,7 @@ class Settings:
     from_run: str | None = None
     init: str | None = None
     recipe: str | None = None
+    split_seed: int | None = None
     seed: int = 0
 
     def check(self) -> None:
@@ -146,7 +149,7 @@ class Settings:
         Raises:
             PatchloomError: a number out of its range.
         """
-        least = {"epochs": 1, "batch_size": 1, "accumulate": 1, "channels": 1, "threads": 1}
+        least = {"batch_size": 1, "accumulate": 1, "channels": 1, "threads": 1}
         least |= {"devices": 1, "nodes": 1}
         least |= {"workers": 0, "weight_decay": 0, "warmup_epochs": 0, "clip": 0, "seed": 0}
         least |= {"rate": 1000, "bins": 1, "halve_every": 0}
@@ -158,6 +161,8 @@ class Settings:
             bound, value = _MAX.get(name, 2**31 - 1), getattr(self, name)
             if value != "auto" and value > bound:
                 raise PatchloomError(f"--{name} must be {bound} or less, not {value}")
+        if self.epochs != "auto" and not 0 < self.epochs <= _MAX["epochs"]:
+            raise PatchloomError(f"--epochs must be above 0, and {_MAX['epochs']:,} or less, not {self.epochs:g}")
         if "auto" not in (self.epochs, self.warmup_epochs) and self.warmup_epochs > self.epochs:
             raise PatchloomError(f"--warmup_epochs {self.warmup_epochs} is more than --epochs {self.epochs}: lower it")
         if self.blr != "auto" and not 0 < self.blr < math.inf:

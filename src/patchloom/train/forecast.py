@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from patchloom.data import Source, steps_per_epoch
+from patchloom.data import Source, steps_of
 from patchloom.data.read import Unreadable, to_channels
 from patchloom.data.stats import drawn
 from patchloom.files import size_in_words
@@ -115,7 +115,7 @@ def foresee(settings: Settings, training: Source, share: int, here: Cores, folde
     room = refuse_full_disc(folder, disc)
     base = resident() if settings.device == "cpu" else 0.0
     needed = tried.memory if counted is None else base + counted.likely
-    steps = settings.epochs * steps_per_epoch(len(training), settings.batch_size)
+    steps = steps_of(settings.epochs, len(training), settings.batch_size)
     total = None if tried.step is None else steps * _together(settings, tried, here)
     advice = smaller_steps(settings)
     return Forecast(steps, tried.step, tried.reading, tried.how, total, needed, there, free + base, disc, room, advice)
@@ -140,7 +140,7 @@ def resumed(settings: Settings, training: Source, folder: RunFolder) -> Forecast
     checkpoint = max(written) * (1 if step else 3)  # before the first step there are no moments
     disc = 3 * checkpoint + checkpoint // 3 + _FILES - sum(written)
     room = refuse_full_disc(folder, disc)
-    steps = settings.epochs * steps_per_epoch(len(training), settings.batch_size) - step
+    steps = steps_of(settings.epochs, len(training), settings.batch_size) - step
     each = seconds / step if step else None
     total = None if each is None else each * steps
     return Forecast(steps, each, 0.0, "as before, with measures", total, None, 0.0, 0.0, disc, room, "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from patchloom.data import steps_per_epoch
+from patchloom.data import steps_of, steps_per_epoch
 from patchloom.questions.measure import Measure
 from patchloom.runs.folder import metrics_row
 from patchloom.runs.settings import Settings
@@ -53,7 +53,7 @@ class Journal:
     ):
         self.reporter, self.validation, self.stepper, self.settings = reporter, validation, stepper, settings
         self.per_epoch, self.images_per_step = steps_per_epoch(images, settings.batch_size), images_per_step
-        self.steps = settings.epochs * self.per_epoch
+        self.steps = steps_of(settings.epochs, images, settings.batch_size)
         self.logged = points(self.steps, 1 / _LOGGED)
         self.validated = measured_after(self.steps, self.logged - {0}, images_per_step)
         self.measure: Measure | None = None

@@ -272,7 +272,7 @@ def by_recipe(settings: Settings, n: int) -> list[str]:
     return [f"by the recipe {recipe.name} ({recipe.source}), {said}", recipe.update(settings.plain(), n)]
 
 
-def effective(task: Task, epochs: int) -> str:
+def effective(task: Task, epochs: float) -> str:
     """A line on the effective epochs, where an image is seen in other crops than one of the encoder's size; or none."""
     (h, w), (height, width) = task.geometry.size, task.augment.size
     if task.views != 1:

@@ -17,7 +17,7 @@ from lightning_fabric import Fabric
 from torch.distributed.fsdp import FSDPModule
 
 from patchloom.calls import checked
-from patchloom.data import Arriving, DataLike, Source, cache_images, is_given, is_object, open_data, steps_per_epoch
+from patchloom.data import Arriving, DataLike, Source, cache_images, is_given, is_object, open_data, steps_of, steps_per_epoch
 from patchloom.errors import AlreadyReported, PatchloomError, Stopped
 from patchloom.launch import first_decides, launch
 from patchloom.machine import Cores, cores
@@ -216,9 +216,8 @@ def train(
     # ---- what follows from the settings
     each = share_of_batch(settings.batch_size, len(source), world())  # images a step of this process
     images_per_step = each * world()
-    per_epoch = steps_per_epoch(len(source), settings.batch_size)
-    steps = settings.epochs * per_epoch
-    warmup = round(settings.warmup_epochs * per_epoch)
+    steps = steps_of(settings.epochs, len(source), settings.batch_size)
+    warmup = round(settings.warmup_epochs * steps_per_epoch(len(source), settings.batch_size))
     peak = settings.blr * images_per_step * settings.accumulate / 256
 
     # ---- where the run is: at its newest sound checkpoint, or before its first step

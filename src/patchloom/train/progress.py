@@ -225,7 +225,7 @@ def in_words(measure: Measure) -> list[str]:
 
 
 def line(
-    epoch: float, epochs: int, losses: str, measured: Sequence[str], time_left: Sequence[str], pace: Sequence[str]
+    epoch: float, epochs: float, losses: str, measured: Sequence[str], time_left: Sequence[str], pace: Sequence[str]
 ) -> Line:
     """The line of progress.
 
@@ -237,9 +237,10 @@ def line(
         time_left: in words, and shorter.
         pace: what `Pace.describe` gave.
     """
+    digits = 1 if epochs >= 1 else 3
     return Line((
         Part(time_left, (5,)),
-        Part((f"epoch {epoch:.1f}/{epochs}", f"{epoch:.1f}/{epochs}"), (7,)),
+        Part((f"epoch {epoch:.{digits}f}/{epochs:g}", f"{epoch:.{digits}f}/{epochs:g}"), (7,)),
         Part((*(measured or ("",) * 3), ""), (3, 6, 8)),
         Part((losses, ""), (4,)),
         Part((pace[0], ""), (2,)),

@@ -12,7 +12,7 @@ from patchloom.data import (
     channels_of,
     statistics_of,
     statistics_of_recordings,
-    steps_per_epoch,
+    steps_of,
 )
 from patchloom.data.sound.features import check_patches
 from patchloom.errors import PatchloomError
@@ -107,8 +107,8 @@ def resolve(
     here = here or Cores(cores(), max(1, world // settings.nodes))
     if settings.devices == "auto":
         chosen["devices"] = here.processes
-    epochs = auto("epochs", epochs, f"{n * epochs:,} samples in all from {n:,} training {noun}")
-    updates = max(1, epochs * steps_per_epoch(n, batch) // settings.accumulate)
+    epochs = auto("epochs", epochs, f"{round(n * epochs):,} samples in all from {n:,} training {noun}")
+    updates = max(1, steps_of(epochs, n, batch) // settings.accumulate)
     wanted = training_defaults(settings.task, updates)
     auto("weight_decay", *wanted.get("weight_decay", (0.05, "as MAE's")))
     auto("blr", *_blr(chosen.get("model", settings.model)["name"], batch * settings.accumulate, swin is not None))
@@ -117,7 +117,7 @@ def resolve(
         if option and settings.task.get(option, "auto") == "auto":
             chosen[owner] = {**chosen.get(owner, settings.task), option: value}
             reasons[name] = why
-    auto("warmup_epochs", round(epochs * 0.1, 2), "a tenth of the epochs")
+    auto("warmup_epochs", round(epochs * 0.1, 4), "a tenth of the epochs")
     threads = auto("threads", *device_defaults.threads(device))
     auto("workers", *device_defaults.workers(device, here))
     half = auto("precision", *device_defaults.precision(device))
