@@ -14,6 +14,7 @@ from pathlib import Path
 from patchloom import signatures
 from patchloom.bench import bench
 from patchloom.check import check
+from patchloom.compare.verb import compare
 from patchloom.data import BUILTIN
 from patchloom.evaluate import EvalSettings, evaluate
 from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
@@ -31,6 +32,7 @@ from patchloom.verbs import of_evaluate, of_pretrain, of_task, of_verb
 
 PAGE = Path(__file__).with_name("options.md")
 CALLS = {
+    "compare": compare,
     "look": look,
     "look curves": curves,
     "predict": predict,

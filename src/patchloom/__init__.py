@@ -21,6 +21,7 @@ from patchloom.version import __version__
 if TYPE_CHECKING:
     from patchloom.bench import bench
     from patchloom.check import check
+    from patchloom.compare.verb import compare
     from patchloom.data.sources.open import open_data
     from patchloom.evaluate.protocols import evaluate
     from patchloom.export import export
@@ -35,6 +36,7 @@ __all__ = [
     "__version__",
     "bench",
     "check",
+    "compare",
     "evaluate",
     "export",
     "load_encoder",
@@ -48,6 +50,7 @@ __all__ = [
 _HOMES = {
     "bench": "patchloom.bench",
     "check": "patchloom.check",
+    "compare": "patchloom.compare.verb",
     "evaluate": "patchloom.evaluate.protocols",
     "export": "patchloom.export",
     "load_encoder": "patchloom.runs.encoder",
@@ -73,7 +76,7 @@ class _Verb(ModuleType):
 
 
 class _Patchloom(ModuleType):
-    """This package, in which ``patchloom.evaluate`` is a verb and a package at once; so are five others.
+    """This package, in which ``patchloom.evaluate`` is a verb and a package at once; so are some others.
 
     Whoever imports anything from below ``patchloom.evaluate``, patchloom itself included, has Python's import system
     set ``patchloom.evaluate`` to that package, whatever was there. So it is there that the package is made callable.

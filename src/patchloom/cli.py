@@ -29,6 +29,7 @@ _MEANT = {
     **dict.fromkeys(("eval", "test", "score", "measure", "probe", "validate"), "evaluate"),
     **dict.fromkeys(("draw", "show", "view", "plot", "visualize", "visualise", "pictures"), "look"),
     **dict.fromkeys(("save", "convert"), "export"),
+    **dict.fromkeys(("versus", "vs", "choose", "select"), "compare"),
     **dict.fromkeys(("infer", "inference", "apply", "label"), "predict"),
     **dict.fromkeys(("time", "benchmark", "profile"), "bench"),
     **dict.fromkeys(("list", "task", "ls"), "tasks"),
@@ -164,6 +165,14 @@ def _evaluate(words: list[str]) -> None:
     report = evaluate(**given)
     if is_first():
         report.print(Console(highlight=False))
+
+
+def _compare(words: list[str]) -> None:
+    given = parse_call("compare", words)
+    with _starting():
+        from patchloom.compare.verb import compare
+
+    print("", compare(**given), sep="\n")
 
 
 def _predict(words: list[str]) -> None:

@@ -67,7 +67,7 @@ def pretrain_parser(task: str) -> ArgumentParser:
 
 
 # of verbs that take several sources, how many words come before these
-_BEFORE_SEVERAL = {"check": 0, "look curves": 0, "predict": 1}
+_BEFORE_SEVERAL = {"check": 0, "compare": 0, "look curves": 0, "predict": 1}
 
 
 def parse_call(verb: str, words: Sequence[str]) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _parse(parser: ArgumentParser, words: list[str]) -> dict[str, Any]:
     # YAML, in which values are read, spells infinity .inf, and wants a space in {mask: 0.5} and brackets around 5,20
     words = [re.sub(r"^(--[^=]+=)([-+]?)inf(inity)?$", r"\1\2.inf", word, flags=re.IGNORECASE) for word in words]
     words = [re.sub(r":(?=\S)", ": ", word) if re.match(r"--[\w.]+=\{.*\}$", word) else word for word in words]
-    words = [re.sub(r"^(--ks=)(\d+(?:,\d+)*)$", r"\1[\2]", word) for word in words]
+    words = [re.sub(r"^(--(?:ks|few)=)([\d.]+(?:,[\d.]+)*)$", r"\1[\2]", word) for word in words]
     words = [re.sub(r"^(--(?:img|patch)_size=)(\d+)x(\d+)$", r"\1[\2, \3]", word) for word in words]  # 40x1
     for word in words:
         if long := re.match(r"(--[\w.]+)=[-+]?[\d_]{300,}$", word):  # more than a float, or a file's name, can have

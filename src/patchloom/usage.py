@@ -39,6 +39,11 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("patchloom evaluate segment runs/photos-mae frames/", "label maps"),
         ("patchloom evaluate finetune --help", "its options"),
     ],
+    "compare": [
+        ("patchloom compare photos/ --tasks mae,droppos,mp3 --minutes 20", ""),
+        ("patchloom compare photos/ --labels labelled/ --seeds 3", "by labels"),
+        ("patchloom compare photos/ --dry_run", "what it would take"),
+    ],
     "predict": [
         ("patchloom predict model.safetensors photos/", "label maps, or COCO JSON"),
         ("patchloom predict model.safetensors photos/ --pictures all", ""),
@@ -63,15 +68,15 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
 }
 # an option that stands in no group comes last, under the name of what it belongs to
 _GROUPS = {
-    "data": "images max_train labels per_class ignore masks img_size size side scale crop_scale flip color held_out "
+    "data": "images max_train labels few per_class ignore masks img_size size side scale crop_scale flip color held_out "
     "group channels normalization cache seconds rate features bins words shift noise_share noise_volume",
     "model": "model head heads head_width window patch_size positions init from_run",
-    "task": "recipe task tasks",
-    "training": "epochs steps batch_size accumulate blr lr decay weight_decay momentum betas layer_decay "
+    "task": "recipe task tasks beside",
+    "training": "epochs minutes samples steps batch_size accumulate blr lr decay weight_decay momentum betas layer_decay "
     "warmup_epochs updates warmup_updates warmup_lr halve_every warmup_steps clip drop_path auxiliary "
     "validation patience dropout smoothing mixup cutmix randaugment randaugment_std erasing repeats ema "
-    "seed seeds",
-    "machine": "device devices nodes strategy precision teacher_precision attention kernels compile checkpointing "
+    "seed split_seed seeds",
+    "machine": "parallel device devices nodes strategy precision teacher_precision attention kernels compile checkpointing "
     "threads workers",
 }
 _RARE = {

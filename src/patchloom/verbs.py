@@ -13,6 +13,7 @@ VERBS: dict[str, str] = {
     "check": "read all images, report what is wrong with them, and propose how to pre-train",
     "pretrain": "train an encoder on images without labels",
     "evaluate": "measure what an encoder learnt, by one of many protocols",
+    "compare": "pre-train by several tasks for equal time, and tell which suits the images",
     "predict": "write label maps or objects of images by a model that evaluate saved",
     "look": "draw what was withheld and what came back, or what an encoder sees",
     "export": "write an encoder for use with timm alone",

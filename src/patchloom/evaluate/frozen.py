@@ -177,26 +177,49 @@ def compare(
         check_pooling(pooling, tokens_of(vit, head))
     rows: dict[str, list[list[Row]]] = {protocol.name: [] for protocol in protocols}
     cached = []
-    for name, features_of, encoder in extractors(vit, card, settings, head):
-        train = features_of(parts.train)
-        poolings = train.poolings() if pooling == "all" or encoder is None else (pooling,)
-        scores: dict[str, dict[str, Score]] = {protocol.name: {} for protocol in protocols}
-        for protocol in protocols:
-            for one in watched(poolings, len(poolings), f"{name}: {protocol.name}"):
-                scores[protocol.name][one] = protocol.fit(train, one, settings)
-        # every choice has been made: now the test images are read
-        test = features_of(parts.test)
-        for title, of_pooling in scores.items():
-            found = [
-                Row.of_images(name, pooled, title, row_settings, right)
-                for pooled, score in watched(of_pooling.items(), len(of_pooling), f"{name}: {title}")
-                for row_settings, right in score(test)
-            ]
-            rows[title].append(found)
-        cached += [name] * (train.cached or test.cached)
+    for extractor in extractors(vit, card, settings, head):
+        found, train, test = rows_of(extractor, protocols, parts, settings, pooling)
+        for title, its in found.items():
+            rows[title].append(its)
+        cached += [extractor.name] * (train.cached or test.cached)
     size, instance = input_size(vit), head is not None and pooling in ("all", "instance")
     around = circumstances(parts, train, test, size, cached, instance)
     return [_report(protocol, rows[protocol.name], around, parts, settings, train, test) for protocol in protocols]
+
+
+def rows_of(
+    extractor: FeatureExtractor,
+    protocols: Sequence[FrozenProtocol],
+    parts: Parts,
+    settings: EvalSettings,
+    pooling: Pooling | Literal["all"] = "all",
+) -> tuple[dict[str, list[Row]], ImageFeatures, ImageFeatures]:
+    """The rows of one encoder, or of raw pixels, by each protocol's name; and its features of both parts.
+
+    Args:
+        extractor: gives the features.
+        protocols, parts, settings, pooling: as in `compare`.
+
+    Raises:
+        PatchloomError: images that cannot be measured.
+    """
+    name, features_of, encoder = extractor
+    train = features_of(parts.train)
+    poolings = train.poolings() if pooling == "all" or encoder is None else (pooling,)
+    scores: dict[str, dict[str, Score]] = {protocol.name: {} for protocol in protocols}
+    for protocol in protocols:
+        for one in watched(poolings, len(poolings), f"{name}: {protocol.name}"):
+            scores[protocol.name][one] = protocol.fit(train, one, settings)
+    # every choice has been made: now the test images are read
+    test = features_of(parts.test)
+    rows: dict[str, list[Row]] = {}
+    for title, of_pooling in scores.items():
+        rows[title] = [
+            Row.of_images(name, pooled, title, row_settings, right)
+            for pooled, score in watched(of_pooling.items(), len(of_pooling), f"{name}: {title}")
+            for row_settings, right in score(test)
+        ]
+    return rows, train, test
 
 
 def _report(

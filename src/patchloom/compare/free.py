@@ -1,0 +1,111 @@
+"""A comparison of encoders without labels: what each measures on images that no run trained on, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from patchloom.compare.labels import PIXELS, UNTRAINED, Contender
+from patchloom.compare.outcome import Comparison
+from patchloom.data import Data, Source
+from patchloom.data.sound.hearing import heard_by
+from patchloom.evaluate import EvalSettings, Row
+from patchloom.evaluate.label_free import label_free_rows
+from patchloom.nets.weights import untrained_twin
+from patchloom.runs.encoder import load_encoder
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.health import read_health
+from patchloom.runs.held_out import stored_held_out
+from patchloom.shown import Grid
+from patchloom.waiting import Waiting
+
+NO_LABELS = (
+    "There are no labels, so none of the tasks is named the best one: no number below says what the features are good "
+    "for. A few hundred labelled images would (--labels FOLDER; what was trained is not trained again)."
+)
+
+
+def unlabelled(
+    those: Sequence[Contender],
+    opened: Data,
+    run: Path,
+    settings: EvalSettings,
+    folder: Path,
+    notes: Sequence[str],
+) -> Comparison:
+    """What may be said without labels.
+
+    Args:
+        those: the encoders.
+        opened: the images that were trained on.
+        run: one of the runs, which held out the same images as all others.
+        settings: of reading.
+        folder: of the comparison.
+        notes: what else is to be known.
+
+    Raises:
+        PatchloomError: an encoder cannot be loaded, or images cannot be read, or are too few.
+    """
+    about = RunFolder(run)
+    card = load_encoder(run)[1]
+    opened = heard_by(opened, card.sound, card.name)
+    held_out = stored_held_out(about, about.read_config(), opened.train).parts(opened.train)[1]
+    found: dict[str, list[list[Row]]] = {}
+    with Waiting("measuring encoders without labels", len(those)) as waiting:
+        for one in those:
+            if one.name != PIXELS:  # of which there are no patches, nor a rank that could be compared
+                found.setdefault(one.name, []).append(_rows(one, held_out, settings))
+            waiting.advance()
+    table = _table(found)
+    verdicts = {
+        one.name: health.verdict for one in reversed(those) if (health := read_health(Path(one.place))) and not one.control
+    }
+    own = Grid(("task", "verdict on its own measure, seed 0"), tuple((name, said) for name, said in verdicts.items()))
+    title = f"On {len(held_out):,} {held_out.noun} that no run was trained on; mean over seeds (lowest to highest)."
+    tables = [(title, table)] + ([("How each run went", own)] if verdicts else [])
+    return Comparison(folder, [NO_LABELS], tables, "", tuple(notes), _csv(found))
+
+
+def _rows(one: Contender, source: Source, settings: EvalSettings) -> list[Row]:
+    vit, card = load_encoder(one.place)
+    if one.name == UNTRAINED:
+        vit = untrained_twin(card, None, one.seed)[0]
+    return label_free_rows(one.name, vit, card, source, replace(settings, seed=0))
+
+
+def _values(rows: Sequence[Sequence[Row]]) -> dict[str, list[Row]]:
+    """The rows of each measure, one a seed."""
+    found: dict[str, list[Row]] = {}
+    for seed in rows:
+        for row in seed:
+            found.setdefault(row.settings["measure"], []).append(row)
+    return found
+
+
+def _table(found: dict[str, list[list[Row]]]) -> Grid:
+    names = [*found]
+    by = {name: _values(rows) for name, rows in found.items()}
+    measures = list(dict.fromkeys(measure for values in by.values() for measure in values))
+    rows = [(measure, *(_cell(by[name].get(measure, ())) for name in names)) for measure in measures]
+    return Grid(("measure", *names), tuple(rows), names=frozenset({0}))
+
+
+def _cell(rows: Sequence[Row]) -> str:
+    if not rows:
+        return ""
+    values = [row.value for row in rows]
+    mean, low, high = (rows[0].number(one) for one in (sum(values) / len(values), min(values), max(values)))
+    low, high = low.partition(" ")[0], high.partition(" ")[0]
+    return mean if len(values) == 1 else f"{mean}\n({low}-{high})"
+
+
+def _csv(found: dict[str, list[list[Row]]]) -> list[tuple[str, ...]]:
+    rows = []
+    for name, seeds in found.items():
+        for measure, its in _values(seeds).items():
+            values = [row.value for row in its]
+            numbers = sum(values) / len(values), min(values), max(values), its[0].low, its[0].high
+            cells = (*(f"{one:.6f}" for one in numbers), "", "", "", its[0].unit)
+            rows.append((measure, name, "without labels", str(len(values)), *cells))
+    return rows

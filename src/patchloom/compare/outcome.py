@@ -1,0 +1,226 @@
+"""What a comparison found: its verdict in words, its tables, and the files that it leaves."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from patchloom.compare.judge import Standing, difference, enough, standing
+from patchloom.compare.labels import Contender, Labelled
+from patchloom.compare.plan import Asked
+from patchloom.compare.scores import Scores, Way
+from patchloom.evaluate import wilson
+from patchloom.files import write_whole
+from patchloom.hints import listing
+from patchloom.shown import Grid, Shown, Verbatim
+
+HEADING = ("way", "encoder", "kind", "seeds", "mean", "lowest", "highest", "low", "high", "behind", "behind_low")
+HEADING += ("behind_high", "about")
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Shown):
+    """What `compare` found.
+
+    Attributes:
+        folder: in which everything is.
+        verdict: sentences, the most important first.
+        tables: what they rest on, each with a title.
+        winner: the task that suits the images best; "" where none is told apart; None where nothing was compared.
+        notes: what else is to be known.
+        rows: of ``comparison.csv``, below `HEADING`.
+        report: the page, once it is written.
+    """
+
+    folder: Path
+    verdict: list[str]
+    tables: list[tuple[str, Grid]]
+    winner: str | None
+    notes: tuple[str, ...] = ()
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+
+    def parts(self, width: int) -> list[str | Grid]:
+        """See `Shown`."""
+        said: list[str | Grid] = []
+        for title, table in self.tables:
+            said += [title, "", table, ""]
+        said += [*self.notes, "", *self.verdict]
+        return [*said, *(Verbatim(f"{name}: {self.folder / file}") for name, file in self._files())]
+
+    def _files(self) -> list[tuple[str, str]]:
+        named = [("Table", "comparison.csv"), ("Report", "report.html")]
+        return [(name, file) for name, file in named if (self.folder / file).exists()]
+
+    def write(self) -> None:
+        """Write the table and the verdict to the comparison's folder.
+
+        Raises:
+            PatchloomError: they cannot be written.
+        """
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([HEADING, *self.rows])
+        write_whole(self.folder / "comparison.csv", text.getvalue())
+        write_whole(self.folder / "summary.txt", "\n".join(self.verdict) + "\n")
+
+
+def judged(
+    found: Sequence[tuple[Contender, Scores]], on: Labelled, asked: Asked, folder: Path, notes: Sequence[str]
+) -> Comparison:
+    """The verdict by labels: by the linear probe with all of them, beside which the other ways stand.
+
+    Args:
+        found: every encoder's scores.
+        on: the images, and the ways.
+        asked: how many seeds there are.
+        folder: of the comparison.
+        notes: what else is to be known.
+    """
+    tasks = _grouped(found, control=False, trained=True)
+    controls, others = _grouped(found, control=True), _grouped(found, control=False, trained=False)
+    rows: list[tuple[str, ...]] = []
+    standings = {}
+    for way in on.ways:
+        of_tasks, of_controls, of_others = (_of_way(part, way) for part in (tasks, controls, others))
+        standings[way.name] = found_way = standing(of_tasks, of_controls)
+        rows += _rows(way, found_way, of_tasks, of_controls, of_others, found)
+    first = on.ways[0]
+    main = standings[first.name]
+    n = len(on.parts.test)
+    grid = _table(on.ways, tasks, controls, others, main.order)
+    title = (
+        f"{on.parts.story} Mean over seeds (lowest to highest seed), and the 95 % interval over {n:,} test "
+        f"{on.parts.test.noun}; few labels are drawn anew for each seed, the same for all encoders."
+    )
+    behind = _behind(main, _of_way(others, first), _of_way(tasks, first))
+    said = [(title, grid), (f"By {first.name} probe, {main.order[0]} is ahead of", behind)]
+    remarks = [*notes, *_seeds_note(asked)]
+    return Comparison(folder, verdict_of(main, first.name, len(tasks), n), said, main.winner, tuple(remarks), rows)
+
+
+def verdict_of(main: Standing, way: str, tasks: int, n: int) -> list[str]:
+    """Sentences on who is ahead.
+
+    Args:
+        main: the standing by one way of scoring.
+        way: its name.
+        tasks: how many were compared.
+        n: test images.
+    """
+    first, means = main.order[0], main.means
+    lead = f"{first} {means[first]:.1%}"
+    if main.winner:
+        second = main.order[1]
+        over = listing([f"{name} ({means[name]:.1%})" for name in means if name not in main.order], "and")
+        return [
+            f"{first} suits these images best, of what was compared: by {way} probe {lead}, "
+            f"{main.against[second].text()} ahead of {second}, the next one, and better than {over}."
+        ]
+    if main.unbeaten:
+        beaten = listing([f"{name} ({means[name]:.1%})" for name in main.unbeaten], "and")
+        return [
+            f"No winner: by {way} probe not even the best task ({lead}) is told apart from what needs no training: "
+            f"{beaten}. Nothing that helps with these labels was seen to be learnt in this time."
+        ]
+    names = listing([f"{name} ({means[name]:.1%}, {main.against[name].text()})" for name in main.level_with], "and")
+    said = [f"No winner: {lead} is ahead by {way} probe, but not told apart by this budget from {names}."]
+    nearest = main.level_with[0]
+    needed = enough(main.against[nearest], main.spread, tasks, main.seeds, n)
+    if needed:
+        said.append(
+            f"If they stay as far apart, {needed} would tell {first} and {nearest} apart; longer training may "
+            "move them further apart, or nearer."
+        )
+    else:
+        said.append(f"{first} and {nearest} are so near that no budget of this kind would tell them apart.")
+    if worse := [name for name in main.order[1:] if name not in main.level_with]:
+        said.append(f"{first} is better than {listing(worse, 'and')}.")
+    return said
+
+
+def _seeds_note(asked: Asked) -> list[str]:
+    if asked.seeds > 1:
+        return []
+    return ["One seed was trained of each task: what another one would give is in no interval. --seeds 2 tells more."]
+
+
+def _grouped(
+    found: Sequence[tuple[Contender, Scores]], *, control: bool, trained: bool | None = None
+) -> dict[str, list[Scores]]:
+    """Scores by encoder, a list over seeds."""
+    groups: dict[str, list[Scores]] = {}
+    for one, scores in found:
+        is_task = one.place.endswith(f"{one.name}-seed{one.seed}")
+        if one.control is control and trained in (None, is_task):
+            groups.setdefault(one.name, []).append(scores)
+    return groups
+
+
+def _of_way(groups: Mapping[str, Sequence[Scores]], way: Way) -> dict[str, Tensor]:
+    """[s n] by encoder."""
+    return {name: torch.stack([one.right[way.name] for one in scores]) for name, scores in groups.items()}
+
+
+def _table(
+    ways: Sequence[Way],
+    tasks: Mapping[str, Sequence[Scores]],
+    controls: Mapping[str, Sequence[Scores]],
+    others: Mapping[str, Sequence[Scores]],
+    order: Sequence[str],
+) -> Grid:
+    rows = []
+    for names, group in ((order, tasks), ([*controls], controls), ([*others], others)):
+        for name in names:
+            cells = [_cell(torch.stack([one.right[way.name] for one in group[name]])) for way in ways]
+            rows.append((name, *cells))
+    ends = frozenset({len(tasks) - 1, len(tasks) + len(controls) - 1})
+    return Grid(("encoder", *(way.name for way in ways)), tuple(rows), names=frozenset({0}), ends=ends)
+
+
+def _cell(right: Tensor) -> str:
+    """Mean over seeds (range) and, below, the interval over images."""
+    means = right.double().mean(1)
+    mean = means.mean().item()
+    low, high = wilson(mean, right.shape[1])
+    spread = "" if len(means) == 1 else f" ({100 * means.min():.1f}-{100 * means.max():.1f})"
+    return f"{100 * mean:.1f} %{spread}\n[{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _behind(main: Standing, others: Mapping[str, Tensor], tasks: Mapping[str, Tensor]) -> Grid:
+    first = tasks[main.order[0]]
+    against = {**main.against, **{name: difference(first, right, main.spread) for name, right in others.items()}}
+    rows = []
+    for name, found in against.items():
+        told = "yes" if found.low > 0 else "no" if found.high >= 0 else "it is behind"
+        rows.append((name, found.text(), told))
+    return Grid(("encoder", "difference, 95 % interval over images and seeds", "told apart"), tuple(rows))
+
+
+def _rows(
+    way: Way,
+    found: Standing,
+    tasks: Mapping[str, Tensor],
+    controls: Mapping[str, Tensor],
+    others: Mapping[str, Tensor],
+    scores: Sequence[tuple[Contender, Scores]],
+) -> list[tuple[str, ...]]:
+    first = tasks[found.order[0]]
+    about = {one.name: its.about[way.name] for one, its in scores}
+    rows = []
+    for kind, group in (("task", tasks), ("control", controls), ("beside", others)):
+        for name in found.order if kind == "task" else group:
+            right = group[name]
+            means = right.double().mean(1)
+            mean = means.mean().item()
+            numbers = [mean, means.min().item(), means.max().item(), *wilson(mean, right.shape[1])]
+            apart = difference(first, right, found.spread) if name != found.order[0] else None
+            behind = ("", "", "") if apart is None else tuple(f"{one:.6f}" for one in apart[:3])
+            cells = (way.name, name, kind, str(len(right)), *(f"{one:.6f}" for one in numbers), *behind, about[name])
+            rows.append(cells)
+    return rows

@@ -1,0 +1,232 @@
+"""What a comparison will do, found out before it begins, and stored, so that one that was stopped goes on as it began."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from patchloom.compare.pace import Pace, paces_of
+from patchloom.compare.runner import Job, run_all
+from patchloom.data import Data, Source, Stats
+from patchloom.errors import PatchloomError
+from patchloom.files import make_folder
+from patchloom.runs.held_out import choose_held_out
+from patchloom.runs.sealed import read_sealed, write_sealed
+from patchloom.runs.settings import Settings, request
+from patchloom.runs.task import prepare_task
+from patchloom.sides import in_pixels
+from patchloom.train.resolve import measured, resolve
+from patchloom.waiting import Waiting, duration
+
+SPLIT_SEED = 0  # which images are held out, the same for all runs of a comparison
+USUAL = ("mae", "droppos", "mp3", "restore", "extrema", "lut")
+_FILE = "compare.yaml"
+_PILOT = 8  # steps of the run that shows what comes on top of training
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user asked of a comparison.
+
+    Attributes:
+        data: as words of the command line.
+        tasks: that are compared.
+        seeds: of each.
+        minutes: of training of each run; None where samples are equal.
+        samples: images seen by each run; None where minutes are equal.
+        given: settings of `pretrain` that all of them have.
+        at_once: runs at the same time.
+    """
+
+    data: tuple[str, ...]
+    tasks: tuple[str, ...]
+    seeds: int
+    minutes: float | None
+    samples: int | None
+    given: dict[str, Any]
+    at_once: int
+
+    @property
+    def source(self) -> str | list[str]:
+        """The data as `pretrain` takes it."""
+        return self.data[0] if len(self.data) == 1 else list(self.data)
+
+    def plain(self) -> dict[str, Any]:
+        """What has to be the same for a comparison to go on: not how many run at once."""
+        return {
+            **{"data": list(self.data), "tasks": list(self.tasks), "seeds": self.seeds},
+            **{"minutes": self.minutes, "samples": self.samples, "settings": self.given},
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a comparison does.
+
+    Attributes:
+        asked: what the user asked for.
+        epochs: of each task.
+        paces: of each task, as they were measured.
+        top: seconds that a run takes beside its training.
+        notes: on tasks that are left out.
+        resumed: it was begun before.
+    """
+
+    asked: Asked
+    epochs: dict[str, float]
+    paces: dict[str, Pace]
+    top: float
+    notes: tuple[str, ...]
+    resumed: bool = False
+
+    def training(self, task: str) -> float:
+        """Seconds of a task's training."""
+        return self.paces[task].seconds_of(self.epochs[task])
+
+    def jobs(self, out: Path) -> list[Job]:
+        """The runs: first one of each task, so that a stopped comparison has something of all."""
+        found = []
+        for seed in range(self.asked.seeds):
+            for task in self.epochs:
+                folder = out / f"{task}-seed{seed}"
+                words = words_of(self.asked, task, folder, self.epochs[task], self.paces[task].images, seed)
+                log = out / "logs" / f"{folder.name}.txt"
+                found.append(Job(f"{task}, seed {seed}", folder, words, log, self.training(task) + self.top))
+        return found
+
+    def total(self) -> float:
+        """Seconds of all runs, with what each takes beside its training."""
+        whole = sum(self.training(task) + self.top for task in self.epochs) * self.asked.seeds
+        return whole / self.asked.at_once
+
+    def lines(self, training: int, noun: str) -> list[str]:
+        """A line for each task."""
+        said = []
+        wide = max(map(len, self.epochs))
+        for task, epochs in self.epochs.items():
+            pace = self.paces[task]
+            said.append(
+                f"  {task:<{wide}}  {duration(self.training(task))} of training: {epochs:,g} epochs of {training:,} "
+                f"{noun}, {pace.step:.2g} s for a step of {pace.images}"
+            )
+        return said
+
+
+def words_of(asked: Asked, task: str, folder: Path, epochs: float, batch: int, seed: int) -> list[str]:
+    """Words of ``patchloom pretrain``."""
+    given = {**asked.given, "task": task, "out": folder, "epochs": epochs, "batch_size": batch, "seed": seed}
+    given["split_seed"] = SPLIT_SEED
+    sizes = {name: in_pixels(given[name]) for name in ("img_size", "patch_size") if name in given}
+    return [*asked.data, *(f"--{name}={value}" for name, value in {**given, **sizes}.items())]
+
+
+def resolved(asked: Asked, training: Source, explicit: bool) -> tuple[dict[str, Settings], Stats, list[str]]:
+    """Settings of each task without any ``auto``; and notes on tasks that these images do not suit.
+
+    Args:
+        asked: what is compared.
+        training: images to train on.
+        explicit: the user named the tasks: one that is refused is an error.
+
+    Raises:
+        PatchloomError: a task is refused that was named, or all are.
+    """
+    found: dict[str, Settings] = {}
+    notes: list[str] = []
+    stats = None
+    for task in asked.tasks:
+        try:
+            one = request(asked.source, task, dict(asked.given))
+            if stats is None:
+                channels, stats = measured(one, training)
+            settings = resolve(one, len(training), channels, stats)[0]
+            prepare_task(settings, stats)
+        except PatchloomError as problem:
+            if explicit:
+                raise
+            notes.append(f"{task} is left out: {problem}")
+            continue
+        found[task] = settings
+    if len(found) < 2:
+        raise PatchloomError(
+            f"a comparison needs two tasks or more, and these are left: {', '.join(found) or 'none'}. "
+            f"{' '.join(notes)}".strip()
+        )
+    assert stats is not None
+    return found, stats, notes
+
+
+def stored_plan(asked: Asked, out: Path) -> Plan | None:
+    """The plan with which a comparison in this folder was begun; None where there is none.
+
+    Raises:
+        PatchloomError: another comparison is there, or something else.
+    """
+    path = out / _FILE
+    if not path.exists():
+        if out.exists() and any(one.name[0] != "." for one in out.iterdir()):
+            raise PatchloomError(f"{out} exists and holds no comparison: choose another folder with --out")
+        return None
+    found = read_sealed(path)
+    before, now = found["asked"], asked.plain()
+    if different := [name for name in now if before.get(name) != now[name]]:
+        name = different[0]
+        raise PatchloomError(
+            f"{out} holds a comparison with other settings ({name}: was {before.get(name)}, now {now[name]}): choose "
+            "another folder with --out, or repeat its settings to go on with it"
+        )
+    paces = {task: Pace(**pace) for task, pace in found["paces"].items()}
+    return Plan(asked, found["epochs"], paces, found["top"], tuple(found["notes"]), resumed=True)
+
+
+def new_plan(asked: Asked, opened: Data, out: Path, explicit: bool, devices: Sequence[str]) -> Plan:
+    """Measure how fast each task trains, and what a run takes beside that.
+
+    Raises:
+        PatchloomError: tasks, settings and images do not go together, or a run cannot be made.
+    """
+    first = request(asked.source, asked.tasks[0], {**asked.given, "split_seed": SPLIT_SEED})
+    with Waiting("looking for copies among the images"):
+        training = choose_held_out(first, opened.train)[0].parts(opened.train)[0]
+    with Waiting("looking at the images"):
+        settings, stats, notes = resolved(asked, training, explicit)
+    if stats.sound is not None:
+        training = training.heard_as(stats.sound)
+    paces = paces_of(settings, training)
+    if asked.samples is not None:
+        epochs = {task: pace.epochs_of(asked.samples) for task, pace in paces.items()}
+    else:
+        assert asked.minutes is not None
+        epochs = {task: pace.epochs_in(60 * asked.minutes) for task, pace in paces.items()}
+    top = _pilot(asked, [*paces][0], paces, out, devices)
+    return Plan(asked, epochs, paces, top, tuple(notes))
+
+
+def _pilot(asked: Asked, task: str, paces: dict[str, Pace], out: Path, devices: Sequence[str]) -> float:
+    """Seconds that a run takes beside its training: its start, measures, pictures, and evaluation at its end."""
+    pace, folder = paces[task], out / ".pilot"
+    shutil.rmtree(folder, ignore_errors=True)
+    epochs = _PILOT / pace.epoch
+    words = words_of(asked, task, folder, epochs, pace.images, 0)
+    job = Job("a run of a few steps, to see what comes on top of training", folder, words, out / ".pilot.txt", 60.0)
+    taken = run_all([job], 1, devices, lambda one, seconds: None)
+    shutil.rmtree(folder, ignore_errors=True)
+    if job.failure:
+        raise PatchloomError(job.failure)
+    job.log.unlink(missing_ok=True)
+    return max(1.0, taken[job.name] - _PILOT * pace.step)
+
+
+def store(plan: Plan, out: Path) -> None:
+    """Store a plan in the folder of its comparison.
+
+    Raises:
+        PatchloomError: it cannot be written.
+    """
+    make_folder(out)
+    paces = {task: pace._asdict() for task, pace in plan.paces.items()}
+    found = {"asked": plan.asked.plain(), "epochs": plan.epochs, "paces": paces, "top": plan.top}
+    write_sealed(out / _FILE, {**found, "notes": list(plan.notes)})

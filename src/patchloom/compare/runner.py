@@ -1,0 +1,170 @@
+"""The pre-trainings of a comparison, each in a process of its own, with one line for all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from patchloom.errors import Stopped
+from patchloom.files import make_folder
+from patchloom.runs.folder import RunFolder
+from patchloom.stopping import Stop
+from patchloom.waiting import Waiting, duration
+
+_LOOK = 0.5  # seconds between two looks at the processes
+_LAST = 2000  # bytes of a log in which its last line is
+STOPPING = "stopping after this update, with a checkpoint; the same command goes on from there"
+
+
+@dataclass
+class Job:
+    """A pre-training that is to be made.
+
+    Attributes:
+        name: such as "mae, seed 0".
+        folder: of the run.
+        words: of ``patchloom pretrain``.
+        log: what it prints goes there.
+        seconds: that it will probably take.
+        failure: its last line, where it failed.
+    """
+
+    name: str
+    folder: Path
+    words: list[str]
+    log: Path
+    seconds: float
+    failure: str = ""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has come to its end, now or at some time before."""
+        return RunFolder(self.folder).read_summary() is not None
+
+    def done(self) -> float:
+        """The share of its time that is over, by the seconds of its steps."""
+        if self.finished:
+            return 1.0
+        try:
+            with open(RunFolder(self.folder).metrics, newline="", encoding="utf-8") as file:
+                *_, row = csv.DictReader(file)
+            return min(0.99, float(row.get("seconds") or 0) / max(self.seconds, 1e-9))
+        except (OSError, ValueError, csv.Error):
+            return 0.0
+
+
+class Bar(Waiting):
+    """What is trained now, how far the whole is, and how long it still takes."""
+
+    def __init__(self, jobs: Sequence[Job], running: Sequence[Job], at_once: int):
+        super().__init__("training")
+        self.jobs, self.running, self.at_once = jobs, running, at_once
+
+    def line(self) -> str:
+        """The time left first, since a narrow terminal cuts the end."""
+        whole = sum(job.seconds for job in self.jobs)
+        over = sum(job.seconds * job.done() for job in self.jobs)
+        share = over / whole if whole else 1.0
+        filled = "█" * round(20 * share) + "·" * (20 - round(20 * share))
+        names = "; ".join(job.name for job in self.running)
+        ended = sum(job.finished for job in self.jobs)
+        left = duration((whole - over) / self.at_once)
+        return f"{left} left {filled} {share:.0%} · {ended} of {len(self.jobs)} runs are there · {names}"
+
+
+@dataclass
+class _Process:
+    job: Job
+    slot: int
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+    begun: float = field(default_factory=time.monotonic)
+
+
+def run_all(
+    jobs: Sequence[Job], at_once: int, devices: Sequence[str], told: Callable[[Job, float], None]
+) -> dict[str, float]:
+    """Make all pre-trainings that are not there yet.
+
+    One that fails is left out; the others go on. When this process ends, by whatever, the others stop with it.
+
+    Args:
+        jobs: in the order in which they begin.
+        at_once: how many run at the same time.
+        devices: numbers of the GPUs among which they are dealt; none for a CPU.
+        told: is called with each that has ended, and the seconds it took.
+
+    Returns:
+        The seconds that each of them took now.
+
+    Raises:
+        Stopped: somebody stopped it; what was trained is kept.
+    """
+    taken: dict[str, float] = {}
+    todo = [job for job in jobs if not job.finished]
+    running: list[_Process] = []
+    with Stop(STOPPING) as stop, Bar(jobs, [], at_once) as bar:
+        try:
+            while (todo and not stop.asked) or running:
+                while todo and len(running) < at_once and not stop.asked:
+                    free = next(i for i in range(at_once) if i not in {one.slot for one in running})
+                    running.append(_start(todo.pop(0), free, devices))
+                bar.running = [one.job for one in running]
+                time.sleep(_LOOK)
+                if stop.asked:
+                    for one in running:
+                        _ask_to_stop(one.process)
+                for one in [one for one in running if one.process.poll() is not None]:
+                    running.remove(one)
+                    one.log.close()
+                    seconds = taken[one.job.name] = time.monotonic() - one.begun
+                    if not one.job.finished and not stop.asked:
+                        one.job.failure = last_line(one.job.log)
+                    if not stop.asked:
+                        told(one.job, seconds)
+        finally:  # whatever went wrong here, nothing of it goes on unseen
+            for one in running:
+                _ask_to_stop(one.process)
+    if stop.asked:
+        raise Stopped("stopped, and nothing is lost: the same command goes on from there")
+    return taken
+
+
+def _start(job: Job, slot: int, devices: Sequence[str]) -> _Process:
+    make_folder(job.log.parent)
+    environment = dict(os.environ)
+    if devices:
+        environment["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
+    log = open(job.log, "ab")  # noqa: SIM115, it is closed when the process has ended
+    words = [sys.executable, "-m", "patchloom.compare.child", "pretrain", *job.words]
+    # the pipe is never written to: its end tells the process that this one is gone
+    options = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log, "env": environment}
+    # a group of its own: Ctrl-C is for this process, which asks the others once
+    return _Process(job, slot, subprocess.Popen(words, start_new_session=os.name == "posix", **options), log)
+
+
+def _ask_to_stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        with contextlib.suppress(OSError):
+            process.send_signal(signal.SIGTERM)
+
+
+def last_line(log: Path) -> str:
+    """The last line that a process printed, without the name of the program before it."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, log.stat().st_size - _LAST))
+            lines = file.read().decode("utf-8", "replace").split("\n")
+    except OSError:
+        return ""
+    found = next((line.strip() for line in reversed(lines) if line.strip()), "it ended without a word")
+    return found.rpartition("\r")[2].removeprefix("patchloom: ")

@@ -1,0 +1,215 @@
+"""``compare``: which pretext task suits some images, at equal time, and whether that can be told at all."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from patchloom.calls import PathLike, checked
+from patchloom.compare.labels import Labelled, all_scores, contenders, labelled_parts
+from patchloom.compare.free import unlabelled
+from patchloom.compare.outcome import Comparison, judged
+from patchloom.compare.plan import USUAL, Asked, Plan, new_plan, store, stored_plan
+from patchloom.compare.runner import Job, run_all
+from patchloom.data import Data, DataLike, is_object, named, open_data
+from patchloom.errors import PatchloomError
+from patchloom.evaluate import EvalSettings
+from patchloom.machine import cores
+from patchloom.runs.encoder import check_place, load_encoder
+from patchloom.runs.folder import plain_name
+from patchloom.sides import PatchSize
+from patchloom.tasks import TASKS, task_class
+from patchloom.waiting import Waiting, duration
+
+_LABELLED = 5000  # training images by which encoders are scored, at most
+
+
+@checked
+def compare(
+    data: DataLike,
+    *,
+    tasks: Sequence[str] | str | None = None,
+    minutes: float | None = None,
+    samples: int | None = None,
+    seeds: int = 2,
+    labels: str | Path | None = None,
+    few: Sequence[float] = (0.01, 0.1),
+    beside: Sequence[str] | str = (),
+    model: str | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    patch_size: PatchSize | None = None,
+    batch_size: int | None = None,
+    device: Literal["cpu", "cuda", "mps"] | None = None,
+    threads: int | None = None,
+    workers: int | None = None,
+    group: str | None = None,
+    parallel: int = 1,
+    out: str | Path | None = None,
+    dry_run: bool = False,
+) -> Comparison:
+    """Pre-train by several tasks for equal time, and tell which of them suits the images, if that can be told.
+
+    Args:
+        data: images, as pretrain takes them: with labels (sub-folders), or without.
+        tasks: names with commas between, or a list; mae, droppos, mp3, restore, extrema and lut, if left out.
+        minutes: of training of each run; 20, if left out.
+        samples: images that each run sees, as often as it sees them; equal samples take the place of equal minutes.
+        seeds: runs of each task.
+        labels: other, labelled images by which the encoders are compared; the data's own labels, if left out.
+        few: how few labels are tried, too: shares of them below 1, or labels a class.
+        beside: other encoders that are scored, too: timm:NAME, a run, or a file; with commas between, or a list.
+        model: of all runs; what is left open, of this and the following, is as pretrain would choose.
+        img_size: pixels of a side; 64x128 is height x width.
+        patch_size: side of a patch in pixels; 40x1 is rows x columns.
+        batch_size: images a step.
+        device: what computes.
+        threads: CPU threads of each run.
+        workers: processes that read images, of each run.
+        group: which images are held out together, as in pretrain.
+        parallel: runs at the same time, each on a GPU of its own where there are several.
+        out: folder of the comparison (default comparisons/DATA); one that was stopped there goes on.
+        dry_run: say what would be trained, and how long it would take, and end there.
+
+    Returns:
+        The comparison: verdict, tables, and where the report is.
+
+    Raises:
+        PatchloomError: something cannot be used; the sentence says what to do.
+    """
+    # ---- what is asked for
+    given = {"model": model, "img_size": img_size, "patch_size": patch_size, "device": device, "threads": threads}
+    given |= {"batch_size": batch_size, "workers": workers, "group": group}
+    asked = _asked(data, tasks, minutes, samples, seeds, {k: v for k, v in given.items() if v is not None}, parallel)
+    others = _names(beside)
+    for one in others:
+        check_place(one)
+    if bad := [share for share in few if share <= 0 or (share > 1 and share != int(share))]:
+        raise PatchloomError(f"--few takes shares below 1 or whole numbers of labels a class, not {bad[0]:g}")
+    folder = Path(out or Path("comparisons") / plain_name(asked.source))
+    devices = _devices(parallel, device)
+    with Waiting("listing the images"):
+        opened = open_data(asked.source, group=group)
+        other = None if labels is None else open_data(str(labels), group=group)  # a slip in it is told now
+    settings = EvalSettings(device=device or "auto", max_train=_LABELLED, group=group)
+
+    # ---- the plan: that of a comparison that was stopped, or a new one
+    plan = stored_plan(asked, folder) or new_plan(asked, opened, folder, tasks is not None, devices)
+    for line in _announced(plan, opened, folder, other):
+        print(line, flush=True)
+    if dry_run:
+        print("This was a dry run: nothing is compared.")
+        return Comparison(folder, ["A dry run: nothing was compared."], [], None)
+    if not plan.resumed:
+        store(plan, folder)
+
+    # ---- the runs
+    jobs = plan.jobs(folder)
+    begun = time.monotonic()
+    taken = run_all(jobs, parallel, devices, _tell)
+    failed = [f"{job.name} failed: {job.failure}" for job in jobs if job.failure]
+    if sum(all(job.finished for job in jobs if job.name.startswith(f"{task},")) for task in plan.epochs) < 2:
+        raise PatchloomError(f"fewer than two tasks could be trained: {'; '.join(failed)}")
+    if taken:
+        print(f"trained in {duration(time.monotonic() - begun)}", flush=True)
+
+    # ---- what they learnt
+    first = next(job for job in jobs if job.finished)
+    card = load_encoder(first.folder)[1]
+    on = labelled_parts(opened, None if labels is None else str(labels), first.folder, card, settings, few)
+    notes = [*plan.notes, *failed]
+    those = contenders([job for job in jobs if _complete(job, jobs)], asked.seeds, others)
+    if on is None:
+        found = unlabelled(those, opened, first.folder, settings, folder, notes)
+    else:
+        pairs = list(_scored(all_scores(those, on, settings, folder), len(those)))
+        found = judged(pairs, on, asked, folder, [*notes, *on.notes])
+    found.write()
+    return found
+
+
+def _complete(job: Job, jobs: Sequence[Job]) -> bool:
+    """Whether all seeds of a job's task are there: means over other seeds would not be comparable."""
+    task = job.name.partition(",")[0]
+    return all(one.finished for one in jobs if one.name.partition(",")[0] == task)
+
+
+def _asked(
+    data: DataLike,
+    tasks: Sequence[str] | str | None,
+    minutes: float | None,
+    samples: int | None,
+    seeds: int,
+    given: dict[str, Any],
+    parallel: int,
+) -> Asked:
+    if is_object(data):
+        raise PatchloomError("compare starts processes of its own, which have to read the images: give it a folder")
+    names = _names(USUAL if tasks is None else tasks)
+    for name in names:
+        task_class(name)
+        if name in TASKS and TASKS[name].needs:
+            raise PatchloomError(f"{name} needs the option {TASKS[name].needs}, which compare cannot give: leave it out")
+    if len(set(names)) < 2 or len(set(names)) < len(names):
+        raise PatchloomError("--tasks needs two tasks or more, each once, as in --tasks mae,droppos")
+    if minutes is not None and samples is not None:
+        raise PatchloomError("--minutes and --samples both say how long to train: give one of them")
+    minutes = 20.0 if minutes is None and samples is None else minutes
+    if minutes is not None and not 0 < minutes < float("inf"):
+        raise PatchloomError(f"--minutes must be above 0 and finite, not {minutes:g}")
+    for name, value in {"samples": samples, "seeds": seeds, "parallel": parallel}.items():
+        if value is not None and value < 1:
+            raise PatchloomError(f"--{name} must be 1 or more, not {value}")
+    if parallel > 1 and given.get("device") != "cuda" and "threads" not in given:
+        given = {**given, "threads": max(1, cores() // parallel)}
+    words = tuple(map(str, named(data)))
+    return Asked(words, tuple(names), seeds, minutes, samples, given, parallel)
+
+
+def _names(given: Sequence[str] | str) -> list[str]:
+    """Names from a list, or from a word with commas."""
+    return [name.strip() for name in given.split(",") if name.strip()] if isinstance(given, str) else list(given)
+
+
+def _devices(parallel: int, device: str | None) -> list[str]:
+    """The numbers of the GPUs among which runs at the same time are dealt; none where one process has them all."""
+    if parallel == 1 or device == "cpu" or not torch.cuda.is_available():
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+
+
+def _announced(plan: Plan, opened: Data, folder: Path, labels: Data | None) -> list[str]:
+    asked, noun, n = plan.asked, opened.train.noun, len(opened.train)
+    by = labels.train.name if labels is not None else "the data's own" if opened.train.labels is not None else "no"
+    equal = f"{asked.samples:,} samples" if asked.minutes is None else f"{asked.minutes:g} minutes of training"
+    said = [f"comparing {len(plan.epochs)} tasks on {n:,} {noun} of {opened.train.name}, by {by} labels"]
+    said += [f"  {note}" for note in (*opened.notes, *plan.notes)]
+    said += plan.lines(n, noun)
+    runs = len(plan.epochs) * asked.seeds
+    training = sum(map(plan.training, plan.epochs)) * asked.seeds / asked.at_once
+    said += [
+        f"  {runs} runs, {asked.seeds} of each task, with {equal} each, take about {duration(plan.total())}: "
+        f"{duration(training)} of training, and {duration(plan.total() - training)} of starts, measures and pictures; "
+        "then all encoders are scored"
+    ]
+    said += [f"  everything goes to {folder}" + (", where it goes on" if plan.resumed else "")]
+    return said
+
+
+def _tell(job: Job, seconds: float) -> None:
+    if job.failure:
+        print(f"  {job.name} failed after {duration(seconds)}: {job.failure} (all of it in {job.log})", flush=True)
+    else:
+        print(f"  {job.name}: {duration(seconds)}, planned {duration(job.seconds)}", flush=True)
+
+
+def _scored(pairs: Any, total: int) -> Any:
+    with Waiting("scoring encoders", total) as waiting:
+        for pair in pairs:
+            yield pair
+            waiting.advance()
