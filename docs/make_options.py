@@ -64,7 +64,7 @@ def contents() -> str:
         "check": listed(check),
         "pretrain": Listed(training.about, (*training.options, *settings.options)),
         "evaluate": Listed(measuring.about, (*measuring.options, *common.options)),
-        **{verb: listed(CALLS[verb]) for verb in ("look", "look curves", "predict", "export", "bench")},
+        **{verb: listed(CALLS[verb]) for verb in CALLS if verb != "check"},
     }
     tasks = {entry.path: listed(task_class(name), skip={"encoder"}) for name, entry in TASKS.items()}
     given = {"run", "data", "settings", "count"}

@@ -11,7 +11,6 @@ from patchloom.compare.outcome import Comparison
 from patchloom.data import Data, Source
 from patchloom.data.sound.hearing import heard_by
 from patchloom.evaluate import EvalSettings, Row
-from patchloom.evaluate.label_free import label_free_rows
 from patchloom.nets.weights import untrained_twin
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
@@ -68,6 +67,7 @@ def unlabelled(
 
 
 def _rows(one: Contender, source: Source, settings: EvalSettings) -> list[Row]:
+    from patchloom.evaluate.label_free import label_free_rows  # TODO
     vit, card = load_encoder(one.place)
     if one.name == UNTRAINED:
         vit = untrained_twin(card, None, one.seed)[0]
