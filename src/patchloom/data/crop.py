@@ -68,7 +68,7 @@ class RandomCrop:
             if 0 < h <= height and 0 < w <= width:
                 return int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w
         ratio = min(max(width / height, self.ratio[0]), self.ratio[1])
-        return _centre(height, width, ratio)
+        return centre_part(height, width, ratio)
 
 
 class TwoViews(RandomCrop):
@@ -128,10 +128,10 @@ class CentreCrop:
         """One view of an image [c h w], of the same dtype and resized to ``size``; ``rng`` is not used."""
         # Cutting before resizing shows the same picture and never builds a huge strip out of a long, thin image.
         height, width = image.shape[-2:]
-        return (resize_part(image, *_centre(height, width, self.size[1] / self.size[0]), self.size),)
+        return (resize_part(image, *centre_part(height, width, self.size[1] / self.size[0]), self.size),)
 
 
-def _centre(height: int, width: int, ratio: float) -> tuple[int, int, int, int]:
+def centre_part(height: int, width: int, ratio: float) -> tuple[int, int, int, int]:
     """(top, left, h, w) in pixels of the largest centre crop whose width is ``ratio`` times its height."""
     h, w = min(height, max(1, round(width / ratio))), min(width, max(1, round(height * ratio)))
     return (height - h) // 2, (width - w) // 2, h, w

@@ -38,12 +38,12 @@ PIXELS_SIDE = 32
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """Features of labelled images, on the CPU.
+    """Features of images, on the CPU.
 
     Attributes:
         tokens: [n d] float32 by name: "class" (if the encoder has that token), "mean" and "instance" (if there is an
             instance head), or "pixels", or the layers of `layer_names`.
-        labels: [n] int64.
+        labels: [n] int64; -1 for images without one, where those were asked for, too.
         indices: [n] int64, of the images in the source.
         unreadable: names of images that could not be read.
         cached: whether they come from the cache of an earlier pass.
@@ -167,7 +167,7 @@ def extract(
     if head is not None:
         head.to(device)
     pools = layer_means if layers else partial(pooled_tokens, vit, head=head)
-    return _pass(vit, card, source, pools, device, batch_size, workers, precision, what)
+    return one_pass(vit, card, labelled(source), pools, device, batch_size, workers, precision, what)
 
 
 def runs_in_bfloat16(device: torch.device, precision: Precision) -> bool:
@@ -184,19 +184,21 @@ def trains_in_bfloat16(device: torch.device, precision: Precision) -> bool:
     return runs_in_bfloat16(device, precision)
 
 
-def _pass(
+def one_pass(
     vit: VisionTransformer,
     card: EncoderCard,
     source: Source,
     pools: Callable[[Tensor], dict[str, Tensor]],
     device: torch.device,
-    batch_size: int,
-    workers: int,
-    precision: Precision,
-    what: str,
+    batch_size: int = 256,
+    workers: int = 0,
+    precision: Precision = "auto",
+    what: str = "",
 ) -> ImageFeatures:
-    """Apply ``pools``, from images [b c h w] to [b d] by name, to every labelled image."""
-    source = labelled(source)
+    """Apply ``pools``, from normalised images [b c h w] to features [b d] by name, to every image, labelled or not.
+
+    All else is as for `extract`.
+    """
     channels, size = input_channels(vit), input_size(vit)
     found: dict[str, list[Tensor]] = {}
     indices, unreadable = [], []
@@ -231,22 +233,24 @@ def pixel_features(
     workers: int = 0,
     what: str = "",
     whole: bool = False,
+    labels: bool = True,
 ) -> ImageFeatures:
     """Normalised pixels as features "pixels" [n c·h·w], the control without any encoder.
 
     Args:
-        source: images; those without a label are left out.
+        source: images.
         size: (h, w) of the encoder's input in pixels; that of images is reduced in proportion to at most 32 a side.
         mean, std: for the normalisation, in [0, 1] units; their length is the number of channels.
         batch_size: images at once.
         workers: processes that read images.
         what: as for `extract`.
         whole: images are pictures of recordings, too, which are not reduced.
+        labels: those without a label are left out.
 
     Raises:
         PatchloomError: as `extract`.
     """
-    source = labelled(source)
+    source = labelled(source) if labels else source
     pixels, indices, unreadable = [], [], []
     # pictures of recordings are small, and made as large as they are
     small = size if whole or source.sound is not None else pixels_size(size)
@@ -267,6 +271,6 @@ def pixels_size(size: tuple[int, int]) -> tuple[int, int]:
 
 def _features(tokens: dict[str, Tensor], source: Source, indices: list[Tensor], unreadable: list[str]) -> ImageFeatures:
     places = torch.cat(indices)
-    return ImageFeatures(
-        tokens, labels_of(source, places), places, unreadable, groups=groups_of(source, places), noun=source.noun
-    )
+    labels = torch.full_like(places, -1) if source.labels is None else labels_of(source, places)
+    groups = groups_of(source, places)
+    return ImageFeatures(tokens, labels, places, unreadable, groups=groups, noun=source.noun)

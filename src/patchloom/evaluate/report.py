@@ -45,7 +45,7 @@ class Row:
         settings: of the protocol.
         value: a share in [0, 1] if the unit is %.
         low, high: the 95 % interval of the value; equal to it if the value is exact, or has none.
-        unit: of the value.
+        unit: of the value, "" if it has none.
         right: [n] whether each test image was classified rightly, to compare two rows by; None where that is unknown.
     """
 
@@ -89,7 +89,7 @@ class Row:
     def number(self, value: float | None = None) -> str:
         """Formatted as "61.2 %"; of another value with the same unit, if one is given."""
         value = self.value if value is None else value
-        return f"{100 * value:.1f} %" if self.unit == "%" else f"{value:.2f} {self.unit}"
+        return f"{100 * value:.1f} %" if self.unit == "%" else f"{value:.2f} {self.unit}".rstrip()
 
     def text(self) -> str:
         """Formatted with its interval, as "61.2 % [59.0, 63.3]"."""

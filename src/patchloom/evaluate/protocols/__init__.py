@@ -29,6 +29,7 @@ PROTOCOLS: dict[str, str] = {
     "positions": "patchloom.evaluate.protocols.positions.positions",
     "position-sensitivity": "patchloom.evaluate.protocols.sensitivity.position_sensitivity",
     "order": "patchloom.evaluate.protocols.order.order",
+    "label-free": "patchloom.evaluate.protocols.label_free.label_free",
     "layers": "patchloom.evaluate.protocols.layers.layers",
     "finetune": "patchloom.evaluate.protocols.finetune.finetune",
     "blocks": "patchloom.evaluate.protocols.blocks.blocks",

@@ -1,0 +1,199 @@
+"""Which measure of an encoder without labels predicts its rank by labels: 28 short runs and 2 untrained encoders.
+
+    mkdir /tmp/data && tar -xf ../shared/data/cifar10.tar -C /tmp/data
+    OMP_NUM_THREADS=1 python benchmarks/label_free.py train shapes /tmp/st/shapes
+    OMP_NUM_THREADS=1 python benchmarks/label_free.py measure shapes /tmp/st/shapes --results /tmp/measured/shapes
+    python benchmarks/label_free.py table /tmp/measured/shapes
+
+and the same with a folder that has train/ and test/ in place of shapes. The runs see 2,500 training images in a flat
+folder, without labels. What is measured without labels is taken of 500 of the data's own test images, which no run saw;
+kNN (k = 20) and the linear probe of the same mean of the patch tokens classify all test images by 2,500 labelled
+training images. What is made already is not made again, and runs that are not finished are left for another time.
+
+The table has Spearman's ρ between each measure and each accuracy: over all encoders, where longer training raises much
+at once; and within equal epochs, the mean of the ρ of each length of training, which is what a choice between tasks
+needs. Intervals are the middle 95 % of 2,000 draws of encoders with replacement, within the lengths; and, since two
+seeds of one task are alike, of draws of tasks, with both their seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from scipy.stats import rankdata
+
+import patchloom
+from patchloom.data import Source, open_data
+from patchloom.evaluate import EvalSettings, extract, knn_accuracies, linear_probe
+from patchloom.evaluate.label_free import label_free_rows
+from patchloom.evaluate.label_free.rows import MEASURES
+from patchloom.evaluate.settings import stratified
+from patchloom.nets.weights import EncoderCard, untrained_twin
+
+TASKS = "mae droppos mp3 simmim restore extrema lut".split()
+SEEDS, EPOCHS = (0, 1), (4, 16)
+SEEN, LABELLED, MEASURED = 2500, 2500, 500  # images that runs see; with a label for kNN; without labels
+SAME = {"img_size": 32, "patch_size": 8, "batch_size": 128, "threads": 1, "workers": 0}
+LABELS = ("kNN", "linear")
+EFFECT = "the task's own effect"
+DRAWS = 2000
+# baselines that a task has to beat, and what a perfect answer to it has
+TO_BEAT = {"chance": 1, "on other images": 1, "blurred copy": 0, "flat patches": 0, "what was given": 0}
+
+# task, epochs, seed -> of each measure its value
+Table = list[tuple[str, int, int, dict[str, float]]]
+
+
+def train(data: str, out: Path) -> None:
+    """The 28 runs, seed by seed and the short ones first."""
+    flat = out / "images"
+    if not flat.exists():
+        part, source = out / ".images", open_data(data).train
+        part.mkdir(parents=True, exist_ok=True)
+        for i in np.sort(np.random.default_rng(0).permutation(len(source))[:SEEN]):
+            Image.fromarray(source.read(int(i)).permute(1, 2, 0).numpy()).save(part / f"{i:05d}.png")
+        part.rename(flat)
+    for seed in SEEDS:
+        for epochs in EPOCHS:
+            for task in TASKS:
+                patchloom.pretrain(flat, task, out=out / f"{task}-{epochs}-{seed}", epochs=epochs, seed=seed, **SAME)
+
+
+def encoders(out: Path) -> Iterator[tuple[str, torch.nn.Module, EncoderCard, float | None]]:
+    """Of each finished run, and of an untrained encoder a seed: name, encoder, card, and the effect of its task."""
+    card = None
+    for run in sorted(out.glob("*-*-*")):
+        if (run / "summary.txt").exists():
+            vit, card = patchloom.load_encoder(run)
+            yield run.name, vit, card, own_effect(run)
+    if card is not None:
+        for seed in SEEDS:
+            yield f"untrained-0-{seed}", untrained_twin(card, seed=seed)[0], card, None
+
+
+def own_effect(run: Path) -> float:
+    """The share of the way from the baseline to perfect, by the means of the last validation in metrics.csv."""
+    with (run / "metrics.csv").open() as file:
+        last = [line for line in csv.DictReader(file) if line["held_out"]][-1]
+    found = {name: float(last[f"baseline:{name}"]) for name in TO_BEAT if last.get(f"baseline:{name}")}
+    (perfect,) = {TO_BEAT[name] for name in found}
+    baseline = max(found.values()) if perfect else min(found.values())
+    return (float(last["held_out"]) - baseline) / (perfect - baseline)
+
+
+def measure(data: str, out: Path, results: Path) -> None:
+    """A JSON for every finished encoder: all measures without labels, its task's effect, and both accuracies."""
+    results.mkdir(parents=True, exist_ok=True)
+    settings = EvalSettings(device="cpu", workers=0, cache=False)
+    train = test = None
+    for name, vit, card, effect in encoders(out):
+        kept = results / f"{name}.json"
+        if kept.exists():
+            continue
+        if train is None or test is None:
+            opened = open_data(data)
+            assert opened.test is not None, f"{data} brings no test images"
+            train = stratified(opened.train, LABELLED, 0)
+            test = opened.test
+        rows = label_free_rows(name, vit, card, test, settings, images=MEASURED)
+        found = {row.settings["measure"]: row.value for row in rows}
+        if effect is not None:
+            found[EFFECT] = effect
+        found |= accuracies(vit, card, train, test)
+        kept.write_text(json.dumps(found, indent=1))
+        print(f"{name}: kNN {found['kNN']:.1%}, linear {found['linear']:.1%}", flush=True)
+
+
+def accuracies(vit: torch.nn.Module, card: EncoderCard, train: Source, test: Source) -> dict[str, float]:
+    """Of the mean of the patch tokens: kNN with k = 20, and the linear probe."""
+    fitted, asked = (extract(vit, card, source, device="cpu") for source in (train, test))
+    (x, y), (queries, truth) = ((one.pooled("mean"), one.labels) for one in (fitted, asked))
+    probe, _ = linear_probe(x, y, seed=0, device=torch.device("cpu"))
+    knn = knn_accuracies(x, y, queries, truth, (20,))[20]
+    return {"kNN": knn, "linear": probe.right(queries, truth).double().mean().item()}
+
+
+def read(results: Path) -> Table:
+    """What was measured of all encoders."""
+    found = []
+    for path in sorted(results.glob("*.json")):
+        task, epochs, seed = path.stem.rsplit("-", 2)
+        found.append((task, int(epochs), int(seed), json.loads(path.read_text())))
+    return found
+
+
+def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Spearman's ρ along the last axis [... n]; nan where all values are equal."""
+    x, y = (rankdata(one, axis=-1) for one in (x, y))
+    x, y = (one - one.mean(-1, keepdims=True) for one in (x, y))
+    with np.errstate(invalid="ignore"):
+        return (x * y).sum(-1) / np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
+
+
+def grouped(x: np.ndarray, y: np.ndarray, groups: list[np.ndarray], draws: list[np.ndarray]) -> str:
+    """The mean of ρ over groups of encoders, and its interval, from places [t ...] within each group that are drawn."""
+    rho = np.mean([spearman(x[group], y[group]) for group in groups])
+    drawn = [spearman(x[group][each], y[group][each]) for group, each in zip(groups, draws, strict=True)]
+    low, high = np.nanquantile(np.mean(drawn, axis=0), (0.025, 0.975))
+    return f"{rho:+.2f} [{low:+.2f}, {high:+.2f}]"
+
+
+def table(results: Path) -> None:
+    """Print ρ of every measure with both accuracies, and what the accuracies were."""
+    encoders = read(results)
+    lengths = [epochs for epochs in EPOCHS if sum(one[1] == epochs for one in encoders) > 3]
+    groups = [np.array([i for i, one in enumerate(encoders) if one[1] == epochs]) for epochs in lengths]
+    said = ", ".join(f"{len(group)} of {epochs} epochs" for group, epochs in zip(groups, lengths, strict=True))
+    print(f"\n{results.name}: {len(encoders)} encoders, {said}")
+    for name in LABELS:
+        values = [one[3][name] for one in encoders]
+        print(f"  {name}: {min(values):.1%} to {max(values):.1%}")
+    print(f"\n| | {' | '.join(f'{name}: all | within epochs | the same, by tasks' for name in LABELS)} |")
+    print(f"| --- |{' --- |' * 3 * len(LABELS)}")
+    for measured in (*MEASURES, EFFECT):
+        cells = []
+        for name in LABELS:
+            rng = np.random.default_rng(0)
+            there = np.array([i for i, one in enumerate(encoders) if measured in one[3]])
+            x, y = (np.array([one[3].get(of, np.nan) for one in encoders]) for of in (measured, name))
+            cells.append(grouped(x, y, [there], [rng.integers(len(there), size=(DRAWS, len(there)))]))
+            cells.append(
+                grouped(x, y, groups, [rng.integers(len(group), size=(DRAWS, len(group))) for group in groups])
+            )
+            cells.append(by_tasks(x, y, groups, [one[0] for one in encoders], rng))
+        print(f"| {measured} | {' | '.join(cells)} |")
+
+
+def by_tasks(x: np.ndarray, y: np.ndarray, groups: list[np.ndarray], tasks: list[str], rng: np.random.Generator) -> str:
+    """The interval of the mean ρ over groups, where tasks are drawn with all their seeds."""
+    names = sorted({tasks[i] for group in groups for i in group})
+    drawn = []
+    for chosen in rng.integers(len(names), size=(DRAWS, len(names))):
+        each = [np.concatenate([[i for i in group if tasks[i] == names[c]] for c in chosen]) for group in groups]
+        each = [some.astype(int) for some in each]
+        drawn.append(np.mean([spearman(x[some], y[some]) for some in each if len(some)]))
+    low, high = np.nanquantile(drawn, (0.025, 0.975))
+    return f"[{low:+.2f}, {high:+.2f}]"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("train", "measure", "table"))
+    parser.add_argument("paths", nargs="+", help="the data, and the folder of the runs; of table, that of the results")
+    parser.add_argument("--results", type=Path, help="a folder for what was measured (default: measured/ in the runs')")
+    asked = parser.parse_args()
+    if asked.what == "table":
+        table(Path(asked.paths[0]))
+    else:
+        source, runs = asked.paths[0], Path(asked.paths[1])
+        if asked.what == "train":
+            train(source, runs)
+        else:
+            measure(source, runs, asked.results or runs / "measured")

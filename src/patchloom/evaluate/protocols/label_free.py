@@ -1,0 +1,105 @@
+"""Measures that need no labels: how many directions features use, and whether crops and parts find their image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from patchloom.data import DataLike
+from patchloom.evaluate.frozen import THE_UNTRAINED, UNTRAINED, raw_name
+from patchloom.evaluate.label_free.encoded import AREAS, CROPS, SHARES, Encoded, drawn_images, encoded, encoded_pixels
+from patchloom.evaluate.label_free.lidar import DELTA
+from patchloom.evaluate.label_free.rows import IMAGES, NEIGHBOURS, RANKME, chance_rows, kept, own_crop, rows_of
+from patchloom.evaluate.report import Report, Row, compared, lost_images
+from patchloom.evaluate.settings import EvalSettings, parts_of
+from patchloom.nets.encode import input_size
+from patchloom.nets.hierarchical import is_hierarchical
+from patchloom.nets.weights import untrained_twin
+from patchloom.runs.encoder import load_encoder
+
+
+def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, images: int = IMAGES) -> Report:
+    """Measure an encoder without labels: ranks of its features, and whether crops and few patches find their image.
+
+    Args:
+        run, settings: as in `patchloom.evaluate.evaluate`.
+        data: images, as `patchloom.data.open_data` takes them; labels are not needed.
+        images: measure on at most so many test images.
+
+    Raises:
+        PatchloomError: no such encoder or data, or fewer than 32 images.
+    """
+    vit, card = load_encoder(run, settings.model)
+    parts = parts_of(data, settings, labels=False, card=card)
+    source, story = drawn_images(parts.test, images, settings.seed), parts.story
+    if len(source) < len(parts.test):
+        story += f" {len(source):,} of {len(parts.test):,} test {source.noun} were drawn for it (seed {settings.seed})."
+    size, of_sound = input_size(vit), source.sound is not None
+    twin, _ = untrained_twin(card, seed=settings.seed)
+    ours, fresh = (encoded(name, net, card, source, settings) for name, net in ((card.name, vit), (UNTRAINED, twin)))
+    rows = [rows_of(card.name, ours), rows_of(UNTRAINED, fresh)]
+    if not of_sound:
+        name = raw_name(card)
+        rows.append(rows_of(name, encoded_pixels(name, size, card, source, settings)))
+    measured = {row.settings["measure"] for row in rows[0]}
+    measure = next(one for one in (own_crop(AREAS[-1]), kept(SHARES[1]), RANKME) if one in measured)
+    quoted = tuple(row for each in rows for row in each if row.settings["measure"] == measure)
+    return Report(
+        rows=[*sum(rows, []), *chance_rows(ours)],
+        protocol=" ".join(
+            [*_sentences(ours, of_sound, is_hierarchical(vit)), story, *lost_images(ours.unreadable, source.noun)]
+        ),
+        headline=_headline(measure, quoted, f"{ours.n:,} test {source.noun}"),
+        quoted=quoted,
+        data=parts.test.name,
+        fingerprint=parts.test.fingerprint(),
+        seed=settings.seed,
+        n_test=ours.n,
+        noun=source.noun,
+        across="measure",
+        down=True,
+    )
+
+
+def _sentences(found: Encoded, of_sound: bool, swin: bool) -> list[str]:
+    """What each number is, in plain words."""
+    noun = "recordings" if of_sound else "images"
+    assert found.whole is not None
+    n, d = found.whole.shape
+    said = [
+        f"Label-free: of the mean of the patch tokens of {n:,} {noun}, without any label. RankMe: how many directions "
+        f"the {d} numbers of a feature use, at most {min(n, d)}. α-ReQ: how steeply the variance falls from one "
+        "direction to the next, as j^-α; large where few directions hold almost all."
+    ]
+    if of_sound:
+        said.append("LiDAR and own crops are left out: a crop of a recording would be another sound.")
+    else:
+        areas = _listed(AREAS)
+        said.append(
+            f"LiDAR: in how many directions images differ more than {CROPS} random crops of one image (δ {DELTA:g}). "
+            f"Own crop: two crops of each image are cut at random, each of {areas} of its area, and the share is that "
+            f"of the images whose first crop is nearest, among the second crops of all {n:,}, to its own."
+        )
+    if swin:
+        said.append("Neighbours kept is left out: a Swin cannot leave out any of its patches.")
+    else:
+        said.append(
+            f"Neighbours kept: the share of the {NEIGHBOURS} nearest others that are still so where only "
+            f"{_listed(SHARES)} of the patches, drawn at random, are seen of an image. Nearest is by cosine."
+        )
+    return [*said, "Nothing was trained or chosen."]
+
+
+def _listed(shares: Sequence[float]) -> str:
+    *first, last = (f"{100 * share:g}" for share in shares)
+    return f"{', '.join(first)} or {last} %"
+
+
+def _headline(measure: str, quoted: Sequence[Row], tested: str) -> str:
+    ours, *others = quoted
+    against = " and ".join(f"{row.number()} {row.encoder}" for row in others)
+    said = [f"{measure[0].upper()}{measure[1:]}: {ours.text()} against {against} on {tested}."]
+    if ours.right is not None:
+        names = {UNTRAINED: THE_UNTRAINED}
+        said += [compared(ours, row, names.get(row.encoder, row.encoder)) for row in others]
+    return " ".join(said)
