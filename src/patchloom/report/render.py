@@ -23,7 +23,7 @@ from patchloom.report.content import Chart, Cloud, Number, Page, Table
 _MOST_ROWS = 200  # of a chart's numbers as a table: more are no help to a reader
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s?%")
 _INTERVAL = re.compile(r"\[(\d+(?:\.\d+)?)(?:\s?%)?\s?[,-]\s?(\d+(?:\.\d+)?)(?:\s?%)?\]")
-_NUMERIC = re.compile(r"[-+−±<>≈~]?\s?\d|[-–—]?$")  # what is read down a column, and a place where nothing is
+_NUMERIC = re.compile(r"[-+−±<>≈~]?\s?\d.{0,20}|[-–—]?")  # what is read down a column, and a place where nothing is
 
 
 def render(page: Page) -> str:
@@ -155,4 +155,4 @@ def _of(value: float, greatest: float) -> float:
 def numeric_columns(table: Table) -> list[bool]:
     """Which columns hold numbers, so that they stand on the right; the first one names the row."""
     columns = [[row[i] for row in table.rows if i < len(row)] for i in range(len(table.heading))]
-    return [i > 0 and any(column) and all(_NUMERIC.match(one) for one in column) for i, column in enumerate(columns)]
+    return [i > 0 and any(column) and all(_NUMERIC.fullmatch(one) for one in column) for i, column in enumerate(columns)]

@@ -17,6 +17,7 @@ function chart(plot) {
   if (whole[0] === whole[1]) { whole[0] -= 0.5; whole[1] += 0.5; }
   let seen = [...whole], cursor = null, from = null, scale;
   const written = (y) => (y === null ? "–" : data.percent ? `${(100 * y).toFixed(1)} %` : `${Number(y.toPrecision(4))}`);
+  const located = (x) => `${data.along} ${Number(x.toFixed(2)) || x}`;
   const near = (line, x) => line.points.reduce((best, point) => (
     point[1] !== null && (!best || Math.abs(point[0] - x) < Math.abs(best[0] - x)) ? point : best), null);
   const at = (line, x) => { // a baseline of two points holds all along; others are read where they were measured
@@ -66,8 +67,9 @@ function chart(plot) {
     show(by > 1 && 2 * half >= whole[1] - whole[0] ? whole : [middle - half, middle + half]);
   }
   function heights() { // of what is shown, a point to either side included
-    const ys = [];
-    for (const line of lines.filter((one) => one.shown)) line.points.forEach(([x, y], i) => {
+    const ys = [], shown = lines.filter((one) => one.shown), close = seen[0] > whole[0] || seen[1] < whole[1];
+    const own = shown.filter((one) => !(close && one.baseline)); // near to, what is far below would press them flat
+    for (const line of own.length ? own : shown) line.points.forEach(([x, y], i) => {
       const before = line.points[i - 1]?.[0] ?? x, after = line.points[i + 1]?.[0] ?? x;
       if (y !== null && after >= seen[0] && before <= seen[1]) ys.push(y);
     });
@@ -92,7 +94,7 @@ function chart(plot) {
     for (const y of up.found) svg.append(
       drawn("path", { class: "grid", d: `M${box.left} ${scale.y(y)}H${box.right}` }),
       drawn("text", { x: box.left - 7, y: scale.y(y) + 4, "text-anchor": "end" }, label(y)));
-    const along = ticks(seen[0], seen[1], Math.max(3, width / 110));
+    const along = ticks(seen[0], seen[1], Math.max(4, width / 110));
     for (const x of along.found) svg.append(
       drawn("path", { class: "grid", d: `M${scale.x(x)} ${box.bottom}v5` }),
       drawn("text", { x: scale.x(x), y: box.bottom + 19, "text-anchor": "middle" }, x.toFixed(along.digits)));
@@ -128,7 +130,7 @@ function chart(plot) {
     if (cursor === null) return "";
     const place = scale.x(cursor), said = [];
     layer.append(drawn("path", { d: `M${place} ${scale.box.top}V${scale.box.bottom}` }));
-    tip.append(element("b", {}, `${data.along} ${Number(cursor.toPrecision(6))}`));
+    tip.append(element("b", {}, located(cursor)));
     for (const line of lines.filter((one) => one.shown)) {
       const found = at(line, cursor), value = written(found?.[1] ?? null);
       if (found) layer.append(drawn("circle", { cx: line.baseline ? place : scale.x(found[0]), cy: scale.y(found[1]), r: 4, fill: paint(line) }));
@@ -140,7 +142,7 @@ function chart(plot) {
     const share = place / svg.viewBox.baseVal.width; // of the width that it is drawn at
     tip.style.left = `${100 * share}%`;
     tip.style.transform = `translateX(${share > 0.5 ? "calc(-100% - 14px)" : "14px"})`;
-    return `${data.along} ${Number(cursor.toPrecision(6))}: ${said.join(", ")}`;
+    return `${located(cursor)}: ${said.join(", ")}`;
   }
   const pixel = (event) => {
     const frame = svg.getBoundingClientRect();

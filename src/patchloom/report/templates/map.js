@@ -48,7 +48,7 @@ function map(figure) {
   legend.hidden = !choices.length;
 
   function place() {
-    marks.forEach((mark, i) => { const [x, y] = of(i); mark.style.transform = `translate(${x}px,${y}px)`; });
+    marks.forEach((mark, i) => { const [x, y] = of(i); mark.style.transform = `translate(${x}px,${y}px) scale(var(--dot))`; });
     connect();
     if (current !== null) show(current);
   }
@@ -60,6 +60,7 @@ function map(figure) {
     });
     if (chosen === null) return;
     const [x, y] = of(chosen);
+    links.append(drawn("circle", { cx: x, cy: y, r: 12 }));
     for (const other of data.neighbours[chosen]) links.append(drawn("path", { d: `M${x} ${y}L${of(other).join(" ")}` }));
   }
   function show(i) { // null: none
@@ -80,7 +81,7 @@ function map(figure) {
     const text = [element("b", {}, data.names[i])];
     if (belongs(i)) text.push(element("span", {}, belongs(i)));
     if (similarity !== undefined) text.push(element("span", { class: "quiet" }, `similarity ${similarity.toFixed(2)}`));
-    return [thumbnail(i, 64), element("span", { class: "text" }, ...text)];
+    return [thumbnail(i, similarity === undefined ? 72 : 48), element("span", { class: "text" }, ...text)];
   }
   function choose(i) {
     const inside = panel.contains(document.activeElement);
@@ -138,6 +139,8 @@ function map(figure) {
     else return;
     event.preventDefault();
   });
+  panel.addEventListener("pointerleave", () => show(null));
+  panel.addEventListener("focusout", () => show(null));
   search.addEventListener("change", () => {
     const asked = search.value.trim().toLowerCase();
     if (!asked) return;
@@ -151,6 +154,8 @@ function map(figure) {
     projection = radio.value;
     place();
   }));
+  const size = data.names.length < 250 ? 1.4 : data.names.length < 1000 ? 1.1 : 0.85; // as on paper, however wide the map is
+  new ResizeObserver(() => svg.style.setProperty("--dot", (size * SIDE) / (field.clientWidth || SIDE))).observe(field);
   place();
 }
 

@@ -38,7 +38,7 @@ all(".enlarge").forEach((button) => button.addEventListener("click", () => {
   const small = button.querySelector("img"), large = named("enlarged-picture");
   large.src = small.src;
   large.alt = small.alt;
-  large.style.aspectRatio = `${small.getAttribute("width")} / ${small.getAttribute("height")}`;
+  large.style.width = `min(100%, calc(76vh * ${small.getAttribute("width") / small.getAttribute("height")}))`; // fills the screen
   named("enlarged-title").textContent = button.dataset.title;
   named("enlarged-caption").textContent = button.closest("figure").querySelector("figcaption").textContent;
   named("enlarged").showModal();
