@@ -1,0 +1,158 @@
+"""A page as one HTML file that needs nothing besides itself: style, programs, pictures and sounds are inside.
+
+Text of users (names of files, classes and runs) is escaped by Jinja where it stands as HTML, and written in ASCII
+without ``<`` where a program reads it as JSON. A content security policy in the head forbids every request, so that a
+browser would not follow what slipped through.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from patchloom.report.content import Chart, Cloud, Number, Page, Table
+
+_MOST_ROWS = 200  # of a chart's numbers as a table: more are no help to a reader
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s?%")
+_INTERVAL = re.compile(r"\[(\d+(?:\.\d+)?)(?:\s?%)?\s?[,-]\s?(\d+(?:\.\d+)?)(?:\s?%)?\]")
+_NUMERIC = re.compile(r"[-+−±<>≈~]?\s?\d.{0,20}|[-–—]?")  # what is read down a column, and a place where nothing is
+
+
+def render(page: Page) -> str:
+    """The whole HTML file, to be written as UTF-8."""
+    text = _environment().get_template("page.html").render(page=page)
+    # names of files that are no UTF-8 hold lone surrogates, which no file can
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("patchloom.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["source"] = _source
+    environment.filters |= {
+        "json": as_json,
+        "curves": curves,
+        "points": points,
+        "chart_rows": chart_rows,
+        "bars": bars,
+        "numeric": numeric_columns,
+    }
+    return environment
+
+
+def _source(name: str) -> Markup:
+    """A style sheet or program of ours as it is, to stand inside the page."""
+    return Markup(files("patchloom.report").joinpath("templates", name).read_text("utf-8"))
+
+
+def as_json(value: Any) -> Markup:
+    """JSON that may stand inside ``<script>``: in ASCII, so without U+2028, and without a ``<`` that could end it."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def curves(chart: Chart) -> dict[str, Any]:
+    """What the chart's program reads. Points that are not finite are left out: a line has a gap there."""
+    return {
+        "title": chart.title,
+        "percent": chart.percent,
+        "along": chart.along,
+        "lines": [
+            {
+                "name": line.name,
+                "baseline": line.baseline,
+                "points": [
+                    [float(x), float(y) if math.isfinite(y) else None]
+                    for x, y in zip(line.x, line.y, strict=True)
+                    if math.isfinite(x)
+                ],
+            }
+            for line in chart.lines
+        ],
+    }
+
+
+def points(cloud: Cloud) -> dict[str, Any]:
+    """What the map's program reads, without the thumbnails, which are in the page as a picture."""
+    return {
+        "projections": {
+            name: [[round(float(one), 4) for one in axis] for axis in axes] for name, axes in cloud.projections.items()
+        },
+        "names": list(cloud.names),
+        "labels": [int(label) for label in cloud.labels],
+        "classes": list(cloud.classes),
+        "neighbours": [[int(one) for one in nearest] for nearest in cloud.neighbours],
+        "similarities": [[round(float(one), 3) for one in row] for row in cloud.similarities],
+        "columns": cloud.columns,
+        "side": cloud.side,
+    }
+
+
+def chart_rows(chart: Chart) -> list[list[str]]:
+    """The numbers of a chart as a table: a row for each place on the horizontal axis, the first and the last included.
+
+    Of more than 200 places, so many are taken evenly. A line that has no point at a place has an empty cell there.
+    """
+    places = sorted({float(x) for line in chart.lines for x in line.x if math.isfinite(x)})
+    if len(places) > _MOST_ROWS:
+        places = [places[round(i * (len(places) - 1) / (_MOST_ROWS - 1))] for i in range(_MOST_ROWS)]
+    lines = [dict(zip(map(float, line.x), line.y, strict=True)) for line in chart.lines]
+    return [[f"{x:g}", *(_cell(line.get(x), chart.percent) for line in lines)] for x in places]
+
+
+def _cell(value: float | None, percent: bool) -> str:
+    if value is None or not math.isfinite(value):
+        return ""
+    return f"{100 * value:.1f} %" if percent else f"{value:.4g}"
+
+
+def bars(numbers: Sequence[Number]) -> list[list[dict[str, Any]]]:
+    """For each key number the rows of its little table: its own, then its controls'.
+
+    Where all of them are percentages, each row has the length of its bar, and the first one the ends of its interval,
+    as percentages of the greatest number of the run: bars begin at zero, and can be compared between key numbers.
+    """
+    found = [_rows_of(number) for number in numbers]
+    greatest = max((row["end"] for rows in found for row in rows if row["share"] is not None), default=0.0)
+    for rows in found:
+        drawn = len(rows) > 1 and greatest > 0 and all(row["share"] is not None for row in rows)
+        for row in rows:
+            row["bar"] = _of(row["share"], greatest) if drawn else None
+            row["reach"] = [_of(one, greatest) for one in row["interval"]] if drawn and row["interval"] else None
+    return found
+
+
+def _rows_of(number: Number) -> list[dict[str, Any]]:
+    rows = []
+    for place, (name, value) in enumerate([("", number.value), *number.beside]):
+        share = _SHARE.fullmatch(value.strip())
+        reach = _INTERVAL.search(number.interval) if not place else None
+        interval = [float(reach[1]), float(reach[2])] if reach else None
+        length = float(share[1]) if share else None
+        end = max([length or 0.0, *(interval or ())])
+        rows.append({"name": name, "value": value, "share": length, "interval": interval, "end": end})
+    return rows
+
+
+def _of(value: float, greatest: float) -> float:
+    return round(100 * value / greatest, 1)
+
+
+def numeric_columns(table: Table) -> list[bool]:
+    """Which columns hold numbers, so that they stand on the right; the first one names the row."""
+    columns = [[row[i] for row in table.rows if i < len(row)] for i in range(len(table.heading))]
+    return [i > 0 and any(column) and all(_NUMERIC.fullmatch(one) for one in column) for i, column in enumerate(columns)]

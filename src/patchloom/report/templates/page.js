@@ -1,0 +1,73 @@
+"use strict";
+/* What all parts share, then theme, enlarged pictures, sliders, and copying. Text is only ever set as text. */
+
+const named = (id) => document.getElementById(id);
+const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+const read = (id) => JSON.parse(named(id).textContent);
+const reader = (text) => { named("told").textContent = text; };
+
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+function drawn(tag, attributes = {}, text = null) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  if (text !== null) made.textContent = text;
+  return made;
+}
+
+all(".needs-script").forEach((one) => { one.hidden = false; });
+
+{
+  const button = named("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark";
+  const name = () => { button.textContent = isDark() ? "Light theme" : "Dark theme"; };
+  button.addEventListener("click", () => {
+    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+    name();
+  });
+  dark.addEventListener("change", name);
+  name();
+}
+
+all(".enlarge").forEach((button) => button.addEventListener("click", () => {
+  const small = button.querySelector("img"), large = named("enlarged-picture");
+  large.src = small.src;
+  large.alt = small.alt;
+  large.style.width = `min(100%, calc(76vh * ${small.getAttribute("width") / small.getAttribute("height")}))`; // fills the screen
+  named("enlarged-title").textContent = button.dataset.title;
+  named("enlarged-caption").textContent = button.closest("figure").querySelector("figcaption").textContent;
+  named("enlarged").showModal();
+}));
+named("enlarged").addEventListener("click", (event) => {
+  if (event.target === event.currentTarget) event.currentTarget.close(); // beside the picture
+});
+
+all(".slider").forEach((figure) => {
+  const input = figure.querySelector("input");
+  const place = () => figure.style.setProperty("--at", `${input.value}%`);
+  input.addEventListener("input", place);
+  place();
+});
+
+all(".copy").forEach((button) => button.addEventListener("click", async () => {
+  const code = button.parentElement.querySelector("code");
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+    button.textContent = "Copied";
+    reader("Copied");
+  } catch { // not allowed to: then it is selected, to be copied by hand
+    getSelection().selectAllChildren(code);
+    button.textContent = "Selected";
+    reader("Selected, to be copied");
+  }
+  setTimeout(() => { button.textContent = "Copy"; }, 2000);
+}));
+
+/* In a map and in curves, a line or class has a colour and, so that colour is not its only sign, a form. */
+const COLOURS = 10;
+const colour = (i) => `var(--c${i % COLOURS})`;

@@ -1,0 +1,264 @@
+"""Pages of drawn pictures and made-up numbers, as a report would have them; none of them comes from a run."""
+
+import base64
+import io
+import math
+import wave
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from patchloom.report.content import (
+    Chart,
+    Cloud,
+    Line,
+    Number,
+    Page,
+    Picture,
+    Recording,
+    RunPart,
+    Setting,
+    Slider,
+    Table,
+)
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(2)>',
+    "</script><script>alert(3)</script>",
+    "'-alert(4)-'",
+    "two\nlines",
+    "a\u2028b\u2029c",
+    "{{ 7 * 7 }} ${alert(5)} <!--",
+    "javascript:alert(6)",
+    "&lt;b&gt;",
+    "\udcff.png",  # how Python reads a file name that is no UTF-8
+]
+CLASSES = ["circle", "square", "triangle", "star"]
+_COLOURS = ["#2b6cb0", "#c05621", "#2f855a", "#97266d", "#b7791f", "#4a5568"]
+
+
+def uri_of(image: Image.Image) -> str:
+    """As a data URI."""
+    written = io.BytesIO()
+    image.save(written, "png", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
+
+
+def picture(title: str = "Recovered", width: int = 640, height: int = 320, grid: int = 8, seed: int = 0) -> Picture:
+    """A grid of coloured patches."""
+    colours = np.random.default_rng(seed).integers(60, 230, (grid, 2 * grid, 3), dtype=np.uint8)
+    image = Image.fromarray(colours).resize((width, height), Image.Resampling.NEAREST)
+    caption = "Left the image, in the middle what the encoder was given, right what it gave back."
+    return Picture(title, caption, f"{title}: a grid of coloured patches", uri_of(image), width, height)
+
+
+def drawing(label: int, side: int, seed: int) -> Image.Image:
+    """A shape of class ``label`` on a square of ``side`` pixels."""
+    draws = np.random.default_rng(seed)
+    image = Image.new("RGB", (side, side), tuple(int(one) for one in draws.integers(205, 250, 3)))
+    r, x, y = side * draws.uniform(0.25, 0.36), *(side * draws.uniform(0.42, 0.58, 2))
+    pen, colour = ImageDraw.Draw(image), _COLOURS[int(draws.integers(len(_COLOURS)))]
+    if label == 0:
+        pen.ellipse((x - r, y - r, x + r, y + r), fill=colour)
+        return image
+    corners = [4, 3, 10][label - 1]
+    reach = [r * (0.45 if corners == 10 and i % 2 else 1.15) for i in range(corners)]
+    turn = draws.uniform(0, 2 * math.pi)
+    angles = [turn + 2 * math.pi * i / corners for i in range(corners)]
+    pen.polygon([(x + a * math.cos(b), y + a * math.sin(b)) for a, b in zip(reach, angles, strict=True)], fill=colour)
+    return image
+
+
+def cloud(n: int = 60, names: list[str] | None = None, classes: list[str] | None = None, side: int = 32) -> Cloud:
+    """``n`` drawn shapes, of which each class lies about a place of its own; neighbours by the true distance."""
+    classes = CLASSES if classes is None else classes
+    draws = np.random.default_rng(0)
+    labels = [i % len(classes) if classes else -1 for i in range(n)]
+    centres = draws.normal(size=(max(1, len(classes)), 6))
+    features = np.stack([centres[label] + 0.35 * draws.normal(size=6) for label in labels])
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    alike = unit @ unit.T
+    np.fill_diagonal(alike, -2)
+    nearest = np.argsort(-alike, axis=1)[:, : min(8, n - 1)]
+    columns = min(n, 20)
+    sprite = Image.new("RGB", (columns * side, math.ceil(n / columns) * side), "white")
+    for i, label in enumerate(labels):
+        sprite.paste(drawing(label % len(CLASSES), side, i), (i % columns * side, i // columns * side))
+
+    def flat(values: np.ndarray) -> tuple[list[float], list[float]]:
+        spread = (values - values.min(0)) / np.maximum(np.ptp(values, axis=0), 1e-9)
+        return spread[:, 0].tolist(), spread[:, 1].tolist()
+
+    return Cloud(
+        projections={"PCA": flat(features[:, :2]), "t-SNE": flat(np.tanh(features[:, 2:4]))},
+        names=names or [f"{classes[label] if classes else 'image'}/{i:04}.png" for i, label in enumerate(labels)],
+        labels=labels,
+        classes=classes,
+        neighbours=nearest.tolist(),
+        similarities=np.take_along_axis(alike, nearest, axis=1).round(3).tolist(),
+        sprite=uri_of(sprite),
+        columns=columns,
+        side=side,
+        note="Held-out images. Near each other means alike to the encoder; distances between groups mean little.",
+    )
+
+
+def recording(name: str = "yes/0001.wav") -> Recording:
+    """A tone of a tenth of a second."""
+    written = io.BytesIO()
+    with wave.open(written, "wb") as sound:
+        sound.setparams((1, 2, 8000, 0, "NONE", ""))
+        sound.writeframes((8000 * np.sin(np.arange(800) * 2 * np.pi * 440 / 8000)).astype("<i2").tobytes())
+    uri = f"data:audio/wav;base64,{base64.b64encode(written.getvalue()).decode()}"
+    return Recording(name, "440 Hz for a tenth of a second.", picture(name, 392, 160, 10), uri)
+
+
+def slider(name: str = "street/0001.png") -> Slider:
+    """A disc where it is, and where somebody found it."""
+
+    def disc(title: str, x: int) -> Picture:
+        image = Image.new("RGB", (320, 220), "#7f8a93")
+        ImageDraw.Draw(image).ellipse((x, 50, x + 120, 170), fill="#c05621")
+        return Picture(title, "", f"{title}: a disc", uri_of(image), 320, 220)
+
+    return Slider(name, "A disc, 20 pixels beside where it is.", disc("truth", 90), disc("answer", 110))
+
+
+def chart(names: list[str], points: int = 60, title: str = "kNN accuracy, held-out images") -> Chart:
+    """Curves that rise, a hole of one point in the first, and a baseline."""
+    x = [100 * (i + 1) / points for i in range(points)]
+    rising = [
+        [0.5 - (0.4 - 0.05 * k) * math.exp(-one / 25) + 0.004 * math.sin(one) for one in x] for k, _ in enumerate(names)
+    ]
+    if points > 4:
+        rising[0][points // 2] = math.nan
+    lines = [Line(name, x, y) for name, y in zip(names, rising, strict=True)]
+    return Chart(
+        title, "Measured after each epoch.", [*lines, Line("raw pixels", [x[0], x[-1]], [0.17, 0.17], True)], True
+    )
+
+
+def run_part(name: str = "shapes-mae", tone: str = "good") -> RunPart:
+    """A run of which everything is there."""
+    beside = [("untrained encoder", "11.1 %"), ("raw pixels", "17.3 %"), ("chance", "4.0 %")]
+    return RunPart(
+        name,
+        "finished: 100 epochs in 41 minutes on two cores",
+        verdict={"good": "Healthy", "fair": "Learning slowly", "bad": "It does not learn"}.get(
+            tone, "Too early to say"
+        ),
+        tone=tone,
+        why="Its features tell 30.2 % of the held-out images apart, an untrained encoder 11.1 %, and it still rises.",
+        then="train longer: the curve has not levelled off. --epochs 200 would take about 80 minutes.",
+        summary="mae: learnt 43 % [41, 45] of what there is between the mean colour and the image; this says nothing "
+        "about classes.",
+        numbers=[
+            Number("kNN accuracy", "30.2 %", "[29.1, 31.3]", beside, "2,000 held-out images, k = 20"),
+            Number(
+                "linear probe", "35.4 %", "[34.2, 36.6]", [("untrained encoder", "22.3 %"), ("raw pixels", "14.2 %")]
+            ),
+            Number("rank of the features", "87.2 of 192", "", [("untrained encoder", "12.9 of 192")], "effective rank"),
+        ],
+        settings=[
+            Setting("task", "mae"),
+            Setting("batch_size", "256", "fits the memory of this machine twice"),
+            Setting("base_learning_rate", "0.00015", "of the paper"),
+            Setting("mask_ratio", "0.75", "of the paper"),
+        ],
+        pictures=[picture("Recovered"), picture("Put together again", seed=1), picture("Attention", 320, 320, seed=2)],
+        cloud=cloud(),
+        recordings=[recording()],
+        sliders=[slider()],
+        tables=[
+            Table(
+                "Probes of each layer",
+                ["layer", "kNN", "linear probe"],
+                [["4", "21.0 %", "29.8 %"], ["8", "27.4 %", "33.0 %"], ["12", "30.2 %", "35.4 %"]],
+                "The last layer is the best one.",
+            )
+        ],
+        files=["2 of 5,000 files cannot be read: broken/0001.png, broken/0002.png.", "14 images are there twice."],
+        about=[
+            ("machine", "2 cores of a Xeon, 24 GB"),
+            ("versions", "patchloom 0.1.0, torch 2.11, timm 1.0.22"),
+            ("data", "shapes: 4,000 drawn images of 25 classes"),
+        ],
+        command="patchloom pretrain shapes --task mae --epochs 100 --seed 0",
+    )
+
+
+def one_run(tone: str = "good") -> Page:
+    """The page of a run."""
+    charts = [
+        chart(["shapes-mae"]),
+        Chart("Loss", "Of each epoch.", [Line("shapes-mae", [1, 2, 3, 4], [0.9, 0.5, 0.4, 0.35])]),
+    ]
+    return Page("shapes-mae", "2026-11-22T20:00:00Z", "0.1.0", charts=charts, runs=[run_part(tone=tone)])
+
+
+def comparison() -> Page:
+    """The page of three runs."""
+    names = ["shapes-droppos", "shapes-mae", "shapes-mp3"]
+    table = Table(
+        "kNN accuracy on 2,000 held-out images",
+        ["run", "kNN accuracy", "95 % interval", "beside untrained", "told apart from the best"],
+        [
+            ["shapes-droppos", "30.2 %", "[29.1, 31.3]", "+19.1", "–"],
+            ["shapes-mae", "27.5 %", "[26.4, 28.6]", "+16.4", "yes"],
+            ["shapes-mp3", "29.6 %", "[28.5, 30.7]", "+18.5", "no"],
+        ],
+        "Intervals are of the images, not of the seeds: a second seed may move each run by about a point.",
+    )
+    return Page(
+        "Three tasks on shapes",
+        "2026-11-22T20:00:00Z",
+        "0.1.0",
+        lead=[
+            "droppos is best on these images, mae is behind it, and mp3 cannot be told apart from it.",
+            "30.2 % [29.1, 31.3] of the held-out images are told apart by kNN, 27.5 % [26.4, 28.6] with mae.",
+        ],
+        tone="good",
+        tables=[table],
+        charts=[chart(names)],
+        runs=[run_part(name, tone) for name, tone in zip(names, ["good", "fair", "bad"], strict=True)],
+        notes=["One seed each.", "All runs had the same images, model and number of epochs."],
+    )
+
+
+def hostile() -> Page:
+    """Every text of a page is one that somebody named to do harm."""
+    text = iter(HOSTILE * 30)
+    n = len(HOSTILE)
+    image = picture(next(text))._replace(caption=next(text), alt=next(text))
+    part = RunPart(
+        HOSTILE[1],
+        *[next(text) for _ in range(2)],
+        "bad",
+        *[next(text) for _ in range(3)],
+        numbers=[Number(*[next(text) for _ in range(3)], [(one, one) for one in HOSTILE], next(text))],
+        settings=[Setting(one, one, one) for one in HOSTILE],
+        pictures=[image._replace(title=one) for one in HOSTILE],
+        cloud=cloud(n, list(HOSTILE), list(HOSTILE)),
+        recordings=[recording(HOSTILE[0])],
+        sliders=[slider(HOSTILE[1])],
+        tables=[Table(HOSTILE[2], HOSTILE, [HOSTILE, HOSTILE], HOSTILE[0])],
+        files=HOSTILE,
+        about=[(one, one) for one in HOSTILE],
+        command="\n".join(HOSTILE),
+    )
+    return Page(
+        HOSTILE[0],
+        HOSTILE[1],
+        HOSTILE[2],
+        lead=HOSTILE,
+        tone="fair",
+        tables=[Table(HOSTILE[0], HOSTILE, [HOSTILE], HOSTILE[1])],
+        charts=[
+            Chart(
+                HOSTILE[2], HOSTILE[0], [Line(one, [0, 1], [0, i]) for i, one in enumerate(HOSTILE)], along=HOSTILE[1]
+            )
+        ],
+        runs=[part],
+        notes=HOSTILE,
+    )
