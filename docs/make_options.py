@@ -21,6 +21,7 @@ from patchloom.export import export
 from patchloom.look.together import curves
 from patchloom.look.verb import look
 from patchloom.predict import predict
+from patchloom.report.verb import report
 from patchloom.runs.settings import Settings
 from patchloom.signatures import Listed, Option, as_json, listed
 from patchloom.tasks import TASKS, task_class, usual_task
@@ -34,6 +35,7 @@ CALLS = {
     "look": look,
     "look curves": curves,
     "predict": predict,
+    "report": report,
     "export": export,
     "bench": bench,
     "check": check,
@@ -62,7 +64,7 @@ def contents() -> str:
         "check": listed(check),
         "pretrain": Listed(training.about, (*training.options, *settings.options)),
         "evaluate": Listed(measuring.about, (*measuring.options, *common.options)),
-        **{verb: listed(CALLS[verb]) for verb in ("look", "look curves", "predict", "export", "bench")},
+        **{verb: listed(CALLS[verb]) for verb in ("look", "look curves", "predict", "report", "export", "bench")},
     }
     tasks = {entry.path: listed(task_class(name), skip={"encoder"}) for name, entry in TASKS.items()}
     given = {"run", "data", "settings", "count"}
