@@ -21,13 +21,10 @@ _MOST_PIXELS = 10**8  # of a file that is opened
 
 
 def sheets_of(run: Gathered) -> list[Path]:
-    """The PNG files in a run's folders of pictures, those of its own images first, without what the page draws itself.
-
-    A folder that holds truth and answer apart (see `patchloom.look.apart`) is no sheet, and left out.
-    """
+    """The PNG files in a run's folders of pictures, of its own images first, but for what the page draws itself."""
     folders = [run.folder.pictures, *sorted(run.folder.path.glob("pictures-*"))]
     found = [path for folder in folders for path in sorted(folder.rglob("*.png")) if path.is_file()]
-    return [path for path in found if path.stem not in _LIVE and not (path.parent / "apart.json").exists()]
+    return [path for path in found if path.stem not in _LIVE]
 
 
 def encoded(sheets: Mapping[Path, tuple[Gathered, str]], budget: int = BUDGET) -> tuple[dict[Path, Picture], list[str]]:

@@ -18,6 +18,8 @@ from patchloom.report.about import about_of
 from patchloom.report.clouds import MOST, cloud_of
 from patchloom.report.content import Cloud, Number, Page, Picture, Recording, RunPart, Table, Tone
 from patchloom.report.curves import charts_of
+from patchloom.report.dense import BUDGET as SLIDERS
+from patchloom.report.dense import sliders_of
 from patchloom.report.files import files_of
 from patchloom.report.gather import Gathered, gather
 from patchloom.report.images import Images, images_of
@@ -138,6 +140,7 @@ def _part(run: Gathered, pictures: Sequence[Picture], data: DataLike | None, cou
         pictures=pictures,
         cloud=of_images.cloud,
         recordings=of_images.recordings,
+        sliders=sliders_of(run, SLIDERS // count),
         tables=tables,
         files=of_images.files,
         about=about_of(run),
