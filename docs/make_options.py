@@ -22,6 +22,7 @@ from patchloom.export import export
 from patchloom.look.together import curves
 from patchloom.look.verb import look
 from patchloom.predict import predict
+from patchloom.report.verb import report
 from patchloom.runs.settings import Settings
 from patchloom.signatures import Listed, Option, as_json, listed
 from patchloom.tasks import TASKS, task_class, usual_task
@@ -36,6 +37,7 @@ CALLS = {
     "look": look,
     "look curves": curves,
     "predict": predict,
+    "report": report,
     "export": export,
     "bench": bench,
     "check": check,

@@ -24,6 +24,7 @@ from patchloom.look.together import curves
 from patchloom.look.verb import look
 from patchloom.options import parse_call, parse_evaluate, parse_pretrain
 from patchloom.predict import predict
+from patchloom.report.verb import report
 from patchloom.runs.settings import Settings
 from patchloom.signatures import LISTED
 from patchloom.tasks import TASKS, task_class
@@ -39,6 +40,7 @@ CALLS = {
     "look": look,
     "look curves": curves,
     "predict": predict,
+    "report": report,
     "export": export,
     "bench": bench,
     "check": check,

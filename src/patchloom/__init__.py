@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from patchloom.export import export
     from patchloom.look.verb import look
     from patchloom.predict import predict
+    from patchloom.report.verb import report
     from patchloom.runs.encoder import load_encoder, load_extra_module
     from patchloom.train.pretrain import pretrain
 
@@ -45,6 +46,7 @@ __all__ = [
     "open_data",
     "predict",
     "pretrain",
+    "report",
 ]
 
 _HOMES = {
@@ -59,6 +61,7 @@ _HOMES = {
     "open_data": "patchloom.data.sources.open",
     "predict": "patchloom.predict",
     "pretrain": "patchloom.train.pretrain",
+    "report": "patchloom.report.verb",
 }
 
 

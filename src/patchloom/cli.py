@@ -205,6 +205,14 @@ def _look_curves(words: list[str]) -> None:
         print(path)
 
 
+def _report(words: list[str]) -> None:
+    given = parse_call("report", words)
+    with _starting():
+        from patchloom.report.verb import report
+
+    print(report(**given))
+
+
 def _export(words: list[str]) -> None:
     given = parse_call("export", words)
     with _starting():

@@ -58,6 +58,10 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("patchloom look curves runs/photos-mae runs/photos-restore", "losses"),
         ("patchloom look curves runs/* --against epochs", "results"),
     ],
+    "report": [
+        ("patchloom report runs/photos-mae", "writes report.html into the run"),
+        ("patchloom report runs/photos-mae runs/photos-restore", "of both"),
+    ],
     "export": [("patchloom export runs/photos-mae", "writes timm.safetensors into the run")],
     "bench": [
         ("patchloom bench photos/ --tasks mae,droppos", "before a long run"),

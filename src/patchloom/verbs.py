@@ -16,6 +16,7 @@ VERBS: dict[str, str] = {
     "compare": "pre-train by several tasks for equal time, and tell which suits the images",
     "predict": "write label maps or objects of images by a model that evaluate saved",
     "look": "draw what was withheld and what came back, or what an encoder sees",
+    "report": "write a page that tells what a run did, or several",
     "export": "write an encoder for use with timm alone",
     "bench": "time each task on this machine, and tell what limits a run",
     "tasks": "list the pretext tasks",

@@ -17,6 +17,7 @@ from torch import Tensor
 from patchloom.data.annotated.base import IGNORED, Objects
 from patchloom.data.crop import resize_part
 from patchloom.files import write_whole
+from patchloom.look.apart import Pair, keep_apart
 from patchloom.look.boxes import draw_boxes
 from patchloom.look.class_colours import class_colours
 from patchloom.look.hatching import EMPTY, GAP, KEY, hatch, wrap_keys
@@ -45,6 +46,7 @@ _MAP_SIDES = (280, 224, 176, 128)  # of tiles, tried in turn until the file is s
 _BOX_SIDES = (360, 300, 240)  # words have to be read in these
 _WIDEST = 1600  # pixels of an image that is drawn by itself
 _NARROWEST = 320
+_APART = 640  # pixels of the longer side where truth and answer lie over one another
 _OVER = 0.55  # how much of an overlay is the colour of its class
 _SURE = 0.5  # lowest score of what is drawn
 
@@ -71,6 +73,8 @@ class BoxRow(NamedTuple):
 def segmentation_picture(rows: Sequence[MapRow], classes: Sequence[str], out: Path) -> Path:
     """Draw images, their label maps and a model's, with the names of the classes that occur.
 
+    Truth and answer of each are written apart, too, into a folder of the file's name (see `patchloom.look.apart`).
+
     Args:
         rows: at most 8 are drawn.
         classes: their names.
@@ -90,11 +94,14 @@ def segmentation_picture(rows: Sequence[MapRow], classes: Sequence[str], out: Pa
         page = _page(headings, [(row.title, tiles(row, side)) for row in rows], keys, classes, "")
         if _written(page, out, side == _MAP_SIDES[-1]):
             break
+    keep_apart([_maps_apart(row, len(classes)) for row in rows if row.truth is not None], out.with_suffix(""))
     return out
 
 
 def detection_picture(rows: Sequence[BoxRow], classes: Sequence[str], out: Path, score: float = _SURE) -> Path:
     """Draw images with their objects, beside them with what a model found: boxes, names, scores, and masks as tints.
+
+    Truth and answer of each are written apart, too, as by `segmentation_picture`.
 
     Args:
         rows: at most 8 are drawn.
@@ -124,16 +131,14 @@ def detection_picture(rows: Sequence[BoxRow], classes: Sequence[str], out: Path,
         page = _page(headings, [(row.title, tiles(row, side)) for row in rows], {}, classes, caption)
         if _written(page, out, side == _BOX_SIDES[-1]):
             break
+    keep_apart([_boxes_apart(row, classes) for row in rows if row.truth is not None], out.with_suffix(""))
     return out
 
 
 def draw_label_map(image: Tensor, answer: Tensor, classes: Sequence[str], out: Path) -> Path:
     """Draw an image [c h w] in the colours of the classes of its pixels, answer [h w], with their names beneath."""
-    h, w = _alone(image)
-    labels = _resized(answer, h, w)
-    colours = _painted(labels, len(classes)).astype(np.float32)
-    mixed = (1 - _OVER) * _shown(image, h, w) + _OVER * colours
-    page = _page([], [("", [mixed.round().astype(np.uint8)])], _keys([answer], classes), classes, "")
+    mixed = _overlaid(_shown(image, *_alone(image)), answer, len(classes))
+    page = _page([], [("", [mixed])], _keys([answer], classes), classes, "")
     write_whole(out, to_png(page))
     return out
 
@@ -144,6 +149,30 @@ def draw_objects(image: Tensor, answer: Objects, scores: Tensor, classes: Sequen
     drawn = draw_boxes(_shown(image, h, w), answer, classes, scores, w / image.shape[2])
     write_whole(out, to_png(drawn))
     return out
+
+
+def _overlaid(shown: np.ndarray, labels: Tensor, classes: int) -> np.ndarray:
+    """Colours uint8 [h w 3] under those of the classes of their pixels; the label map may be of another size."""
+    colours = _painted(_resized(labels, *shown.shape[:2]), classes).astype(np.float32)
+    mixed: np.ndarray = ((1 - _OVER) * shown + _OVER * colours).round().astype(np.uint8)
+    return mixed
+
+
+def _maps_apart(row: MapRow, classes: int) -> Pair:
+    """A row with a known label map, as truth and answer over the image."""
+    assert row.truth is not None
+    shown = _shown(row.image, *tile_size(*row.image.shape[1:], _APART, _APART))
+    truth, answer = (Image.fromarray(_overlaid(shown, labels, classes)) for labels in (row.truth, row.answer))
+    return Pair(row.title, truth, answer)
+
+
+def _boxes_apart(row: BoxRow, classes: Sequence[str]) -> Pair:
+    """A row with known objects, as truth and answer on the image."""
+    assert row.truth is not None
+    shown = _shown(row.image, *tile_size(*row.image.shape[1:], _APART, _APART))
+    scale = shown.shape[1] / row.image.shape[2]
+    truth = draw_boxes(shown, row.truth, classes, None, scale)
+    return Pair(row.title, truth, draw_boxes(shown, row.answer, classes, row.scores, scale))
 
 
 def _alone(image: Tensor) -> tuple[int, int]:

@@ -148,7 +148,7 @@ class RunPart:
         why: the figures that say so; then: what to try next.
         summary: its closing sentence, "" while it trains.
         numbers: key numbers, the most telling first.
-        settings, pictures, cloud, recordings, sliders, tables: as their classes say; empty or None where there are none.
+        settings, pictures, cloud, recordings, sliders, tables: as their classes say; empty or None without any.
         files: sentences on broken files, exact and near copies.
         about: machine, versions, time, data and the like, as terms and texts.
         command: a line that repeats the run.

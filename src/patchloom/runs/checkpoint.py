@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,17 @@ class Checkpoints:
             raise PatchloomError(f"{self.last.parent.parent} has no checkpoint yet: let the run train first")
         tensors, about, _ = self.read(unsealed=True)
         return weights_of(tensors), about
+
+    def about(self) -> dict[str, Any]:
+        """What the newest checkpoint that can be opened keeps beside its tensors, which are not read; {} of none.
+
+        It is for whoever tells of a run, and not for going on: no checksum is compared.
+        """
+        for path in (self.last, self.before):
+            with suppress(OSError, SafetensorError, ValueError, KeyError), safe_open(path, "pt") as file:
+                about: dict[str, Any] = json.loads((file.metadata() or {})["about"])
+                return about
+        return {}
 
     def read(self, unsealed: bool = False) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
         """The tensors and ``about`` of the newest checkpoint that is sound, and a sentence for each that is not.

@@ -1,0 +1,130 @@
+"""Curves of one run or of several on common axes, as points for a chart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from patchloom.look.curves import curve_of
+from patchloom.report.content import Chart, Line
+from patchloom.report.gather import Gathered
+from patchloom.sound import in_words
+
+_POINTS = 400  # of a line
+_KNN = {
+    "knn": ("kNN accuracy", "Nearest neighbours among the encoder's features."),
+    "instance_knn": ("kNN accuracy, instance", "Nearest neighbours by the representation that the task trains."),
+}
+_SAME = 5e-4  # baselines of several runs that differ by less are drawn once
+# columns that are no curve of their own, or are drawn already
+_OTHER = ("step", "epoch", "images", "seconds", "lr", "loss", "held_out", "loss_scale", *_KNN)
+
+
+def charts_of(runs: Sequence[Gathered]) -> list[Chart]:
+    """Losses, held-out measures and accuracies over epochs; what no run has logged is left out.
+
+    Held-out measures of different names have a chart each. Losses of different tasks, whose units differ, are drawn as
+    shares of the first that each run logged, as `patchloom.look.together.curves` does.
+    """
+    charts = [_losses(runs)]
+    for measure in dict.fromkeys(run.measure for run in runs):
+        some = [run for run in runs if run.measure == measure]
+        percent = any(run.percent for run in some)
+        note = "Images that are not trained on. Dashed: answers that need no learning."
+        charts.append(_measured(some, runs, "held_out", "baseline:", measure, note, percent))
+    charts += [_measured(runs, runs, name, f"{name}:", title, note, True) for name, (title, note) in _KNN.items()]
+    charts += [_further(runs, name) for name in dict.fromkeys(name for run in runs for name in run.metrics)]
+    return [_in_words(chart, runs) for chart in charts if chart.lines]
+
+
+def _losses(runs: Sequence[Gathered]) -> Chart:
+    several = len({run.settings.task["name"] for run in runs}) > 1
+    note = "As logged: a loss that falls further is not the better task."
+    lines = []
+    for run in runs:
+        epochs, values = curve_of(run.metrics, "loss")
+        if len(values):
+            lines.append(_line(_named(run, runs, "loss"), epochs, values / values[0] if several else values))
+    if several:
+        return Chart("training loss, over the first that was logged", "Tasks have losses of other units.", lines)
+    return Chart("training loss", note if len(runs) > 1 else "As logged.", lines)
+
+
+def _measured(
+    some: Sequence[Gathered],
+    runs: Sequence[Gathered],
+    column: str,
+    prefix: str,
+    title: str,
+    note: str,
+    percent: bool,
+) -> Chart:
+    """The chart of a column of ``some`` of the ``runs``, with the columns that begin with ``prefix`` beside it."""
+    lines, beside = list[Line](), list[Line]()
+    for run in some:
+        epochs, values = curve_of(run.metrics, column)
+        if not len(values):
+            continue
+        lines.append(_line(_named(run, runs, title), epochs, values))
+        for name in run.metrics:
+            if name.startswith(prefix):
+                found = _baseline(name.removeprefix(prefix), *curve_of(run.metrics, name), float(epochs.max()))
+                if found is not None:
+                    beside.append(found if len(some) == 1 else found._replace(name=f"{found.name}, {run.name}"))
+    return Chart(title, note, [*lines, *(_each_once(beside) if len(some) > 1 else beside)], percent)
+
+
+def _baseline(name: str, epochs: np.ndarray, values: np.ndarray, end: float) -> Line | None:
+    """A baseline up to ``end``: flat if it was measured once or never changed."""
+    if not len(values):
+        return None
+    if np.ptp(values) == 0:
+        return Line(name, [0.0, max(end, float(epochs.max()))], [float(values[0])] * 2, baseline=True)
+    return _line(name, epochs, values, baseline=True)
+
+
+def _each_once(lines: Sequence[Line]) -> list[Line]:
+    """Baselines of several runs; those of one name and nearly one value, such as chance, are one, as long as any."""
+    kept: dict[tuple[str, int], Line] = {}
+    for line in lines:
+        name = line.name.partition(", ")[0]
+        flat = len(set(line.y)) == 1
+        key = (name, round(line.y[0] / _SAME)) if flat else (line.name, 0)
+        before = kept.get(key)
+        if before is None:
+            kept[key] = line
+        else:
+            kept[key] = Line(name, max(before.x, line.x, key=lambda x: x[-1]), before.y, baseline=True)
+    return list(kept.values())
+
+
+def _further(runs: Sequence[Gathered], column: str) -> Chart:
+    """Of a metric that a task logs beside its loss, such as the position accuracy in training."""
+    lines = []
+    if column not in _OTHER and ":" not in column:
+        for run in runs:
+            epochs, values = curve_of(run.metrics, column)
+            if len(values):
+                lines.append(_line(_named(run, runs, column.replace("_", " ")), epochs, values))
+    title = f"{column.replace('_', ' ')}, in training"
+    return Chart(title, "On the images that are trained on.", lines, percent="accuracy" in column)
+
+
+def _named(run: Gathered, runs: Sequence[Gathered], alone: str) -> str:
+    return alone if len(runs) == 1 else run.name
+
+
+def _line(name: str, x: np.ndarray, y: np.ndarray, baseline: bool = False) -> Line:
+    """A line of at most `_POINTS` points, evenly chosen, the last one among them."""
+    some = np.unique(np.linspace(0, len(x) - 1, min(len(x), _POINTS)).round().astype(int))
+    # six digits are more than can be seen, and half of the page's bytes
+    return Line(name, [float(f"{v:.6g}") for v in x[some]], [float(f"{v:.6g}") for v in y[some]], baseline)
+
+
+def _in_words(chart: Chart, runs: Sequence[Gathered]) -> Chart:
+    """Of recordings in their words, where all runs are of these."""
+    sound = runs[0].sound
+    if any(run.sound is None for run in runs):
+        return chart
+    return Chart(in_words(chart.title, sound), in_words(chart.note, sound), chart.lines, chart.percent, chart.along)

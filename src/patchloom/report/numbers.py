@@ -1,0 +1,176 @@
+"""Key numbers of a run with their intervals, beside their controls."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from patchloom.look.curves import curve_of
+from patchloom.report.content import Number, Table
+from patchloom.report.gather import Gathered
+from patchloom.sound import in_words, noun_of
+
+_TITLES = {
+    "knn": "kNN accuracy",
+    "linear": "linear probe",
+    "finetune": "fine-tuned accuracy",
+    "few-shot": "accuracy with few labels",
+    "blocks": "fine-tuned last blocks",
+    "keywords": "keyword accuracy",
+    "segment": "segmentation",
+    "detect": "detection",
+    "positions": "positions",
+}
+# of a result's settings, what a reader has to know of it, and how that is said
+_TOLD = {
+    "k": "{} neighbours",
+    "per_class": "{} labels a class",
+    "labels": "labels: {}",
+    "epochs": "{} epochs",
+    "recipe": "recipe {}",
+    "head": "head {}",
+    "head_on": "head on {}",
+    "count": "{} blocks",
+}
+_LARGEST = 1.0  # share
+
+Report = list[Mapping[str, str]]  # its quoted rows
+
+
+def numbers_of(run: Gathered) -> list[Number]:
+    """The run's own measure beside its baselines, then the newest quoted result of each protocol on each data.
+
+    Raises:
+        ValueError: ``results.csv`` is damaged; the message says where.
+    """
+    noun = noun_of(run.sound)
+    return [*_own(run), *(_quoted(reports, noun) for reports in _reports(run.folder.path / "results.csv"))]
+
+
+def results_of(run: Gathered) -> list[Table]:
+    """The rows of which `numbers_of` tells, one by one; [] without any.
+
+    Raises:
+        ValueError: as `numbers_of`.
+    """
+    rows = [row for reports in _reports(run.folder.path / "results.csv") for row in reports[-1]]
+    cells = [
+        (
+            row["encoder"], _title(row), _settings(row), row["data"], row["seed"], _value(row), _interval(row),
+            f"{int(row['n_test']):,}", row["date"][:10],
+        )
+        for row in rows
+    ]  # fmt: skip
+    heading = ("encoder", "measure", "settings", "data", "seed", "value", "95 % interval", "tested", "date")
+    note = "What evaluations quote, the newest of each; results.csv has all rows."
+    return [Table("Results", heading, cells, note)] if cells else []
+
+
+def _own(run: Gathered) -> list[Number]:
+    """The last held-out measure; [] before the first."""
+    epochs, values = curve_of(run.metrics, "held_out")
+    if not len(values):
+        return []
+    beside = []
+    for name in run.metrics:
+        _, found = curve_of(run.metrics, name) if name.startswith("baseline:") else (None, np.empty(0))
+        if len(found):
+            beside.append((name.removeprefix("baseline:"), _shown(found[-1], run.percent)))
+    count, doubt = len(run.data.get("held_out", ())), run.data.get("held_out_doubt", "")
+    images = f"{count:,} held-out images" if count else "held-out images"
+    if doubt:
+        images = f"{count:,} images that the weights may know" if count else "images that the weights may know"
+    epochs_done = f"{epochs[-1]:.4g} epoch{'' if epochs[-1] == 1 else 's'}"
+    note = in_words(f"On {images}, after {epochs_done}.", run.sound)
+    return [Number(run.measure, _shown(values[-1], run.percent), "", beside, note)]
+
+
+def _rows(path: Path) -> list[Mapping[str, str]]:
+    """The quoted rows of a ``results.csv``, as they stand; [] without one."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = [row for row in csv.DictReader(file) if row["quoted"] == "True"]
+        for row in rows:
+            [float(row[name]) for name in ("value", "low", "high", "n_test")]
+            json.loads(row["settings"])
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError, csv.Error, KeyError, TypeError, ValueError) as problem:
+        raise ValueError(f"{path} could not be read ({problem}): its results are left out") from problem
+    return rows
+
+
+def _reports(path: Path) -> list[list[Report]]:
+    """Reports of which one number is told: of one protocol, data and settings, one of each seed, the newest last.
+
+    Raises:
+        ValueError: ``results.csv`` is damaged.
+    """
+    reports: dict[tuple[str, ...], Report] = {}
+    for row in _rows(path):
+        reports.setdefault(tuple(row[name] for name in ("protocol", "data", "date", "seed")), []).append(row)
+    alike: dict[tuple[str, ...], dict[str, Report]] = {}
+    for report in reports.values():
+        first = report[0]
+        seeds = alike.setdefault((first["protocol"], first["data"], first["data_fingerprint"], _settings(first)), {})
+        seeds.pop(first["seed"], None)
+        seeds[first["seed"]] = report
+    return [list(seeds.values()) for seeds in alike.values()]
+
+
+def _quoted(reports: Sequence[Report], noun: str) -> Number:
+    """A number of the quoted rows of reports: the encoder's first, then what it stands beside; the newest seed's."""
+    first, *controls = reports[-1]
+    told, several = _settings(first), len({row["encoder"] for row in controls}) < len(controls)
+    beside = []
+    for row in controls:
+        name = (
+            f"{row['encoder']}, {_settings(row)}" if several or row["encoder"] == first["encoder"] else row["encoder"]
+        )
+        beside.append((name, f"{_value(row)} {_interval(row)}".strip()))
+    note = f"{told}{'; ' if told else ''}on {int(first['n_test']):,} test {noun} of {first['data']}."
+    if len(reports) > 1:
+        each = ", ".join(_value(report[0]) for report in reports)
+        note += f" Seeds {', '.join(report[0]['seed'] for report in reports)} gave {each}."
+    return Number(_title(first), _value(first), _interval(first), beside, f"{note[0].upper()}{note[1:]}")
+
+
+def _title(row: Mapping[str, str]) -> str:
+    named = _TITLES.get(row["protocol"], row["protocol"])
+    measure = json.loads(row["settings"]).get("measure")
+    return f"{named}, {measure}" if measure else named
+
+
+def _settings(row: Mapping[str, str]) -> str:
+    settings = json.loads(row["settings"])
+    said = [words.format(settings[name]) for name, words in _TOLD.items() if settings.get(name) is not None]
+    return ", ".join([*said, f"{row['pooling']} tokens"] if row["pooling"] not in ("-", "") else said)
+
+
+def _is_share(row: Mapping[str, str]) -> bool:
+    # results.csv has no units: of distances, in which positions are measured, the measure says so
+    measure = str(json.loads(row["settings"]).get("measure", ""))
+    return "distance" not in measure and "rank" not in measure and abs(float(row["value"])) <= _LARGEST
+
+
+def _value(row: Mapping[str, str]) -> str:
+    return _shown(float(row["value"]), _is_share(row))
+
+
+def _interval(row: Mapping[str, str]) -> str:
+    """ "[48.9, 52.5]", in the unit of the value; "" of what is exact."""
+    low, high = float(row["low"]), float(row["high"])
+    if low == high or not (math.isfinite(low) and math.isfinite(high)):
+        return ""
+    return f"[{100 * low:.1f}, {100 * high:.1f}]" if _is_share(row) else f"[{low:.3g}, {high:.3g}]"
+
+
+def _shown(value: float, percent: bool) -> str:
+    if percent:
+        return f"{100 * value:.1f} %"
+    return f"{value:.3f}" if 1e-3 <= abs(value) < 10 else f"{value:.3g}"

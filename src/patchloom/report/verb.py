@@ -1,0 +1,182 @@
+"""The verb ``report``: one page, as one file, that tells what a run did, or what several did."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+from patchloom.calls import PathLike, checked
+from patchloom.data import DataLike
+from patchloom.errors import PatchloomError
+from patchloom.files import write_whole
+from patchloom.hints import listing
+from patchloom.report.about import about_of
+from patchloom.report.clouds import MOST, cloud_of
+from patchloom.report.content import Cloud, Number, Page, Picture, Recording, RunPart, Table, Tone
+from patchloom.report.curves import charts_of
+from patchloom.report.dense import BUDGET as SLIDERS
+from patchloom.report.dense import sliders_of
+from patchloom.report.files import files_of
+from patchloom.report.gather import Gathered, gather
+from patchloom.report.images import Images, images_of
+from patchloom.report.numbers import numbers_of, results_of
+from patchloom.report.pictures import pictures_of
+from patchloom.report.recordings import BUDGET as SOUNDS
+from patchloom.report.recordings import COUNT, recordings_of
+from patchloom.report.settings import command_of, settings_of
+from patchloom.version import __version__
+from patchloom.waiting import Waiting
+
+_FILE = "report.html"
+_RENDER = "patchloom.report.render"
+_TONES: dict[str, Tone] = {
+    "healthy": "good",
+    "learning but weak": "fair",
+    "collapsed": "bad",
+    "not learning": "bad",
+}
+_POINTS = 2000  # of all maps of a page together
+
+
+@checked
+def report(
+    runs: PathLike | Sequence[PathLike],
+    *,
+    out: str | Path | None = None,
+    data: DataLike | None = None,
+) -> Path:
+    """Write what a run did, or several, as one page: an HTML file that needs no network and no other file.
+
+    It holds the verdict, key numbers beside their controls, settings with the reason of each, curves, all pictures, a
+    map of embeddings, and how to repeat the run; also of one that is still training. Nothing is trained or changed.
+
+    Args:
+        runs: folders of runs.
+        out: the file; report.html in the run's folder, or, of several runs, in the current one, if left out.
+        data: images for the map of embeddings; those that the run held out, if left out.
+
+    Returns:
+        The file.
+
+    Raises:
+        PatchloomError: no run there, one that is given twice, or a file that cannot be written.
+    """
+    places = [Path(runs)] if isinstance(runs, str | os.PathLike) else [Path(run) for run in runs]
+    target = Path(out) if out is not None else (places[0] if len(places) == 1 else Path()) / _FILE
+    if target.is_dir():
+        raise PatchloomError(f"--out {target} is a folder: give the file, such as {target / _FILE}")
+    page = page_of(places, data)
+    with Waiting("writing the page"):
+        write_whole(target, import_module(_RENDER).render(page))
+    return target
+
+
+def page_of(runs: Sequence[Path], data: DataLike | None = None) -> Page:
+    """What a page of these runs holds.
+
+    Args:
+        runs: their folders, the most important first.
+        data: images for the map of embeddings; of each run those that it held out, if absent.
+
+    Raises:
+        PatchloomError: there are none, one is no run's folder, or is given twice.
+    """
+    if not runs:
+        raise PatchloomError("report needs the folder of a run, as in patchloom report runs/photos-mae")
+    found = [gather(run) for run in runs]
+    real = [run.folder.path.resolve() for run in found]
+    for run, place in zip(found, real, strict=True):
+        if real.count(place) > 1:
+            raise PatchloomError(f"{run.folder.path} is given twice: give each run once")
+    with Waiting("fitting the pictures onto the page"):
+        pictures, notes = pictures_of(found)
+    parts = []
+    for run, its in zip(found, pictures, strict=True):
+        part, said = _part(run, its, data, len(found))
+        parts.append(part)
+        notes += [f"{run.name}: {one}" for one in said] if len(found) > 1 else said
+    return Page(
+        title=listing([run.name for run in found], "and"),
+        made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        version=__version__,
+        lead=[_lead(part) for part in parts],
+        tone=parts[0].tone if len(parts) == 1 else "plain",
+        charts=charts_of(found),
+        runs=parts,
+        notes=notes,
+    )
+
+
+class _OfImages(NamedTuple):
+    """What a page has of a run's images."""
+
+    cloud: Cloud | None
+    recordings: list[Recording]
+    files: list[str]
+    notes: list[str]
+
+
+def _part(run: Gathered, pictures: Sequence[Picture], data: DataLike | None, count: int) -> tuple[RunPart, list[str]]:
+    """What the page has of a run, one of ``count``; and sentences on what it has not."""
+    notes = [*run.problems]
+    numbers, tables = _numbers(run, notes)
+    images = images_of(run, data)
+    of_images = _of_images(run, images, count)
+    health = run.health
+    part = RunPart(
+        name=run.name,
+        state=run.state(),
+        verdict="" if health is None else health.verdict,
+        tone="plain" if health is None else _TONES.get(health.verdict, "plain"),
+        why="" if health is None else health.why,
+        then="" if health is None else health.then,
+        summary=run.summary or "",
+        numbers=numbers,
+        settings=settings_of(run),
+        pictures=pictures,
+        cloud=of_images.cloud,
+        recordings=of_images.recordings,
+        sliders=sliders_of(run, SLIDERS // count),
+        tables=tables,
+        files=of_images.files,
+        about=about_of(run),
+        command=command_of(run),
+    )
+    return part, notes + of_images.notes
+
+
+def _numbers(run: Gathered, notes: list[str]) -> tuple[list[Number], list[Table]]:
+    try:
+        return numbers_of(run), results_of(run)
+    except ValueError as problem:
+        notes.append(f"{problem}.")
+        return [], []
+
+
+def _of_images(run: Gathered, images: Images, count: int) -> _OfImages:
+    """The map of embeddings, recordings and sentences on files; of one of ``count`` runs."""
+    cloud, recordings, notes = None, list[Recording](), list[str]()
+    if images.shown is None:
+        notes.append(f"There is no map of embeddings: {images.what}.")
+    else:
+        try:
+            cloud = cloud_of(run.folder.path, images.shown, images.what, min(MOST, _POINTS // count))
+        except PatchloomError as problem:
+            notes.append(f"There is no map of embeddings: {problem}.")
+        if images.shown.sound is not None:
+            try:
+                recordings = recordings_of(images.shown, max(1, COUNT // count), SOUNDS // count)
+            except PatchloomError as problem:
+                notes.append(f"There are no recordings to be heard: {problem}.")
+    return _OfImages(cloud, recordings, files_of(run, images.train), notes)
+
+
+def _lead(part: RunPart) -> str:
+    """The sentence at the head of the page about a run: its verdict, else what its summary says, else where it is."""
+    if part.verdict:
+        return f"{part.name}: {part.verdict}. {part.why}".strip()
+    return f"{part.name}: {part.summary or part.state}"
