@@ -22,6 +22,7 @@ from typing import Any
 
 # Ctrl-C; what `timeout`, systemd, SLURM and `docker stop` send; and what a terminal that is closed sends (no Windows)
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+ENDS_WITH_STDIN = "PATCHLOOM_ENDS_WITH_STDIN"  # in the environment of a process that another one started
 _SAME = 1.0  # seconds: `timeout` sends its signal to a process, and once more to its group; keys begin to repeat
 _HELD = 5.0  # seconds for which a key may be held before it means that there is no time
 _LATER = 0.05  # seconds
@@ -189,6 +190,22 @@ def leave_signals() -> None:
 def end_with_parent() -> None:
     """End this process when the one that started it ends, whatever ended that one."""
     threading.Thread(target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True).start()
+
+
+def stop_with_parent() -> None:
+    """Ask this process to stop, as SIGTERM does, when the one that started it ends, whatever ended that one.
+
+    Only where that one asks for it by `ENDS_WITH_STDIN`: standard input is a pipe from it then, and ends with it.
+    """
+    if not os.environ.pop(ENDS_WITH_STDIN, ""):
+        return
+
+    def wait() -> None:
+        while os.read(0, 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
 def nobody_reads() -> None:

@@ -11,6 +11,7 @@ from patchloom.compare.outcome import Comparison
 from patchloom.data import Data, Source
 from patchloom.data.sound.hearing import heard_by
 from patchloom.evaluate import EvalSettings, Row
+from patchloom.evaluate.label_free import label_free_rows
 from patchloom.nets.weights import untrained_twin
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
@@ -58,7 +59,9 @@ def unlabelled(
             waiting.advance()
     table = _table(found)
     verdicts = {
-        one.name: health.verdict for one in reversed(those) if (health := read_health(Path(one.place))) and not one.control
+        one.name: health.verdict
+        for one in reversed(those)
+        if (health := read_health(Path(one.place))) and not one.control
     }
     own = Grid(("task", "verdict on its own measure, seed 0"), tuple((name, said) for name, said in verdicts.items()))
     title = f"On {len(held_out):,} {held_out.noun} that no run was trained on; mean over seeds (lowest to highest)."
@@ -67,7 +70,7 @@ def unlabelled(
 
 
 def _rows(one: Contender, source: Source, settings: EvalSettings) -> list[Row]:
-    from patchloom.evaluate.label_free import label_free_rows  # TODO
+
     vit, card = load_encoder(one.place)
     if one.name == UNTRAINED:
         vit = untrained_twin(card, None, one.seed)[0]

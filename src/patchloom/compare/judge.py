@@ -132,9 +132,7 @@ def standing(tasks: Mapping[str, Tensor], controls: Mapping[str, Tensor]) -> Sta
     means = {name: right.double().mean().item() for name, right in everyone.items()}
     order = tuple(sorted(tasks, key=lambda name: -means[name]))
     first, spread = order[0], spread_of([*tasks.values()])
-    against = {
-        name: difference(tasks[first], right, spread) for name, right in everyone.items() if name != first
-    }
+    against = {name: difference(tasks[first], right, spread) for name, right in everyone.items() if name != first}
     level = tuple(name for name in order[1:] if not against[name].low > 0)
     unbeaten = tuple(name for name in controls if not against[name].low > 0)
     winner = "" if level or unbeaten else first

@@ -17,7 +17,7 @@ from typing import IO
 from patchloom.errors import Stopped
 from patchloom.files import make_folder
 from patchloom.runs.folder import RunFolder
-from patchloom.stopping import Stop
+from patchloom.stopping import ENDS_WITH_STDIN, Stop
 from patchloom.waiting import Waiting, duration
 
 _LOOK = 0.5  # seconds between two looks at the processes
@@ -141,11 +141,11 @@ def run_all(
 
 def _start(job: Job, slot: int, devices: Sequence[str]) -> _Process:
     make_folder(job.log.parent)
-    environment = dict(os.environ)
+    environment = {**os.environ, ENDS_WITH_STDIN: "1"}
     if devices:
         environment["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
     log = open(job.log, "ab")  # noqa: SIM115, it is closed when the process has ended
-    words = [sys.executable, "-m", "patchloom.compare.child", "pretrain", *job.words]
+    words = [sys.executable, "-m", "patchloom", "pretrain", *job.words]
     # the pipe is never written to: its end tells the process that this one is gone
     options = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log, "env": environment}
     # a group of its own: Ctrl-C is for this process, which asks the others once

@@ -53,9 +53,7 @@ def ways_of(shares: Sequence[float], train: Source) -> tuple[list[Way], list[str
     least = int(counts[counts > 0].min())
     for share in shares:
         if share < 1 and round(share * len(train)) < classes:
-            notes.append(
-                f"{share:.3g} of the labels is left out: it makes fewer than the {classes} classes"
-            )
+            notes.append(f"{share:.3g} of the labels is left out: it makes fewer than the {classes} classes")
         elif share >= 1 and share > least:
             notes.append(f"{share:g} labels a class are left out: a class has {least}")
         else:
@@ -64,9 +62,7 @@ def ways_of(shares: Sequence[float], train: Source) -> tuple[list[Way], list[str
     return ways, notes
 
 
-def scored(
-    extractor: FeatureExtractor, ways: Sequence[Way], parts: Parts, settings: EvalSettings, seed: int
-) -> Scores:
+def scored(extractor: FeatureExtractor, ways: Sequence[Way], parts: Parts, settings: EvalSettings, seed: int) -> Scores:
     """One encoder's scores by some ways.
 
     Args:

@@ -153,7 +153,9 @@ def _asked(
     for name in names:
         task_class(name)
         if name in TASKS and TASKS[name].needs:
-            raise PatchloomError(f"{name} needs the option {TASKS[name].needs}, which compare cannot give: leave it out")
+            raise PatchloomError(
+                f"{name} needs the option {TASKS[name].needs}, which compare cannot give: leave it out"
+            )
     if len(set(names)) < 2 or len(set(names)) < len(names):
         raise PatchloomError("--tasks needs two tasks or more, each once, as in --tasks mae,droppos")
     if minutes is not None and samples is not None:

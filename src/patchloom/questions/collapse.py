@@ -1,4 +1,4 @@
-"""Whether a teacher's outputs collapse: how far apart they lie, and in how many directions."""
+"""Whether outputs collapse: how far apart they lie, and in how many directions."""
 
 import math
 
@@ -24,3 +24,15 @@ def effective_rank(outputs: Tensor) -> float:
     values = torch.linalg.svdvals(outputs.double().cpu())
     share = values / values.sum().clamp_min(1e-12)
     return math.exp(-(share * (share + 1e-12).log()).sum().item())
+
+
+def distance_from_mean(values: Tensor) -> float:
+    """How far values [b d] are from their mean over b, as a share of their deviation over all of them.
+
+    The root of the variance within columns over the whole variance: 0 if all rows are the same, 1 if no column's mean
+    says more than the mean of all.
+    """
+    values = values.double()
+    whole = (values - values.mean()).square().mean().item()
+    within = (values - values.mean(0)).square().mean().item()
+    return math.sqrt(within / whole) if whole > 0 else 0.0

@@ -7,15 +7,20 @@ from typing import NamedTuple
 
 from patchloom.errors import PatchloomError
 from patchloom.runs.sealed import read_sealed, write_sealed
+from patchloom.sound import Sound, in_words
 
 _FILE = "verdict.yaml"
+
+HEALTHY, WEAK, COLLAPSED = "healthy", "learning but weak", "collapsed"
+NOT_LEARNING, EARLY, UNKNOWN = "not learning", "too early to tell", "nothing can be told"
+VERDICTS = (HEALTHY, WEAK, COLLAPSED, NOT_LEARNING, EARLY, UNKNOWN)
 
 
 class Health(NamedTuple):
     """What can be said of a run in a few words.
 
     Attributes:
-        verdict: "healthy", "learning but weak", "collapsed", "not learning", or "too early to tell".
+        verdict: one of `VERDICTS`; the last of them where the images are too few, or nearly all the same.
         why: the figure that says so, in words.
         then: what to try next; "" where there is nothing to do.
         epoch: when it was found, in epochs.
@@ -27,6 +32,13 @@ class Health(NamedTuple):
     then: str
     epoch: float
     ended: bool
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.why}." + (f" Next: {self.then}." if self.then else "")
+
+    def heard(self, sound: Sound | None) -> Health:
+        """The same of recordings, where ``sound`` makes pictures of such."""
+        return self._replace(why=in_words(self.why, sound), then=in_words(self.then, sound))
 
 
 def write_health(folder: Path, health: Health) -> None:

@@ -85,20 +85,25 @@ def _others(measure: Measure, to_beat: str, level: Level) -> str:
 
 def _of_classes(knn: Report) -> str:
     """How the encoder's features compare with the best control's; and with the other ones', where they differ."""
-    trained, *controls = knn.quoted
-    best, *rest = sorted(controls, key=lambda row: -row.value)
-    level, images = _beside(trained, best, knn.n_test).level, _counted(knn.n_test, "test images")
+    trained, best, *rest = best_control_first(knn)
+    level, images = beside(trained, best, knn.n_test).level, _counted(knn.n_test, "test images")
     meaning = _CLASSES[level].format(other=best.encoder, images=_being(knn.n_test, images))
     numbers = f"{trained.value:.1%}, {best.value:.1%}"
     for row in rest:
-        other = _beside(trained, row, knn.n_test).level
+        other = beside(trained, row, knn.n_test).level
         if other.better and level in (Level.NONE, Level.WORSE):
             meaning += f" ({numbers}), but better than {row.encoder}"
             numbers = f"{row.value:.1%}"
     return f"{meaning} ({numbers})"
 
 
-def _beside(row: Row, control: Row, n: int) -> Effect:
+def best_control_first(knn: Report) -> list[Row]:
+    """The encoder's row of a kNN, and those of its controls, the best one first."""
+    trained, *controls = knn.quoted
+    return [trained, *sorted(controls, key=lambda row: -row.value)]
+
+
+def beside(row: Row, control: Row, n: int) -> Effect:
     """How far an encoder is beyond a control, by the interval in which its headline says so: paired, where it is."""
     way = 1 - control.value
     if row.right is None or control.right is None or len(row.right) != len(control.right) or way <= 0:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,18 +16,20 @@ import torch
 from patchloom.data import Data, Source
 from patchloom.evaluate import KNN, LINEAR, EvalSettings, Parts, Report, append_rows, compare, has_labels, labelled
 from patchloom.files import write_whole
-from patchloom.look import draw_curves
-from patchloom.look.pictures import draw_task, title_of
 from patchloom.nets.extra_modules import save_extra_module
 from patchloom.nets.weights import EncoderCard, save_encoder
 from patchloom.questions.measure import Measure
 from patchloom.runs.folder import RunFolder
+from patchloom.runs.health import Health, write_health
 from patchloom.runs.held_out import HeldOut, doubt_of_test
 from patchloom.runs.record import digest_of_record
 from patchloom.runs.settings import Settings
 from patchloom.sound import in_words
 from patchloom.train.closing import closing_sentence
+from patchloom.train.drawing import draw_run
+from patchloom.train.health import Signs, classes_of, health_of
 from patchloom.train.progress import Reporter
+from patchloom.train.state import TrainState
 from patchloom.train.validation import Validation, instance_head
 
 _MAX_EVALUATED = 5000  # training images of the final evaluation; `patchloom evaluate` takes all
@@ -58,12 +59,17 @@ class FinalEvaluation(NamedTuple):
     settings: Settings
 
     def run(
-        self, measure: Measure | None, device: torch.device, precision: Callable[[], AbstractContextManager[Any]]
+        self,
+        measure: Measure | None,
+        state: TrainState,
+        device: torch.device,
+        precision: Callable[[], AbstractContextManager[Any]],
     ) -> str:
         """Write the encoder, draw the pictures, and say what was learnt.
 
         Args:
             measure: the last one that was taken; None: the run was stopped after its last step.
+            state: of the training, at its end.
             device, precision: as for `Validation.run`.
 
         Returns:
@@ -78,27 +84,27 @@ class FinalEvaluation(NamedTuple):
         card = replace(self.card, trained_on=digest_of_record(folder.trained_on), extra_modules=uses)
         save_encoder(task.encoder, card, folder.encoder)
         measure = measure or validation.run(device, precision)[0]
-        folder.check_lock()
-        shown = "images that may be known by heart" if self.held_out.doubt else "held-out images"
-        draw_curves(
-            folder.metrics, folder.pictures / "curves.png", measure.name, images=in_words(shown, self.card.sound)
-        )
-        epochs, means = self.settings.epochs, {f"baseline:{name}": value for name, value in measure.means().items()}
-        row = {"epoch": epochs, "held_out": measure.value} | means
-        title = partial(title_of, folder.path.name, self.settings, (epochs, epochs), [row], self.held_out.doubt)
-        draw_task(task, validation.held_out, self.card, folder.pictures, device, title=title)
+        draw_run(validation, folder, self.settings, measure, (1, 1), device)
         folder.note_unreadable(sorted(validation.unreadable))
         if count := len(folder.unreadable_names()):
             files = "file" if count == 1 else "files"
             self.reporter.say(f"{count} {files} could not be read: see {folder.unreadable}.")
         knn = self._evaluate() if validation.gallery is not None else None
+        health = self._health(measure, state, knn).heard(self.card.sound)
+        self.reporter.say(f"Verdict: {health}")
         summary = in_words(closing_sentence(measure, knn, self.held_out), self.card.sound)
         self.reporter.say(summary)
         also = "".join(f", and {name}.safetensors beside it" for name in extra)
         self.reporter.say(f"Pictures: {folder.pictures}. Encoder: {folder.encoder}{also}.")
         folder.check_lock()
+        write_health(folder.path, health)
         write_whole(folder.summary, summary + "\n")
         return summary
+
+    def _health(self, measure: Measure, state: TrainState, knn: Report | None) -> Health:
+        """The verdict on the run."""
+        classes, done = None if knn is None else classes_of(knn), state.step
+        return health_of(Signs(measure, state.rows, self.settings, done, done, state.setbacks, classes, ended=True))
 
     def _evaluate(self) -> Report:
         """kNN (which is returned) and linear probe beside their controls, on images that are not trained on here."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 import time
 
 from patchloom.data import steps_of, steps_per_epoch
+from patchloom.launch import gathered_weights
 from patchloom.questions.measure import Measure
 from patchloom.runs.folder import metrics_row
+from patchloom.runs.health import UNKNOWN, read_health, write_health
 from patchloom.runs.settings import Settings
 from patchloom.sound import noun_of
+from patchloom.train.drawing import draw_run, drawn_after
+from patchloom.train.health import Signs, classes_in, health_of
 from patchloom.train.lines import Line
 from patchloom.train.progress import Pace, Reporter, about, in_words, line, measured_after, points
 from patchloom.train.state import TrainState
@@ -17,10 +21,6 @@ from patchloom.train.validation import Validation
 from patchloom.waiting import duration
 
 _LOGGED = 200  # rows of metrics.csv in a run
-COLLAPSED = (
-    "the teacher gives all images nearly the same output, so agreement with it means little: if this stays so, give "
-    "extrema --task.loss infonce, or lower --blr, raise --warmup_epochs, or choose another task"
-)
 
 
 class Journal:
@@ -56,12 +56,18 @@ class Journal:
         self.steps = steps_of(settings.epochs, images, settings.batch_size)
         self.logged = points(self.steps, 1 / _LOGGED)
         self.validated = measured_after(self.steps, self.logged - {0}, images_per_step)
+        # compiled blocks would be compiled again for the batches of pictures
+        drawn = drawn_after(self.steps, self.validated, images_per_step, validation.task)
+        self.drawn = set[int]() if settings.compile else drawn
         self.measure: Measure | None = None
 
     def before_the_first_step(self, state: TrainState) -> None:
-        """Measure what needs no training, and begin the rows with it."""
+        """Measure what needs no training, begin the rows with it, and draw what the task is."""
         columns = self._measured(state, first=True)
         state.rows.append(metrics_row({"step": 0, "epoch": 0.0, "images": 0} | columns))
+        self.reporter.say(f"before the first step: {state.measured[0]}")
+        self._judged(state)
+        self._drawn(state)
 
     def start(self, state: TrainState) -> None:
         """Begin to count time, where training is now; again after it went back."""
@@ -93,13 +99,53 @@ class Journal:
         row |= {"lr": rate, "seconds": state.seconds}
         losses = _losses(means.get("loss"))
         self.reporter.progress(lambda: self._line(state, losses))
-        if passed & self.validated:
+        measured = bool(passed & self.validated)
+        if measured:
             with self.pace.paused():
                 row |= self._measured(state)
             self.reporter.say(self._line(state, losses))
-            if self.measure is not None and self.measure.collapsed():
-                self.reporter.say(f"  warning: {COLLAPSED}")
         state.rows.append(metrics_row(row))
+        if measured:
+            with self.pace.paused():
+                self._judged(state)
+                self._drawn(state)
+
+    def _judged(self, state: TrainState) -> None:
+        """Keep a verdict on the run so far, and say it, once there is something to say."""
+        if self.measure is None or not self.reporter.loud:
+            return
+        classes = classes_in(state.rows, self.validation.labelled)
+        health = health_of(
+            Signs(self.measure, state.rows, self.settings, state.step, self.steps, state.setbacks, classes)
+        )
+        health = health.heard(self.validation.task.sound)
+        folder = self.reporter.folder
+        before = read_health(folder.path)
+        folder.check_lock()
+        write_health(folder.path, health)
+        if state.step == self.steps or (not state.step and health.verdict != UNKNOWN):
+            return  # the final evaluation says it; and before the first step there is nothing to say
+        if before is not None and before.verdict == health.verdict:
+            self.reporter.say(f"  still {health.verdict}")
+        else:
+            self.reporter.say(f"  so far {health}")
+
+    def _drawn(self, state: TrainState) -> None:
+        """Draw pictures, if they are due after this step. Every process must call it."""
+        if state.step not in self.drawn or self.measure is None:
+            return
+        began, reporter = time.perf_counter(), self.reporter
+        with gathered_weights(self.validation.task):
+            if reporter.loud:
+                reporter.flash("drawing pictures")
+                if state.step:
+                    reporter.folder.write_metrics(state.rows)
+                place = state.step, self.steps
+                device = self.stepper.fabric.device
+                draw_run(self.validation, reporter.folder, self.settings, self.measure, place, device)
+        if state.step == min(self.drawn):
+            reporter.say(f"first pictures: {reporter.folder.pictures}; they are drawn again on the way, and at the end")
+        state.measuring += time.perf_counter() - began
 
     def _measured(self, state: TrainState, first: bool = False) -> dict[str, float]:
         """Columns of a measure that is taken now; what it says is kept for the line of progress, after a stop, too."""

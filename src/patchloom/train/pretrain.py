@@ -17,7 +17,17 @@ from lightning_fabric import Fabric
 from torch.distributed.fsdp import FSDPModule
 
 from patchloom.calls import checked
-from patchloom.data import Arriving, DataLike, Source, cache_images, is_given, is_object, open_data, steps_of, steps_per_epoch
+from patchloom.data import (
+    Arriving,
+    DataLike,
+    Source,
+    cache_images,
+    is_given,
+    is_object,
+    open_data,
+    steps_of,
+    steps_per_epoch,
+)
 from patchloom.errors import AlreadyReported, PatchloomError, Stopped
 from patchloom.launch import first_decides, launch
 from patchloom.machine import Cores, cores
@@ -165,8 +175,8 @@ def pretrain(
 
         # ---- the training
         card = run_card(plan.settings, plan.stats, folder.path.name)
-        validation = Validation(pretext, card, held_out, training, plan.settings)
-        ended, measure = train(fabric, pretext, source, plan.settings, folder, reporter, validation)
+        validation = Validation(pretext, card, held_out, training, plan.settings, plan.held_out.doubt)
+        ended, measure, state = train(fabric, pretext, source, plan.settings, folder, reporter, validation)
 
         # ---- what was learnt
         if not fabric.is_global_zero:
@@ -180,7 +190,7 @@ def pretrain(
             validation.task = load_task(folder.path).task.to(fabric.device)
         final = FinalEvaluation(validation, card, folder, reporter, opened, training, plan.held_out, plan.settings)
         precision = partial(autocast, fabric.device.type, plan.settings.precision)
-        return Run(folder.path, final.run(measure, fabric.device, precision))
+        return Run(folder.path, final.run(measure, state, fabric.device, precision))
 
 
 def train(
@@ -191,7 +201,7 @@ def train(
     folder: RunFolder,
     reporter: Reporter,
     validation: Validation,
-) -> tuple[bool, Measure | None]:
+) -> tuple[bool, Measure | None, TrainState]:
     """Train to the end, or until somebody stops it (see `Stop`), which writes a checkpoint.
 
     One loop for every task, device, precision, and number of processes. Time is an argument everywhere: what a step
@@ -208,7 +218,7 @@ def train(
         validation: the held-out measures.
 
     Returns:
-        Whether the end was reached; and the last measure, None if there was nothing left to train.
+        Whether the end was reached; the last measure, None if there was nothing left to train; and where the run is.
 
     Raises:
         PatchloomError: training diverged again and again, or the data cannot be read.
@@ -293,6 +303,6 @@ def train(
             elif stopping or ended:
                 fabric.barrier()  # whoever started these processes may end all of them when one has ended
                 if stopping:
-                    return False, journal.measure
+                    return False, journal.measure, state
         # asked while the end was being saved: the first process alone has more to do
-        return not (stop.asked and fabric.is_global_zero), journal.measure
+        return not (stop.asked and fabric.is_global_zero), journal.measure, state

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from patchloom.data import Source, normalize, plain_batches
 from patchloom.evaluate import ImageFeatures, classes_of, extract, has_labels, knn_accuracies, pixel_features
@@ -15,7 +17,9 @@ from patchloom.launch import gathered_weights
 from patchloom.nets.encode import input_size
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.hierarchical import Encoder
+from patchloom.nets.pooling import pooled_tokens
 from patchloom.nets.weights import EncoderCard, untrained_twin
+from patchloom.questions.collapse import distance_from_mean, effective_rank, output_spread
 from patchloom.questions.measure import Measure
 from patchloom.runs.settings import Settings
 from patchloom.tasks.task import Task
@@ -24,6 +28,7 @@ from patchloom.waiting import Waiting
 _K = 20
 _GALLERY = 2000
 _BATCH = 250
+_FEATURED = 500  # held-out images whose features tell whether the encoder tells images apart
 
 
 class Validation:
@@ -35,10 +40,13 @@ class Validation:
         held_out: images that are not trained on; with labels, they also ask the kNN.
         training: the training images, of which at most 2,000 answer the kNN.
         settings: seed of the draws, which are the same at every point of the training; batch size and workers.
+        doubt: what keeps the held-out images from being new to the run, as `patchloom.runs.held_out.HeldOut` has it.
     """
 
-    def __init__(self, task: Task, card: EncoderCard, held_out: Source, training: Source, settings: Settings):
-        self.task, self.card, self.held_out, self.seed = task, card, held_out, settings.seed
+    def __init__(
+        self, task: Task, card: EncoderCard, held_out: Source, training: Source, settings: Settings, doubt: str = ""
+    ):
+        self.task, self.card, self.held_out, self.seed, self.doubt = task, card, held_out, settings.seed, doubt
         self.unreadable: set[str] = set()  # names of held-out images that could not be read
         self.fresh = settings.from_run is None and settings.init is None
         self.batch_size, self.workers = min(_BATCH, 2 * settings.batch_size), settings.workers
@@ -56,7 +64,8 @@ class Validation:
         Args:
             device: where the task is.
             precision: gives the context in which the task computes its own measure.
-            first: before the first step: also the kNN accuracy of fresh weights and of raw pixels.
+            first: before the first step: also the kNN accuracy of fresh weights and of raw pixels, and how far the
+                images are apart.
 
         Returns:
             The task's measure, and columns for ``metrics.csv``.
@@ -67,20 +76,67 @@ class Validation:
                 measure = self._measure(device)
             row = self._columns(measure, device)
             self.task.train()
-        if first and self.gallery is not None:
+        if first:
             with Waiting("measuring what needs no training"):
-                pixels = self._raw_pixel_knn()
-                for name, untrained in self._untrained_knn(device, row).items():
-                    row |= {f"{name}:untrained": untrained, f"{name}:raw pixels": pixels}
+                row |= self._without_training(row, device)
         return measure, row
+
+    @property
+    def labelled(self) -> int:
+        """How many held-out images have a label, and so ask the kNN."""
+        return 0 if self.gallery is None else int((self.held_out.labels >= 0).sum())
+
+    def _without_training(self, now: Mapping[str, float], device: torch.device) -> dict[str, float]:
+        """Columns of what needs no training; ``now`` has those of the encoder, which may begin with fresh weights."""
+        row = {"images:apart": self._apart(device)}
+        rank = "features:effective rank"
+        if self.fresh:
+            row[f"{rank}:untrained"] = now[rank]
+        else:
+            twin = untrained_twin(self.card, None, self.seed)[0].to(device)
+            row[f"{rank}:untrained"] = self._features_of(twin, device)[rank]
+        if self.gallery is not None:
+            pixels = self._raw_pixel_knn()
+            for name, untrained in self._untrained_knn(device, now).items():
+                row |= {f"{name}:untrained": untrained, f"{name}:raw pixels": pixels}
+        return row
 
     def _columns(self, measure: Measure, device: torch.device) -> dict[str, float]:
         row = {"held_out": measure.value} | {f"baseline:{name}": value for name, value in measure.means().items()}
         row |= {f"held_out:{name}": values.mean().item() for name, values in measure.details.items()}
         row |= {f"teacher:{name}": value for name, value in measure.diversity.items()}
+        row |= self._features_of(self.task.encoder, device)
         if self.gallery is not None:
             row |= self._knn_of(self.task.encoder, instance_head(self.task), device)
         return row
+
+    def _featured(self, device: torch.device) -> Iterator[Tensor]:
+        """Batches [b c h w] of whole held-out images, normalised, spread over all of them: at most 500."""
+        places = np.unique(np.linspace(0, len(self.held_out) - 1, _FEATURED).round().astype(int))
+        some, channels = self.held_out.subset(places), self.card.spec.channels
+        for batch in plain_batches(some, self.size, self.batch_size, self.workers, channels, device):
+            yield normalize(batch.views[0], self.card.mean, self.card.std)
+
+    @torch.inference_mode()
+    def _features_of(self, vit: Encoder, device: torch.device) -> dict[str, float]:
+        """Spread and effective rank of an encoder's features of whole images, means of its patch tokens.
+
+        Features that are not finite have neither: nan, for both.
+        """
+        training = vit.training
+        vit.eval()
+        features = torch.cat([pooled_tokens(vit, images)["mean"] for images in self._featured(device)])
+        vit.train(training)
+        known = bool(features.isfinite().all())
+        return {
+            "features:spread": output_spread(features) if known else math.nan,
+            "features:effective rank": effective_rank(features) if known else math.nan,
+        }
+
+    @torch.inference_mode()
+    def _apart(self, device: torch.device) -> float:
+        """How far the held-out images are from their mean image, as a share of how much their pixels differ at all."""
+        return distance_from_mean(torch.cat([images.flatten(1) for images in self._featured(device)]))
 
     def _knn_of(self, vit: Encoder, head: InstanceHead | None, device: torch.device) -> dict[str, float]:
         """kNN accuracy of an encoder by mean patch tokens, and by what represents an image where that is another."""
