@@ -49,7 +49,7 @@ TYPED = {
     "pretrain photos --lr 0.1": "did you mean --blr? It is the base learning rate: the peak is",
     "pretrain photos --taks mae": "did you mean --task?",
     "pretrain photos --batchsize 3": "did you mean --batch_size?",
-    "pretrain photos --epochs=ten": "--epochs cannot be ten: it takes a whole number or auto",
+    "pretrain photos --epochs=ten": "--epochs cannot be ten: it takes a number or auto",
     "pretrain photos --epochs": "--epochs needs a value",
     "pretrain photos --gpus 2": "did you mean --devices?",
     "pretrain photos --mask_ratio 0.5": "did you mean --task.mask_ratio?",
@@ -153,7 +153,7 @@ def test_options_are_grouped():
     titles = re.findall(r"^(\w+)$", page("pretrain", ["--help"]), re.MULTILINE)
     assert titles == ["data", "model", "task", "training", "machine", "run"]
     text = page("pretrain", ["--help"])
-    assert re.search(r"^  --epochs int or auto +passes over", text, re.MULTILINE)
+    assert re.search(r"^  --epochs float or auto +passes over", text, re.MULTILINE)
     assert text.index("patchloom pretrain photos/") < text.index("--epochs int"), "examples come first"
 
 

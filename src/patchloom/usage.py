@@ -72,16 +72,16 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
 }
 # an option that stands in no group comes last, under the name of what it belongs to
 _GROUPS = {
-    "data": "images max_train labels few per_class ignore masks img_size size side scale crop_scale flip color held_out "
-    "group channels normalization cache seconds rate features bins words shift noise_share noise_volume",
+    "data": "images max_train labels few per_class ignore masks img_size size side scale crop_scale flip color "
+    "held_out group channels normalization cache seconds rate features bins words shift noise_share noise_volume",
     "model": "model head heads head_width window patch_size positions init from_run",
     "task": "recipe task tasks beside",
-    "training": "epochs minutes samples steps batch_size accumulate blr lr decay weight_decay momentum betas layer_decay "
-    "warmup_epochs updates warmup_updates warmup_lr halve_every warmup_steps clip drop_path auxiliary "
+    "training": "epochs minutes samples steps batch_size accumulate blr lr decay weight_decay momentum betas "
+    "layer_decay warmup_epochs updates warmup_updates warmup_lr halve_every warmup_steps clip drop_path auxiliary "
     "validation patience dropout smoothing mixup cutmix randaugment randaugment_std erasing repeats ema "
     "seed split_seed seeds",
-    "machine": "parallel device devices nodes strategy precision teacher_precision attention kernels compile checkpointing "
-    "threads workers",
+    "machine": "parallel device devices nodes strategy precision teacher_precision attention kernels compile "
+    "checkpointing threads workers",
 }
 _RARE = {
     *"accumulate weight_decay warmup_epochs clip crop_scale normalization cache channels positions nodes".split(),

@@ -35,7 +35,7 @@ class Comparison(Shown):
         winner: the task that suits the images best; "" where none is told apart; None where nothing was compared.
         notes: what else is to be known.
         rows: of ``comparison.csv``, below `HEADING`.
-        report: the page, once it is written.
+        order: of the tasks, the best first, where labels tell.
     """
 
     folder: Path
@@ -44,6 +44,7 @@ class Comparison(Shown):
     winner: str | None
     notes: tuple[str, ...] = ()
     rows: list[tuple[str, ...]] = field(default_factory=list)
+    order: tuple[str, ...] = ()
 
     def parts(self, width: int) -> list[str | Grid]:
         """See `Shown`."""
@@ -101,7 +102,7 @@ def judged(
     behind = _behind(main, _of_way(others, first), _of_way(tasks, first))
     said = [(title, grid), (f"By {first.name} probe, {main.order[0]} is ahead of", behind)]
     remarks = [*notes, *_seeds_note(asked)]
-    return Comparison(folder, verdict_of(main, first.name, len(tasks), n), said, main.winner, tuple(remarks), rows)
+    return Comparison(folder, verdict_of(main, first.name, len(tasks), n), said, main.winner, tuple(remarks), rows, main.order)
 
 
 def verdict_of(main: Standing, way: str, tasks: int, n: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a comparison will do, found out before it begins, and stored, so that one that was stopped goes on as it began."""
+"""What a comparison will do, found out before it begins, and stored: one that was stopped goes on as it began."""
 
 from __future__ import annotations
 

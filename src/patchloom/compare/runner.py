@@ -65,9 +65,10 @@ class Job:
 class Bar(Waiting):
     """What is trained now, how far the whole is, and how long it still takes."""
 
-    def __init__(self, jobs: Sequence[Job], running: Sequence[Job], at_once: int):
+    def __init__(self, jobs: Sequence[Job], at_once: int):
         super().__init__("training")
-        self.jobs, self.running, self.at_once = jobs, running, at_once
+        self.jobs, self.at_once = jobs, at_once
+        self.running: Sequence[Job] = ()
 
     def line(self) -> str:
         """The time left first, since a narrow terminal cuts the end."""
@@ -112,7 +113,8 @@ def run_all(
     taken: dict[str, float] = {}
     todo = [job for job in jobs if not job.finished]
     running: list[_Process] = []
-    with Stop(STOPPING) as stop, Bar(jobs, [], at_once) as bar:
+    bar = Bar(jobs, at_once)
+    with Stop(STOPPING) as stop, bar:
         try:
             while (todo and not stop.asked) or running:
                 while todo and len(running) < at_once and not stop.asked:

@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 import torch
 
-from patchloom.calls import PathLike, checked
-from patchloom.compare.labels import Labelled, all_scores, contenders, labelled_parts
+from patchloom.calls import checked
 from patchloom.compare.free import unlabelled
+from patchloom.compare.labels import all_scores, contenders, labelled_parts
 from patchloom.compare.outcome import Comparison, judged
+from patchloom.compare.page import write_page
 from patchloom.compare.plan import USUAL, Asked, Plan, new_plan, store, stored_plan
 from patchloom.compare.runner import Job, run_all
 from patchloom.data import Data, DataLike, is_object, named, open_data
@@ -26,6 +27,7 @@ from patchloom.sides import PatchSize
 from patchloom.tasks import TASKS, task_class
 from patchloom.waiting import Waiting, duration
 
+DRY = "This was a dry run: nothing is trained, and there is no such folder yet."
 _LABELLED = 5000  # training images by which encoders are scored, at most
 
 
@@ -102,8 +104,7 @@ def compare(
     for line in _announced(plan, opened, folder, other):
         print(line, flush=True)
     if dry_run:
-        print("This was a dry run: nothing is compared.")
-        return Comparison(folder, ["A dry run: nothing was compared."], [], None)
+        return Comparison(folder, [DRY], [], None)
     if not plan.resumed:
         store(plan, folder)
 
@@ -129,7 +130,14 @@ def compare(
         pairs = list(_scored(all_scores(those, on, settings, folder), len(those)))
         found = judged(pairs, on, asked, folder, [*notes, *on.notes])
     found.write()
+    write_page(found, _one_of_each(jobs, found.order))
     return found
+
+
+def _one_of_each(jobs: Sequence[Job], order: Sequence[str]) -> list[Path]:
+    """The run of the first seed of each task that was trained, the best task first."""
+    folders = {job.folder.name.rpartition("-seed")[0]: job.folder for job in reversed(jobs) if job.finished}
+    return [folders[task] for task in dict.fromkeys((*order, *folders)) if task in folders]
 
 
 def _complete(job: Job, jobs: Sequence[Job]) -> bool:

@@ -105,7 +105,7 @@ class Settings:
     patch_size: PatchSize | Auto = "auto"
     positions: PositionKind | Auto = "auto"
     channels: int | Auto = "auto"
-    epochs: int | float | Auto = "auto"
+    epochs: float | Auto = "auto"
     batch_size: int | Auto = "auto"
     accumulate: int = 1
     blr: float | Auto = "auto"
@@ -267,6 +267,8 @@ def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Setting
         left = recipe_named(given["recipe"]).beside({**given, "task": named, "model": model})
         chosen, model = {**chosen, **left.pop("task")}, {**model, **left.pop("model")}
         given = {**left, **given}
+    if isinstance(given.get("epochs"), float) and given["epochs"].is_integer():
+        given["epochs"] = int(given["epochs"])  # as it is typed and told
     size = given.get("img_size", "auto")
     if isinstance(size, int):
         given["img_size"] = (size, size)
