@@ -15,7 +15,6 @@ def orthonormal(n: int, d: int, seed: int = 0) -> torch.Tensor:
     return torch.linalg.qr(noise - noise.mean(0))[0]
 
 
-
 @pytest.mark.parametrize("rank", [1, 5, 24])
 def test_rankme_counts_even_directions(rank: int) -> None:
     values = torch.zeros(24, dtype=torch.float64)
