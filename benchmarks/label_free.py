@@ -6,7 +6,7 @@
     python benchmarks/label_free.py table /tmp/measured/shapes
 
 and the same with a folder that has train/ and test/ in place of shapes. The runs see 2,500 training images in a flat
-folder, without labels. What is measured without labels is taken of 500 of the data's own test images, which no run saw;
+folder, without labels. What is measured without labels is taken of 300 of the data's own test images, which no run saw;
 kNN (k = 20) and the linear probe of the same mean of the patch tokens classify all test images by 2,500 labelled
 training images. What is made already is not made again, and runs that are not finished are left for another time.
 
@@ -39,7 +39,7 @@ from patchloom.nets.weights import EncoderCard, untrained_twin
 
 TASKS = "mae droppos mp3 simmim restore extrema lut".split()
 SEEDS, EPOCHS = (0, 1), (4, 16)
-SEEN, LABELLED, MEASURED = 2500, 2500, 500  # images that runs see; with a label for kNN; without labels
+SEEN, LABELLED, MEASURED = 2500, 2500, 300  # images that runs see; with a label for kNN; without labels
 SAME = {"img_size": 32, "patch_size": 8, "batch_size": 128, "threads": 1, "workers": 0}
 LABELS = ("kNN", "linear")
 EFFECT = "the task's own effect"
@@ -60,16 +60,20 @@ def train(data: str, out: Path) -> None:
         for i in np.sort(np.random.default_rng(0).permutation(len(source))[:SEEN]):
             Image.fromarray(source.read(int(i)).permute(1, 2, 0).numpy()).save(part / f"{i:05d}.png")
         part.rename(flat)
-    for seed in SEEDS:
-        for epochs in EPOCHS:
-            for task in TASKS:
-                patchloom.pretrain(flat, task, out=out / f"{task}-{epochs}-{seed}", epochs=epochs, seed=seed, **SAME)
+    for run in runs(out):
+        task, epochs, seed = run.name.rsplit("-", 2)
+        patchloom.pretrain(flat, task, out=run, epochs=int(epochs), seed=int(seed), **SAME)
+
+
+def runs(out: Path) -> list[Path]:
+    """The folders of the 28 runs, in the order in which they are made."""
+    return [out / f"{task}-{epochs}-{seed}" for seed in SEEDS for epochs in EPOCHS for task in TASKS]
 
 
 def encoders(out: Path) -> Iterator[tuple[str, torch.nn.Module, EncoderCard, float | None]]:
     """Of each finished run, and of an untrained encoder a seed: name, encoder, card, and the effect of its task."""
     card = None
-    for run in sorted(out.glob("*-*-*")):
+    for run in runs(out):
         if (run / "summary.txt").exists():
             vit, card = patchloom.load_encoder(run)
             yield run.name, vit, card, own_effect(run)
@@ -192,8 +196,8 @@ if __name__ == "__main__":
     if asked.what == "table":
         table(Path(asked.paths[0]))
     else:
-        source, runs = asked.paths[0], Path(asked.paths[1])
+        source, folder = asked.paths[0], Path(asked.paths[1])
         if asked.what == "train":
-            train(source, runs)
+            train(source, folder)
         else:
-            measure(source, runs, asked.results or runs / "measured")
+            measure(source, folder, asked.results or folder / "measured")

@@ -46,6 +46,7 @@ _ENCODER = "a run's folder, an encoder's .safetensors file, or timm:NAME"
 # what protocols take that are not for classes of images
 _LABELLED = {
     "keywords": "recordings of words, in Speech Commands' layout, or in a folder a word",
+    "label-free": "images, which need no labels, such as a folder",
     "segment": "images with label maps, such as images/ and labels/, with or without train/ val/ test/ in them",
     "detect": "images with boxes in COCO's, Pascal VOC's or YOLO's form, with or without train/ val/ test/",
 }

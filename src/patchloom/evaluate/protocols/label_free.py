@@ -85,7 +85,7 @@ def _sentences(found: Encoded, of_sound: bool, swin: bool) -> list[str]:
     else:
         said.append(
             f"Neighbours kept: the share of the {NEIGHBOURS} nearest others that are still so where only "
-            f"{_listed(SHARES)} of the patches, drawn at random, are seen of an image. Nearest is by cosine."
+            f"{_listed(SHARES)} of the patches, drawn at random, are seen. Nearest is by cosine."
         )
     return [*said, "Nothing was trained or chosen."]
 

@@ -1,0 +1,57 @@
+"""The study of measures without labels: ρ, its intervals, and which encoders it takes."""
+
+import json
+from pathlib import Path
+
+import label_free
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+
+def test_rho_is_spearmans_with_ties() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 6, (2, 5, 20)).astype(float)
+    ours = label_free.spearman(x, y)
+    assert ours == pytest.approx([spearmanr(one, other).statistic for one, other in zip(x, y, strict=True)])
+    assert np.isnan(label_free.spearman(np.ones(4), np.arange(4.0)))
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Seven tasks, two lengths, two seeds: RankMe ranks the tasks rightly, LiDAR the lengths alone."""
+    for number, task in enumerate(label_free.TASKS):
+        for epochs in label_free.EPOCHS:
+            for seed in label_free.SEEDS:
+                good = number + 10 * epochs + 0.1 * seed
+                noise = np.random.default_rng((number, epochs, seed)).random()
+                found = dict.fromkeys(label_free.MEASURES, noise) | {"kNN": good / 1000, "linear": good / 500}
+                found |= {"RankMe": good**3, "LiDAR": epochs + noise, label_free.EFFECT: -good}
+                (tmp_path / f"{task}-{epochs}-{seed}.json").write_text(json.dumps(found))
+    for seed in label_free.SEEDS:
+        found = dict.fromkeys(label_free.MEASURES, 0.0) | {"kNN": 0.01 * seed, "linear": 0.02}
+        (tmp_path / f"untrained-0-{seed}.json").write_text(json.dumps(found))
+    return tmp_path
+
+
+def test_what_the_table_tells(results: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(label_free, "DRAWS", 100)
+    label_free.table(results)
+    said = capsys.readouterr().out
+    assert "30 encoders, 14 of 4 epochs, 14 of 16 epochs" in said
+    cells = {line.split(" | ")[0].lstrip("| "): line.rstrip(" |").split(" | ")[1:] for line in said.splitlines()}
+    assert cells["RankMe"][1:3] == ["+1.00 [+1.00, +1.00]", "[+1.00, +1.00]"] and cells["RankMe"][0].startswith("+1.0")
+    assert cells[label_free.EFFECT][0] == "-1.00 [-1.00, -1.00]"  # of the 28 that have one
+    assert float(cells["LiDAR"][0].split()[0]) > 0.6 > abs(float(cells["LiDAR"][1].split()[0]))
+    low, high = (float(one) for one in cells["LiDAR"][1].split("[")[1].rstrip("]").split(", "))
+    assert low < 0 < high
+
+
+def test_the_effect_is_by_the_last_validation_and_the_best_baseline_to_beat(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.csv"
+    metrics.write_text("step,held_out,baseline:mean colour,baseline:blurred copy\n0,2,,\n9,0.6,0.5,0.8\n10,,,\n")
+    assert label_free.own_effect(tmp_path) == pytest.approx(0.25)
+    metrics.write_text("step,held_out,baseline:flat patches,baseline:what was given\n9,0.6,1.2,0.8\n")
+    assert label_free.own_effect(tmp_path) == pytest.approx(0.25)
+    metrics.write_text("step,held_out,baseline:chance\n9,0.4,0.2\n")
+    assert label_free.own_effect(tmp_path) == pytest.approx(0.25)
