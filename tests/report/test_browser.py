@@ -225,6 +225,14 @@ def test_slider_copy_and_sound(chromium, written):
         tab.wait_for_function("document.querySelector('audio').duration > 0.09")
 
 
+def test_settings_are_unfolded_on_paper_alone(chromium, written):
+    with Visit(chromium, written["one"]) as tab:
+        is_open = "document.querySelector('.settings').open"
+        tab.evaluate("addEventListener('beforeprint', () => { window.printed = " + is_open + "; })")
+        assert tab.pdf().startswith(b"%PDF")
+        assert tab.evaluate("window.printed") and not tab.evaluate(is_open)
+
+
 def test_without_javascript_all_numbers_and_pictures_are_there(chromium, written):
     with Visit(chromium, written["one"], java_script_enabled=False) as tab:
         assert tab.get_by_role("button", name="theme").count() == 0

@@ -155,4 +155,6 @@ def _of(value: float, greatest: float) -> float:
 def numeric_columns(table: Table) -> list[bool]:
     """Which columns hold numbers, so that they stand on the right; the first one names the row."""
     columns = [[row[i] for row in table.rows if i < len(row)] for i in range(len(table.heading))]
-    return [i > 0 and any(column) and all(_NUMERIC.fullmatch(one) for one in column) for i, column in enumerate(columns)]
+    return [
+        i > 0 and any(column) and all(_NUMERIC.fullmatch(one) for one in column) for i, column in enumerate(columns)
+    ]

@@ -1,5 +1,5 @@
 "use strict";
-/* What all parts share, then theme, enlarged pictures, sliders, and copying. Text is only ever set as text. */
+/* What all parts share, then theme, enlarged pictures, sliders, printing and copying. Text is only ever set as text. */
 
 const named = (id) => document.getElementById(id);
 const all = (selector, within = document) => [...within.querySelectorAll(selector)];
@@ -53,6 +53,14 @@ all(".slider").forEach((figure) => {
   input.addEventListener("input", place);
   place();
 });
+
+/* Settings belong on paper, though they are folded on the screen. */
+let unfolded = [];
+addEventListener("beforeprint", () => {
+  unfolded = all("details.settings:not([open])");
+  unfolded.forEach((one) => { one.open = true; });
+});
+addEventListener("afterprint", () => unfolded.forEach((one) => { one.open = false; }));
 
 all(".copy").forEach((button) => button.addEventListener("click", async () => {
   const code = button.parentElement.querySelector("code");
