@@ -10,7 +10,7 @@ function ticks(low, high, count) {
 
 function chart(plot) {
   const id = plot.dataset.chart, data = read(`${id}-data`);
-  const lines = data.lines.map((line, i) => ({ ...line, shown: true, number: i }));
+  const lines = data.lines.map((line) => ({ ...line, shown: true }));
   const places = [...new Set(lines.flatMap((line) => line.points.map((point) => point[0])))].sort((a, b) => a - b);
   if (!places.length) return plot.append(element("p", { class: "quiet" }, "Nothing is measured yet."));
   const whole = [places[0], places.at(-1)];
