@@ -112,6 +112,16 @@ def test_order_of_a_run():
     assert 'class="box bad"' in text
 
 
+@pytest.mark.parametrize("verdict", ["", "Healthy"])
+def test_what_a_lead_repeats_of_a_run_is_said_once(verdict):
+    part = RunPart("a", "finished", verdict, summary="It learnt < half.")
+    page = Page("a", "2026-11-22T20:00:00+00:00", "0.1.0", ["a: It learnt < half.", "One seed."], runs=[part])
+    text = render(page)
+    assert text.count("It learnt &lt; half.") == text.count("One seed.") == 1
+    assert text.count('class="box') == 1 and ("Healthy" in text) == bool(verdict)
+    assert ">2026-11-22 20:00:00 UTC<" in text
+
+
 def test_order_of_a_comparison():
     page = pages.comparison()
     text = render(page)
@@ -146,7 +156,7 @@ def test_hostile_text_stays_text(hostile):
 
 
 def test_programs_read_hostile_text_as_it_is(hostile):
-    chart, cloud = data_of(hostile)
+    chart, _, _, cloud = data_of(hostile)
     assert [line["name"] for line in chart["lines"]] == pages.HOSTILE
     assert cloud["names"] == cloud["classes"] == pages.HOSTILE
     for written in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', hostile):
