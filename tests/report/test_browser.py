@@ -171,6 +171,14 @@ def test_a_curve_by_keyboard_and_buttons(chromium, written):
         assert lines.count() == 3
 
 
+def test_curves_of_no_point_and_of_one(chromium, written):
+    with Visit(chromium, written["hostile"]) as tab:
+        assert tab.locator(".plot").nth(1).inner_text() == "Nothing is measured yet."
+        tab.locator(".plot").nth(2).locator(".axes").focus()
+        tab.keyboard.press("End")
+        assert tab.locator("#told").inner_text() == "epochs 1: one –, two 2"
+
+
 def test_a_hole_in_a_curve_is_not_bridged(chromium, written):
     with Visit(chromium, written["one"]) as tab:
         path = tab.locator(".axes").first.locator(".line").first.get_attribute("d")
@@ -223,6 +231,14 @@ def test_slider_copy_and_sound(chromium, written):
         tab.get_by_role("button", name="Copy").click()
         tab.locator("#told", has_text="opied").wait_for(state="attached")
         tab.wait_for_function("document.querySelector('audio').duration > 0.09")
+
+
+def test_settings_are_unfolded_on_paper_alone(chromium, written):
+    with Visit(chromium, written["one"]) as tab:
+        is_open = "document.querySelector('.settings').open"
+        tab.evaluate("addEventListener('beforeprint', () => { window.printed = " + is_open + "; })")
+        assert tab.pdf().startswith(b"%PDF")
+        assert tab.evaluate("window.printed") and not tab.evaluate(is_open)
 
 
 def test_without_javascript_all_numbers_and_pictures_are_there(chromium, written):

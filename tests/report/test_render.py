@@ -11,7 +11,7 @@ import pages
 import pytest
 
 from patchloom.report.content import Chart, Line, Number, Page, RunPart, Table
-from patchloom.report.render import as_json, bars, chart_rows, curves, numeric_columns, render
+from patchloom.report.render import as_json, bars, chart_rows, curves, line_numbers, numeric_columns, render
 
 VOID = {"meta", "link", "img", "input", "br"}
 OURS = {"page.js", "chart.js", "map.js"}
@@ -112,6 +112,16 @@ def test_order_of_a_run():
     assert 'class="box bad"' in text
 
 
+@pytest.mark.parametrize("verdict", ["", "Healthy"])
+def test_what_a_lead_repeats_of_a_run_is_said_once(verdict):
+    part = RunPart("a", "finished", verdict, summary="It learnt < half.")
+    page = Page("a", "2026-11-22T20:00:00+00:00", "0.1.0", ["a: It learnt < half.", "One seed."], runs=[part])
+    text = render(page)
+    assert text.count("It learnt &lt; half.") == text.count("One seed.") == 1
+    assert text.count('class="box') == 1 and ("Healthy" in text) == bool(verdict)
+    assert ">2026-11-22 20:00:00 UTC<" in text
+
+
 def test_order_of_a_comparison():
     page = pages.comparison()
     text = render(page)
@@ -146,7 +156,7 @@ def test_hostile_text_stays_text(hostile):
 
 
 def test_programs_read_hostile_text_as_it_is(hostile):
-    chart, cloud = data_of(hostile)
+    chart, _, _, cloud = data_of(hostile)
     assert [line["name"] for line in chart["lines"]] == pages.HOSTILE
     assert cloud["names"] == cloud["classes"] == pages.HOSTILE
     for written in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', hostile):
@@ -202,9 +212,18 @@ def test_one_image_has_no_neighbours():
 
 def test_points_that_are_not_finite_are_holes():
     chart = Chart("loss", "", [Line("a", [1, 2, math.inf], [0.5, math.nan, 1]), Line("b", [2, 3], [0.25, -math.inf])])
-    first, second = (line["points"] for line in curves(chart)["lines"])
+    first, second = (line["points"] for line in curves(chart, line_numbers([chart]))["lines"])
     assert first == [[1, 0.5], [2, None]] and second == [[2, 0.25], [3, None]]
     assert chart_rows(chart) == [["1", "0.5", ""], ["2", "", "0.25"], ["3", "", ""]]
+
+
+def test_a_run_has_one_colour_in_all_charts():
+    lines = {name: Line(name, [0, 1], [0, 1], name == "chance") for name in ("mae", "mp3", "chance")}
+    charts = [Chart("loss", "", [lines["mae"], lines["mp3"]]), Chart("accuracy", "", [lines["chance"], lines["mp3"]])]
+    numbers = line_numbers(charts)
+    assert [line["number"] for line in curves(charts[0], numbers)["lines"]] == [0, 1]
+    assert [line["number"] for line in curves(charts[1], numbers)["lines"]] == [0, 1]  # of baselines the first
+    assert numbers == {("mae", False): 0, ("mp3", False): 1, ("chance", True): 0}
 
 
 def test_a_long_curve_as_a_table_keeps_its_ends():

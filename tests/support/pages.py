@@ -227,7 +227,7 @@ def comparison() -> Page:
 
 
 def hostile() -> Page:
-    """Every text of a page is one that somebody named to do harm."""
+    """Every text of a page is one that somebody named to do harm; and curves of no point and of one."""
     text = iter(HOSTILE * 30)
     n = len(HOSTILE)
     image = picture(next(text))._replace(caption=next(text), alt=next(text))
@@ -257,7 +257,9 @@ def hostile() -> Page:
         charts=[
             Chart(
                 HOSTILE[2], HOSTILE[0], [Line(one, [0, 1], [0, i]) for i, one in enumerate(HOSTILE)], along=HOSTILE[1]
-            )
+            ),
+            Chart("nothing", "", [Line("none", [], [])]),
+            Chart("a hole", "", [Line("one", [1], [math.nan]), Line("two", [1], [2])]),
         ],
         runs=[part],
         notes=HOSTILE,

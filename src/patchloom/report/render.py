@@ -46,6 +46,7 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {
         "json": as_json,
         "curves": curves,
+        "line_numbers": line_numbers,
         "points": points,
         "chart_rows": chart_rows,
         "bars": bars,
@@ -65,7 +66,16 @@ def as_json(value: Any) -> Markup:
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def curves(chart: Chart) -> dict[str, Any]:
+def line_numbers(charts: Sequence[Chart]) -> dict[tuple[str, bool], int]:
+    """A number for each line by its name and whether it is a baseline, so that a run has one colour in all charts."""
+    numbers: dict[tuple[str, bool], int] = {}
+    for line in (line for chart in charts for line in chart.lines):
+        taken = sum(baseline == line.baseline for _, baseline in numbers)
+        numbers.setdefault((line.name, line.baseline), taken)
+    return numbers
+
+
+def curves(chart: Chart, numbers: dict[tuple[str, bool], int]) -> dict[str, Any]:
     """What the chart's program reads. Points that are not finite are left out: a line has a gap there."""
     return {
         "title": chart.title,
@@ -75,6 +85,7 @@ def curves(chart: Chart) -> dict[str, Any]:
             {
                 "name": line.name,
                 "baseline": line.baseline,
+                "number": numbers[line.name, line.baseline],
                 "points": [
                     [float(x), float(y) if math.isfinite(y) else None]
                     for x, y in zip(line.x, line.y, strict=True)

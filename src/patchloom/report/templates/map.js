@@ -1,31 +1,56 @@
 /* A map of embeddings: hover or arrow keys show an image, click or Enter its neighbours, the legend one class alone. */
 
-const FORMS = ["M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0", "M-3.6 -3.6h7.2v7.2h-7.2z", "M0 -4.8L4.4 3.4H-4.4z", "M0 -5L4.6 0L0 5L-4.6 0z"];
+const FORMS = [
+  "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",
+  "M-3.6 -3.6h7.2v7.2h-7.2z",
+  "M0 -4.8L4.4 3.4H-4.4z",
+  "M0 -5L4.6 0L0 5L-4.6 0z",
+];
 const form = (label) => FORMS[label < 0 ? 0 : (label + Math.floor(label / COLOURS)) % FORMS.length];
 const fill = (label) => (label < 0 ? "var(--soft)" : colour(label));
 
 function map(figure) {
-  const id = figure.dataset.map, data = read(`${id}-data`), sprite = figure.querySelector(".sprite");
-  const field = figure.querySelector(".field"), panel = figure.querySelector(".panel");
-  const legend = figure.querySelector(".legend"), search = figure.querySelector("[type=search]");
-  const SIDE = 600, EDGE = 14;
-  let projection = Object.keys(data.projections)[0], alone = null, current = null, chosen = null;
-  const belongs = (i) => (data.labels[i] >= 0 ? data.classes[data.labels[i]] ?? "" : "");
-  const of = (i) => data.projections[projection].map((axis, k) => EDGE + (SIDE - 2 * EDGE) * (k ? 1 - axis[i] : axis[i]));
+  const id = figure.dataset.map,
+    data = read(`${id}-data`),
+    sprite = figure.querySelector(".sprite");
+  const field = figure.querySelector(".field"),
+    panel = figure.querySelector(".panel");
+  const legend = figure.querySelector(".legend"),
+    search = figure.querySelector("[type=search]");
+  const SIDE = 600,
+    EDGE = 14;
+  let projection = Object.keys(data.projections)[0],
+    alone = null,
+    current = null,
+    chosen = null;
+  const belongs = (i) => (data.labels[i] >= 0 ? (data.classes[data.labels[i]] ?? "") : "");
+  const of = (i) =>
+    data.projections[projection].map((axis, k) => EDGE + (SIDE - 2 * EDGE) * (k ? 1 - axis[i] : axis[i]));
 
   function thumbnail(i, size) {
-    const canvas = element("canvas", { class: "thumbnail", width: data.side, height: data.side, role: "img", "aria-label": data.names[i] });
+    const canvas = element("canvas", {
+      class: "thumbnail",
+      width: data.side,
+      height: data.side,
+      role: "img",
+      "aria-label": data.names[i],
+    });
     canvas.style.width = `${size}px`;
     const place = [(i % data.columns) * data.side, Math.floor(i / data.columns) * data.side];
-    const paint = () => canvas.getContext("2d").drawImage(sprite, ...place, data.side, data.side, 0, 0, data.side, data.side);
+    const paint = () =>
+      canvas.getContext("2d").drawImage(sprite, ...place, data.side, data.side, 0, 0, data.side, data.side);
     if (sprite.complete && sprite.naturalWidth) paint();
     else sprite.addEventListener("load", paint, { once: true });
     return canvas;
   }
 
   const svg = drawn("svg", { viewBox: `0 0 ${SIDE} ${SIDE}`, "aria-hidden": "true" });
-  const links = drawn("g", { class: "links" }), dots = drawn("g"), ring = drawn("circle", { class: "ring", r: 9, visibility: "hidden" });
-  const marks = data.names.map((_, i) => drawn("path", { class: "dot", d: form(data.labels[i]), fill: fill(data.labels[i]) }));
+  const links = drawn("g", { class: "links" }),
+    dots = drawn("g"),
+    ring = drawn("circle", { class: "ring", r: 9, visibility: "hidden" });
+  const marks = data.names.map((_, i) =>
+    drawn("path", { class: "dot", d: form(data.labels[i]), fill: fill(data.labels[i]) }),
+  );
   dots.append(...marks);
   svg.append(links, dots, ring);
   const tip = element("div", { class: "tip", "aria-hidden": "true" });
@@ -48,7 +73,10 @@ function map(figure) {
   legend.hidden = !choices.length;
 
   function place() {
-    marks.forEach((mark, i) => { const [x, y] = of(i); mark.style.transform = `translate(${x}px,${y}px) scale(var(--dot))`; });
+    marks.forEach((mark, i) => {
+      const [x, y] = of(i);
+      mark.style.transform = `translate(${x}px,${y}px) scale(var(--dot))`;
+    });
     connect();
     if (current !== null) show(current);
   }
@@ -61,9 +89,11 @@ function map(figure) {
     if (chosen === null) return;
     const [x, y] = of(chosen);
     links.append(drawn("circle", { cx: x, cy: y, r: 12 }));
-    for (const other of data.neighbours[chosen]) links.append(drawn("path", { d: `M${x} ${y}L${of(other).join(" ")}` }));
+    for (const other of data.neighbours[chosen])
+      links.append(drawn("path", { d: `M${x} ${y}L${of(other).join(" ")}` }));
   }
-  function show(i) { // null: none
+  function show(i) {
+    // null: none
     current = i;
     tip.hidden = i === null;
     ring.setAttribute("visibility", i === null ? "hidden" : "visible");
@@ -101,23 +131,31 @@ function map(figure) {
   }
 
   function nearest(event, reach) {
-    const frame = svg.getBoundingClientRect(), zoom = SIDE / frame.width;
-    const x = (event.clientX - frame.left) * zoom, y = (event.clientY - frame.top) * zoom;
-    let best = null, least = (reach * zoom) ** 2;
+    const frame = svg.getBoundingClientRect(),
+      zoom = SIDE / frame.width;
+    const x = (event.clientX - frame.left) * zoom,
+      y = (event.clientY - frame.top) * zoom;
+    let best = null,
+      least = (reach * zoom) ** 2;
     marks.forEach((_, i) => {
       if (alone !== null && data.labels[i] !== alone) return;
-      const [px, py] = of(i), apart = (px - x) ** 2 + (py - y) ** 2;
+      const [px, py] = of(i),
+        apart = (px - x) ** 2 + (py - y) ** 2;
       if (apart < least) [best, least] = [i, apart];
     });
     return best;
   }
-  function towards(dx, dy) { // the nearest image in a direction: what lies to the side of it counts double
+  function towards(dx, dy) {
+    // the nearest image in a direction: what lies to the side of it counts double
     if (current === null) return chosen ?? 0;
     const [x, y] = of(current);
-    let best = current, least = Infinity;
+    let best = current,
+      least = Infinity;
     marks.forEach((_, i) => {
       if (alone !== null && data.labels[i] !== alone) return;
-      const [px, py] = of(i), ahead = (px - x) * dx + (py - y) * dy, aside = Math.abs((px - x) * dy + (py - y) * dx);
+      const [px, py] = of(i),
+        ahead = (px - x) * dx + (py - y) * dy,
+        aside = Math.abs((px - x) * dy + (py - y) * dx);
       if (i !== current && ahead > 0 && ahead + 2 * aside < least) [best, least] = [i, ahead + 2 * aside];
     });
     return best;
@@ -126,7 +164,10 @@ function map(figure) {
   field.addEventListener("pointerleave", () => show(null));
   field.addEventListener("click", (event) => {
     const found = nearest(event, 24);
-    if (found !== null) { show(found); choose(found); }
+    if (found !== null) {
+      show(found);
+      choose(found);
+    }
   });
   field.addEventListener("blur", () => show(null));
   field.addEventListener("keydown", (event) => {
@@ -150,11 +191,14 @@ function map(figure) {
     choose(found);
     show(found);
   });
-  all("[type=radio]", figure).forEach((radio) => radio.addEventListener("change", () => {
-    projection = radio.value;
-    place();
-  }));
-  const size = data.names.length < 250 ? 1.4 : data.names.length < 1000 ? 1.1 : 0.85; // as on paper, however wide the map is
+  all("[type=radio]", figure).forEach((radio) =>
+    radio.addEventListener("change", () => {
+      projection = radio.value;
+      place();
+    }),
+  );
+  // as large on the screen however wide the map is; smaller where there are many
+  const size = data.names.length < 250 ? 1.4 : data.names.length < 1000 ? 1.1 : 0.85;
   new ResizeObserver(() => svg.style.setProperty("--dot", (size * SIDE) / (field.clientWidth || SIDE))).observe(field);
   place();
 }

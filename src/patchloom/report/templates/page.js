@@ -1,10 +1,12 @@
 "use strict";
-/* What all parts share, then theme, enlarged pictures, sliders, and copying. Text is only ever set as text. */
+/* What all parts share, then theme, enlarged pictures, sliders, printing and copying. Text is only ever set as text. */
 
 const named = (id) => document.getElementById(id);
 const all = (selector, within = document) => [...within.querySelectorAll(selector)];
 const read = (id) => JSON.parse(named(id).textContent);
-const reader = (text) => { named("told").textContent = text; };
+const reader = (text) => {
+  named("told").textContent = text;
+};
 
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -20,12 +22,17 @@ function drawn(tag, attributes = {}, text = null) {
   return made;
 }
 
-all(".needs-script").forEach((one) => { one.hidden = false; });
+all(".needs-script").forEach((one) => {
+  one.hidden = false;
+});
 
 {
-  const button = named("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
+  const button = named("theme"),
+    dark = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => (document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark";
-  const name = () => { button.textContent = isDark() ? "Light theme" : "Dark theme"; };
+  const name = () => {
+    button.textContent = isDark() ? "Light theme" : "Dark theme";
+  };
   button.addEventListener("click", () => {
     document.documentElement.dataset.theme = isDark() ? "light" : "dark";
     name();
@@ -34,15 +41,19 @@ all(".needs-script").forEach((one) => { one.hidden = false; });
   name();
 }
 
-all(".enlarge").forEach((button) => button.addEventListener("click", () => {
-  const small = button.querySelector("img"), large = named("enlarged-picture");
-  large.src = small.src;
-  large.alt = small.alt;
-  large.style.width = `min(100%, calc(76vh * ${small.getAttribute("width") / small.getAttribute("height")}))`; // fills the screen
-  named("enlarged-title").textContent = button.dataset.title;
-  named("enlarged-caption").textContent = button.closest("figure").querySelector("figcaption").textContent;
-  named("enlarged").showModal();
-}));
+all(".enlarge").forEach((button) =>
+  button.addEventListener("click", () => {
+    const small = button.querySelector("img"),
+      large = named("enlarged-picture");
+    large.src = small.src;
+    large.alt = small.alt;
+    const shape = small.getAttribute("width") / small.getAttribute("height");
+    large.style.width = `min(100%, calc(76vh * ${shape}))`; // fills the screen
+    named("enlarged-title").textContent = button.dataset.title;
+    named("enlarged-caption").textContent = button.closest("figure").querySelector("figcaption").textContent;
+    named("enlarged").showModal();
+  }),
+);
 named("enlarged").addEventListener("click", (event) => {
   if (event.target === event.currentTarget) event.currentTarget.close(); // beside the picture
 });
@@ -54,19 +65,38 @@ all(".slider").forEach((figure) => {
   place();
 });
 
-all(".copy").forEach((button) => button.addEventListener("click", async () => {
-  const code = button.parentElement.querySelector("code");
-  try {
-    await navigator.clipboard.writeText(code.textContent);
-    button.textContent = "Copied";
-    reader("Copied");
-  } catch { // not allowed to: then it is selected, to be copied by hand
-    getSelection().selectAllChildren(code);
-    button.textContent = "Selected";
-    reader("Selected, to be copied");
-  }
-  setTimeout(() => { button.textContent = "Copy"; }, 2000);
-}));
+/* Settings belong on paper, though they are folded on the screen. */
+let unfolded = [];
+addEventListener("beforeprint", () => {
+  unfolded = all("details.settings:not([open])");
+  unfolded.forEach((one) => {
+    one.open = true;
+  });
+});
+addEventListener("afterprint", () =>
+  unfolded.forEach((one) => {
+    one.open = false;
+  }),
+);
+
+all(".copy").forEach((button) =>
+  button.addEventListener("click", async () => {
+    const code = button.parentElement.querySelector("code");
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+      button.textContent = "Copied";
+      reader("Copied");
+    } catch {
+      // not allowed to: then it is selected, to be copied by hand
+      getSelection().selectAllChildren(code);
+      button.textContent = "Selected";
+      reader("Selected, to be copied");
+    }
+    setTimeout(() => {
+      button.textContent = "Copy";
+    }, 2000);
+  }),
+);
 
 /* In a map and in curves, a line or class has a colour and, so that colour is not its only sign, a form. */
 const COLOURS = 10;

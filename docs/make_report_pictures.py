@@ -1,0 +1,78 @@
+"""Take the screenshots of report.md: docs/report-head.png, report-map.png and report-phone.png.
+
+python docs/make_report_pictures.py [REPORT.html]
+
+Without a file, of a page of drawn shapes and made-up numbers, the one that the tests use.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from PIL import Image
+
+HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent / "tests" / "support"))
+
+
+def take(started: Any, page: Path) -> None:
+    """All screenshots of one page."""
+    tab = _opened(started, page, 1280, 940, "light")
+    _save(tab.screenshot(), "report-head")
+    tab = _opened(started, page, 1280, 900, "dark")
+    _choose(tab)
+    _save(tab.locator(".map").first.screenshot(), "report-map")
+    phone = [_opened(started, page, 390, 844, scheme) for scheme in ("light", "dark")]
+    _choose(phone[1])
+    phone[1].evaluate("document.querySelector('.map .field').scrollIntoView()")
+    pictures = [Image.open(io.BytesIO(tab.screenshot())) for tab in phone]
+    together = Image.new("RGB", (2 * pictures[0].width + 20, pictures[0].height), "white")
+    for i, picture in enumerate(pictures):
+        together.paste(picture, (i * (picture.width + 20), 0))
+    written = io.BytesIO()
+    together.save(written, "png")
+    _save(written.getvalue(), "report-phone")
+
+
+def _opened(started: Any, page: Path, width: int, height: int, scheme: str) -> Any:
+    tab = started.new_page(viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce")
+    tab.goto(page.resolve().as_uri())
+    return tab
+
+
+def _choose(tab: Any) -> None:
+    """An image of the map, by keyboard: its neighbours are listed, and it stays shown."""
+    tab.locator(".map .field").first.focus()
+    for key in ("ArrowRight", "ArrowUp", "ArrowRight", "Enter"):
+        tab.keyboard.press(key)
+
+
+def _save(picture: bytes, name: str) -> None:
+    """With 256 colours, which nobody misses here, so that it stays below 200 kB."""
+    path = HERE / f"{name}.png"
+    Image.open(io.BytesIO(picture)).convert("RGB").quantize(256).save(path, optimize=True)
+    print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+
+
+def main() -> None:
+    """Of the report that is named, or of the tests' page."""
+    from browsing import browser, missing
+    from pages import one_run
+
+    from patchloom.report.render import render
+
+    if why := missing():
+        sys.exit(why)
+    with TemporaryDirectory() as folder, browser() as started:
+        page = Path(sys.argv[1]) if sys.argv[1:] else Path(folder) / "report.html"
+        if not sys.argv[1:]:
+            page.write_text(render(one_run()), "utf-8")
+        take(started, page)
+
+
+if __name__ == "__main__":
+    main()
