@@ -24,6 +24,7 @@ SMALL = {"model": {"name": "nano", "embed_dim": 32, "depth": 1, "num_heads": 2, 
 SMALL |= {"patch_size": 8, "batch_size": 16, "epochs": 6, "precision": "float32", "attention": "explicit"}
 SMALL |= {"threads": 1, "compile": False, "workers": 0, "device": "cpu", "held_out": 0.2}
 PROBE_STEPS = 5
+_KEPT = ("summary.txt", "verdict.yaml", "encoder.safetensors")
 # what a run writes and renames is told to audit hooks before it happens
 _EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.chmod")
 
@@ -136,7 +137,7 @@ def left_behind(run: Path) -> dict[str, Any]:
     for table, times in (("metrics.csv", "seconds"), ("results.csv", "date")):
         with open(run / table, newline="") as file:
             found[table] = [{k: v for k, v in row.items() if k != times} for row in csv.DictReader(file)]
-    for path in [*sorted(run.glob("pictures/*.png")), run / "summary.txt", run / "encoder.safetensors"]:
+    for path in [*sorted(run.glob("pictures/*.png")), *[run / name for name in _KEPT]]:
         found[path.name] = path.read_bytes()
     return found
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from patchloom.data import Arriving
-from patchloom.questions.measure import Measure
 from patchloom.train import journal
 from patchloom.train import pretrain as training
 from patchloom.train.final_evaluation import FinalEvaluation
@@ -107,7 +106,7 @@ def aside(counter: Counter | Warned, of: Any, name: str, patch: pytest.MonkeyPat
 def counted(request, monkeypatch):
     """The device; the reads of each update, and last those after the last one."""
     counter, each = request.param(), []
-    asides = [(Validation, "run"), (journal, "in_words"), (Measure, "collapsed"), (training, "save_checkpoint")]
+    asides = [(Validation, "run"), (journal, "in_words"), (journal, "health_of"), (training, "save_checkpoint")]
     if request.param is Counter:  # reading is done on the CPU, there as here
         asides += [(Arriving, "__next__"), (Arriving, "send")]
     for of, name in asides:

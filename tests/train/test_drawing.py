@@ -1,0 +1,75 @@
+"""Pictures on the way: when they are drawn, that they come early, and that they change nothing that is trained."""
+
+import pytest
+import torch
+from killing import SMALL, draw_images, left_behind
+from small import small
+from torch import nn
+
+from patchloom.tasks.mae import MAE
+from patchloom.train import drawing, journal
+from patchloom.train.drawing import drawn_after, operations
+from patchloom.train.pretrain import pretrain
+from patchloom.train.progress import measured_after, points
+
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
+
+@pytest.fixture
+def priced(monkeypatch):
+    """Tasks of which an image takes a given number of operations."""
+
+    def price(each: float) -> nn.Module:
+        monkeypatch.setattr(drawing, "operations", lambda task: each)
+        return nn.Identity()
+
+    return price
+
+
+def measured(steps: int, images: int) -> set[int]:
+    return measured_after(steps, points(steps, 1 / 200) - {0}, images)
+
+
+def test_drawings_are_far_apart_and_none_is_at_the_end(priced):
+    found = drawn_after(1554, measured(1554, 128), 128, priced(1.6e8))  # `pretrain shapes`
+    assert found == {0, 388, 777, 1166}
+    # of a larger model every measure is worth a picture
+    assert drawn_after(1554, measured(1554, 128), 128, priced(2e10)) == {0, *measured(1554, 128)} - {1554}
+    # and a run that takes seconds has them at its end
+    assert drawn_after(18, measured(18, 16), 16, priced(2e6)) == set()
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return draw_images(tmp_path_factory.mktemp("images"))
+
+
+def test_pictures_come_before_the_first_step_and_change_nothing(images, tmp_path, monkeypatch, capsys):
+    plain = pretrain(images, "droppos", out=tmp_path / "plain" / "run", **SMALL).folder
+    assert "first pictures" not in capsys.readouterr().out
+    monkeypatch.setattr(drawing, "_BETWEEN", 1.0)
+    drawn = []
+
+    def noted(validation, folder, settings, measure, place, device):
+        torch.rand(3)  # as if drawing used the random numbers of all
+        drawing.draw_run(validation, folder, settings, measure, place, device)
+        drawn.append((place[0], sorted(one.name for one in folder.pictures.iterdir())))
+
+    monkeypatch.setattr(journal, "draw_run", noted)
+    run = pretrain(images, "droppos", out=tmp_path / "drawn" / "run", **SMALL).folder
+    told = capsys.readouterr().out
+    assert [step for step, _ in drawn] == [0, 1, 4, 9, 14]
+    assert "curves.png" not in drawn[0][1] and drawn[0][1], "there are no curves before the first step"
+    assert "curves.png" in drawn[1][1]
+    assert (
+        told.index("before the first step: position accuracy")
+        < told.index("first pictures: ")
+        < told.index("epoch 0.3")
+    )
+    assert told.count("first pictures: ") == 1
+    assert left_behind(run) == left_behind(plain)
+
+
+def test_operations_grow_with_the_patches():
+    few, many = (operations(small(MAE, p=p)) for p in (16, 8))
+    assert many > few > 0

@@ -1,0 +1,166 @@
+"""The verdict on a run: each of its rules, and runs that were made to fail."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from killing import SMALL
+from PIL import Image
+
+from patchloom.data import open_data
+from patchloom.questions.measure import Measure
+from patchloom.runs.health import COLLAPSED, EARLY, HEALTHY, NOT_LEARNING, UNKNOWN, VERDICTS, WEAK, read_health
+from patchloom.runs.settings import Settings
+from patchloom.train.health import Classes, Signs, classes_in, health_of
+from patchloom.train.pretrain import pretrain
+from patchloom.verdict import Level
+
+SETTINGS = Settings(data="photos", task={"name": "mae"}, model={"name": "nano"}, epochs=10, blr=4e-3)
+FEATURES = {"features:spread": "0.9", "features:effective rank": "9", "features:effective rank:untrained": "12"}
+
+
+def measure(value, base=0.4, n=200, noise=0.01, **more):
+    """An error whose images differ by ±``noise``, so that means are exact."""
+    apart = noise * torch.tensor([1.0, -1.0]).repeat(n)[:n]
+    apart = apart - apart.mean()
+    how = {"to_beat": "blurred copy", "higher_is_better": False, "form": ".3f"} | more
+    return Measure("error", value + apart, {how["to_beat"]: torch.full((n,), base)}, **how)
+
+
+def agreement(value, base, rank=99):
+    outputs = torch.randn(200, rank, generator=torch.Generator().manual_seed(0))
+    return measure(value, base, to_beat="on other images", higher_is_better=True, outputs=outputs)
+
+
+def signs(found, values=(0.9,), step=1000, ended=True, **more):
+    """Those of a run that has come to ``step`` of 1,000, with its held-out measures evenly over the steps."""
+    values = [*values, found.value]
+    steps = [round(step * i / (len(values) - 1)) for i in range(len(values))] if step else [0]
+    rows = [{"step": str(at), "held_out": f"{value:.6g}"} for at, value in zip(steps, values, strict=False)]
+    rows[0] |= {"images:apart": more.pop("apart", "0.97")}
+    rows[-1] |= FEATURES | more.pop("features", {})
+    return Signs(found, rows, SETTINGS, step, 1000, ended=ended, **more)
+
+
+CASES = {
+    "clearly learnt": (signs(measure(0.2)), HEALTHY, "error 0.200, blurred copy 0.400, 50% of the way", "few labels"),
+    "with labels": (
+        signs(measure(0.2), classes=Classes(0.3, "raw pixels", 0.2, Level.CLEAR)),
+        HEALTHY,
+        "kNN 30.0%",
+        "",
+    ),
+    "still getting better": (
+        signs(measure(0.2), (0.9, 0.6, 0.4), classes=Classes(0.3, "raw pixels", 0.2, Level.CLEAR)),
+        *(HEALTHY, "50%", "train longer (--epochs 40): it was still getting better"),
+    ),
+    "no gain in classes": (
+        signs(measure(0.2), classes=Classes(0.2, "raw pixels", 0.3, Level.WORSE)),
+        *(WEAK, "no better than raw pixels (20.0%, raw pixels 30.0%)", "another --task"),
+    ),
+    "weakly": (signs(measure(0.38)), WEAK, "5% of the way to perfect", "train longer (--epochs 40)"),
+    "hardly": (signs(measure(0.399, noise=0.001), (0.9, 0.4)), NOT_LEARNING, "error 0.399, blurred copy 0.400", ""),
+    "a teacher, weakly": (signs(agreement(0.35, 0.3)), WEAK, "7% of the way", "larger --batch_size"),
+    "outputs alike": (signs(agreement(0.97, 0.93)), WEAK, "so alike that agreeing", "--task.loss infonce"),
+    "outputs collapsed": (signs(agreement(0.99, 0.95, rank=2)), COLLAPSED, "effective rank 1.99", "--task.momentum"),
+    "features collapsed": (
+        signs(measure(0.2), features={"features:effective rank": "1.4"}),
+        *(COLLAPSED, "effective rank 1.4, that of an untrained encoder's 12.0", "lower --blr (from 0.004 to 0.0004)"),
+    ),
+    "features in one place": (signs(measure(0.2), features={"features:spread": "0.04"}), COLLAPSED, "spread 0.04", ""),
+    "features not finite": (signs(measure(0.2), features={"features:spread": "nan"}), NOT_LEARNING, "not finite", ""),
+    "measure not finite": (signs(measure(float("nan"))), NOT_LEARNING, "not finite", "lower --blr"),
+    "images alike": (signs(measure(0.2), apart="0.03"), UNKNOWN, "nearly all the same: 3.0% of", "look at your data"),
+    "images alike, at once": (signs(measure(0.9), (), 0, False, apart="0.03"), UNKNOWN, "nearly all the same", ""),
+    "few images": (signs(measure(0.3, n=4)), UNKNOWN, "on 4 held-out images, which are too few", "--held_out"),
+    "at the start": (signs(measure(0.9), (), 0, False), EARLY, "nothing is trained yet: error 0.900", ""),
+    "few updates": (signs(measure(0.5), step=499), EARLY, "after 499 updates", "train longer"),
+    "first half": (signs(measure(0.5), step=500, ended=False)._replace(steps=1001), EARLY, "the first half", ""),
+    "nearer than halfway": (signs(measure(0.5), (0.9, 0.55)), EARLY, "but 9% nearer to perfect than halfway", "longer"),
+    "stands still": (signs(measure(0.5), (0.9, 0.5)), NOT_LEARNING, "error 0.500, blurred copy 0.400", "--patch_size"),
+    "worse than at the start": (signs(measure(0.95)), NOT_LEARNING, "before the first step (0.900)", "lower --blr"),
+    "up and down": (signs(measure(0.45), (0.9, 0.5, 0.6)), NOT_LEARNING, "from 0.500 back to 0.600", "lower --blr"),
+    "went back": (signs(measure(0.5), setbacks=2), NOT_LEARNING, "went back 2 times", "lower --blr"),
+    "went back, and learnt": (signs(measure(0.2), setbacks=2), HEALTHY, "50%", ""),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_rule(case):
+    found, verdict, why, then = CASES[case]
+    health = health_of(found)
+    assert health.verdict == verdict in VERDICTS, health
+    assert why in health.why and then in health.then, health
+    assert health.ended == found.ended and health.epoch == round(found.step / found.steps * 10, 4)
+
+
+def test_a_run_of_an_older_version_has_no_columns_of_features():
+    old = signs(measure(0.2))
+    old = old._replace(rows=[{name: row[name] for name in ("step", "held_out")} for row in old.rows])
+    assert health_of(old).verdict == HEALTHY
+
+
+def test_classes_are_compared_with_the_better_control():
+    start = {"knn": "0.10", "knn:untrained": "0.10", "knn:raw pixels": "0.17"}
+    found = classes_in([start, {"knn": ""}, {"knn": "0.30"}], 2000)
+    assert found == Classes(0.3, "raw pixels", 0.17, Level.CLEAR)
+    assert classes_in([start, {"knn": "0.16"}], 2000).level is Level.NONE
+    assert classes_in([{"held_out": "1"}], 2000) is None
+
+
+# ---- runs that were made to fail, and one that was not
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory) -> Path:
+    """A hundred drawn shapes without labels."""
+    return written(tmp_path_factory.mktemp("shapes"), [open_data("shapes").train.read(i) for i in range(100)])
+
+
+def written(folder: Path, images) -> Path:
+    for i, image in enumerate(images):
+        Image.fromarray(np.asarray(image.permute(1, 2, 0))).save(folder / f"{i:03d}.png")
+    return folder
+
+
+def trained(data, task, out, **how):
+    return read_health(pretrain(data, task, out=out, **SMALL | {"epochs": 20, "batch_size": 8} | how).folder)
+
+
+def test_an_ordinary_run_is_not_called_bad(shapes, tmp_path):
+    assert trained(shapes, "mae", tmp_path / "run", epochs=8).verdict in (HEALTHY, WEAK, EARLY)
+
+
+def test_a_hundredfold_learning_rate_is_never_called_good(shapes, tmp_path):
+    """How it goes wrong, the last digits of a machine decide; that its measure jumps is a rule of its own above."""
+    assert trained(shapes, "mae", tmp_path / "run", blr=0.4).verdict in (NOT_LEARNING, COLLAPSED, EARLY)
+
+
+def test_a_learning_rate_beyond_all_measure(shapes, tmp_path):
+    health = trained(shapes, "mae", tmp_path / "run", blr=400.0)
+    assert health.verdict in (NOT_LEARNING, COLLAPSED) and "lower --blr (from 400 to 40)" in health.then, health
+
+
+def test_a_teacher_that_follows_at_once(shapes, tmp_path):
+    task = {"name": "extrema", "loss": "byol", "momentum": 0.0, "masks": 2}
+    health = trained(shapes, task, tmp_path / "run", blr=4e-2)
+    assert health.verdict == COLLAPSED and "nearly the same output" in health.why, health
+
+
+def test_one_image_again_and_again(tmp_path):
+    rng, folder = np.random.default_rng(0), tmp_path / "images"
+    folder.mkdir()
+    image = open_data("shapes").train.read(0).to(torch.int16)
+    grain = (torch.from_numpy(rng.integers(-3, 4, image.shape)) for _ in range(60))
+    written(folder, [(image + one).clamp(0, 255).to(torch.uint8) for one in grain])
+    health = trained(folder, "mae", tmp_path / "run", epochs=1)
+    assert health.verdict == UNKNOWN and "nearly all the same" in health.why, health
+
+
+def test_noise(tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    noise = torch.randint(0, 256, (60, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    health = trained(written(folder, noise), "mae", tmp_path / "run", epochs=85)  # 510 updates
+    assert health.verdict == NOT_LEARNING, health
