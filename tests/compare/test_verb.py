@@ -1,0 +1,270 @@
+"""Comparisons from the command line, of tiny runs on images with two classes."""
+
+import csv
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from patchloom import PatchloomError, compare
+from patchloom.cli import main
+from patchloom.compare.judge import standing
+from patchloom.compare.labels import Contender, Labelled
+from patchloom.compare.outcome import HEADING, judged, verdict_of
+from patchloom.compare.pace import Pace
+from patchloom.compare.plan import Asked, Plan, resolved, stored_plan, words_of
+from patchloom.compare.runner import Bar, Job, last_line
+from patchloom.compare.scores import Scores, Way, kept, ways_of
+from patchloom.data import open_data
+from patchloom.evaluate import LINEAR, Parts
+
+SMALL = ["--img_size", "16", "--patch_size", "8", "--batch_size", "16", "--threads", "1", "--workers", "0"]
+GIVEN = {"img_size": 16, "patch_size": 8, "batch_size": 16, "threads": 1, "workers": 0}
+
+
+def drawn(folder: Path, count: int = 30) -> Path:
+    """Images of two classes, bright and dark noise, ``count`` of each."""
+    rng = np.random.default_rng(0)
+    for name, low in (("bright", 120), ("dark", 0)):
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            pixels = rng.integers(low, low + 130, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+    return folder
+
+
+def asked_of(folder: Path, tasks: tuple[str, ...] = ("mae", "mp3"), **changes) -> Asked:
+    given = dict(seeds=1, minutes=None, samples=96, given=dict(GIVEN), at_once=1)
+    return Asked(data=(str(folder),), tasks=tasks, **{**given, **changes})
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Labelled images, and the folder of a comparison of two tasks on them."""
+    folder = tmp_path_factory.mktemp("compared")
+    images, out = drawn(folder / "images"), folder / "out"
+    words = ["compare", str(images), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", "--few", "2,0.5"]
+    assert main([*words, *SMALL, "--out", str(out)]) == 0
+    return images, out
+
+
+def rows_of(out: Path) -> list[dict[str, str]]:
+    with open(out / "comparison.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_encoder_is_scored_in_every_way(compared):
+    rows = rows_of(compared[1])
+    assert {row["encoder"] for row in rows} == {"mae", "mp3", "untrained", "raw pixels"}
+    assert {row["way"] for row in rows} == {"linear", "kNN", "linear, 2 labels a class", "linear, 50 % of labels"}
+    assert len(rows) == 16
+    for row in rows:
+        assert 0 <= float(row["low"]) <= float(row["mean"]) <= float(row["high"]) <= 1
+
+
+def test_all_runs_hold_out_the_same_images(compared):
+    from patchloom.runs.folder import RunFolder
+
+    held = [RunFolder(compared[1] / f"{task}-seed0").read_data()["held_out"] for task in ("mae", "mp3")]
+    assert held[0] == held[1] and held[0]
+
+
+def test_both_tasks_see_as_many_samples(compared):
+    from patchloom.runs.folder import RunFolder
+
+    epochs = {RunFolder(compared[1] / f"{task}-seed0").read_config().epochs for task in ("mae", "mp3")}
+    assert len(epochs) == 1
+
+
+def test_it_leaves_a_page_and_a_verdict(compared):
+    out = compared[1]
+    page, verdict = (out / "report.html").read_text(), (out / "summary.txt").read_text().strip()
+    assert verdict and verdict.split(":")[0] in page
+    assert "linear, 2 labels a class" in page
+
+
+def test_what_was_lost_is_made_again_as_it_was(compared, capsys):
+    images, out = compared
+    again = out.with_name("again")
+    shutil.copytree(out, again)
+    before = (again / "comparison.csv").read_bytes()
+    for name in ("comparison.csv", "report.html", "mp3-seed0"):  # as if it had been killed while the second run trained
+        path = again / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in (again / "scores").glob("001-*"):
+        path.write_text("{")
+    plan = (again / "compare.yaml").read_text()
+    words = ["compare", str(images), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", "--few", "2,0.5"]
+    assert main([*words, *SMALL, "--out", str(again)]) == 0
+    assert "where it goes on" in capsys.readouterr().out
+    assert (again / "comparison.csv").read_bytes() == before
+    assert (again / "compare.yaml").read_text() == plan
+    one, other = (folder / "mp3-seed0" / "encoder.safetensors" for folder in (out, again))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_another_comparison_is_refused_there(compared, capsys):
+    images, out = compared
+    words = ["compare", str(images), "--tasks", "mae,droppos", "--samples", "96", "--seeds", "1", *SMALL]
+    assert main([*words, "--out", str(out)]) == 2
+    assert "holds a comparison with other settings (tasks: was ['mae', 'mp3']" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--tasks", "mae"], "--tasks needs two tasks or more"),
+        (["--tasks", "mae,mae"], "each once"),
+        (["--tasks", "mae,dropos"], "did you mean droppos?"),
+        (["--tasks", "mae,distill"], "distill needs the option features_of"),
+        (["--minutes", "0"], "--minutes must be above 0"),
+        (["--minutes", "1", "--samples", "5"], "give one of them"),
+        (["--seeds", "0"], "--seeds must be 1 or more"),
+        (["--few", "0.1,1.5"], "--few takes shares below 1 or whole numbers of labels a class, not 1.5"),
+        (["--beside", "nowhere"], "there is no encoder at nowhere"),
+        (["--labels", "nowhere"], "nowhere"),
+    ],
+)
+def test_a_slip_is_one_sentence_before_anything_is_trained(compared, tmp_path, capsys, words, sentence):
+    assert main(["compare", str(compared[0]), *words, "--out", str(tmp_path / "new")]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_with_something_else_is_left_alone(compared, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(PatchloomError, match="holds no comparison"):
+        compare(str(compared[0]), tasks=["mae", "mp3"], samples=96, out=tmp_path, **GIVEN)
+
+
+def test_images_in_memory_are_refused():
+    with pytest.raises(PatchloomError, match="processes of its own"):
+        compare(torch.zeros(8, 3, 16, 16, dtype=torch.uint8))
+
+
+def test_a_task_that_the_images_refuse_is_left_out_unless_it_was_named(compared):
+    source = open_data(str(compared[0])).train
+    asked = asked_of(compared[0], ("mae", "mp3", "restore"), given={**GIVEN, "model": "swin-nano"})
+    found, _, notes = resolved(asked_of(compared[0]), source, explicit=False)
+    assert [*found] == ["mae", "mp3"] and not notes
+    with pytest.raises(PatchloomError):
+        resolved(asked, source, explicit=True)
+    with pytest.raises(PatchloomError, match="two tasks or more"):
+        resolved(asked, source, explicit=False)
+
+
+def test_equal_time_makes_epochs_by_the_pace():
+    fast, slow = Pace(step=0.1, images=10, epoch=20), Pace(step=0.4, images=10, epoch=20)
+    assert fast.epochs_in(60) == 30 and slow.epochs_in(60) == 7.5
+    assert fast.seconds_of(30) == pytest.approx(slow.seconds_of(7.5))
+    assert fast.epochs_of(1000) == slow.epochs_of(1000) == 5
+    assert slow.epochs_in(0.001) == 0.05  # a step
+
+
+def test_a_plan_is_read_back(tmp_path, compared):
+    from patchloom.compare.plan import store
+
+    asked = asked_of(compared[0])
+    plan = Plan(asked, {"mae": 1.5, "mp3": 2}, {"mae": Pace(0.1, 16, 3), "mp3": Pace(0.2, 16, 3)}, 4.0, ("a note",))
+    store(plan, tmp_path / "new")
+    found = stored_plan(asked, tmp_path / "new")
+    assert found.resumed and (found.epochs, found.paces, found.top) == (plan.epochs, plan.paces, plan.top)
+    assert [job.name for job in found.jobs(tmp_path)] == ["mae, seed 0", "mp3, seed 0"]
+
+
+def test_a_run_is_told_all_that_is_common(tmp_path):
+    words = words_of(asked_of(tmp_path), "mae", tmp_path / "run", 1.5, 16, 3)
+    assert {"--task=mae", "--epochs=1.5", "--seed=3", "--split_seed=0", "--img_size=16", "--batch_size=16"} <= {*words}
+
+
+def test_the_line_of_the_whole(tmp_path):
+    jobs = [Job(name, tmp_path / name, [], tmp_path / "log", 60.0) for name in ("one", "two")]
+    bar = Bar(jobs, 1)
+    bar.running = jobs[:1]
+    assert bar.line().startswith("2 min 0 s left ····") and bar.line().endswith("0 of 2 runs are there · one")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "summary.txt").write_text("done\n")
+    assert bar.line().startswith("1 min 0 s left ██████████") and "1 of 2" in bar.line()
+
+
+def test_what_a_process_said_last(tmp_path):
+    log = tmp_path / "log.txt"
+    log.write_text("starting\rmore\npatchloom: the images are gone: restore them\n\n")
+    assert last_line(log) == "the images are gone: restore them"
+    assert last_line(tmp_path / "none") == ""
+
+
+def test_scores_are_kept_and_damaged_ones_made_anew(tmp_path):
+    right = torch.tensor([1, 0, 0, 1, 1, 0, 1, 1, 1]).bool()
+    made = []
+
+    def make() -> Scores:
+        made.append(1)
+        return Scores({"linear": right}, {"linear": "9 labels"})
+
+    path = tmp_path / "scores" / "one.json"
+    for key, count in (("a", 1), ("a", 1), ("b", 2)):
+        found = kept(path, key, make)
+        assert found.right["linear"].equal(right) and found.about == {"linear": "9 labels"} and len(made) == count
+    path.write_text(path.read_text()[:-9])
+    assert kept(path, "b", make).right["linear"].equal(right) and len(made) == 3
+
+
+def test_few_labels_that_cannot_be_drawn_are_left_out_with_a_word(compared):
+    source = open_data(str(compared[0])).train
+    ways, notes = ways_of((0.01, 0.5, 3, 1000), source)
+    assert [way.name for way in ways] == ["linear", "kNN", "linear, 50 % of labels", "linear, 3 labels a class"]
+    assert len(notes) == 2 and "fewer than the 2 classes" in notes[0] and "a class has 30" in notes[1]
+
+
+def test_the_verdict_names_a_winner_or_what_is_missing():
+    n = 2000
+    tasks = {"mae": torch.arange(n)[None] < 900, "mp3": torch.arange(n)[None] < 1100}
+    low = {"untrained": torch.arange(n)[None] < 400}
+    (said,) = verdict_of(standing(tasks, low), "linear", 2, n)
+    assert said.startswith("mp3 suits these images best") and "ahead of mae" in said and "untrained (20.0%)" in said
+    (said,) = verdict_of(standing(tasks, {"raw pixels": torch.arange(n)[None] < 1500}), "linear", 2, n)
+    assert said.startswith("No winner") and "raw pixels (75.0%)" in said
+    tasks = {"mae": torch.arange(100)[None] < 55, "mp3": torch.arange(100)[None] >= 50}
+    said = verdict_of(standing(tasks, {"untrained": torch.zeros(1, 100).bool()}), "linear", 2, 100)
+    assert said[0].startswith("No winner: mae 55.0% is ahead") and "labelled test images" in said[1]
+
+
+def test_without_labels_nobody_wins(compared, tmp_path, capsys):
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number, path in enumerate(sorted(compared[0].rglob("*.png"))):
+        for copy in range(6):  # other pixels, or they would be copies
+            pixels = np.asarray(Image.open(path)).copy()
+            pixels[0, 0] = (copy, number, 7)
+            Image.fromarray(pixels).save(flat / f"{number}-{copy}.png")
+    words = ["compare", str(flat), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", *SMALL]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "There are no labels, so none of the tasks is named the best one" in " ".join(said.split())
+    assert "RankMe" in said
+    assert (tmp_path / "out" / "comparison.csv").read_text().splitlines()[0] == ",".join(HEADING)
+
+
+def test_an_encoder_beside_is_no_task():
+    parts = Parts(None, type("Test", (), {"noun": "images", "__len__": lambda self: 100})(), "A story.")
+    right = {name: torch.arange(100) < count for name, count in (("mae", 60), ("mp3", 30), ("raw", 10), ("timm", 99))}
+    those = [
+        (Contender("mae", 0, False, "out/mae-seed0"), right["mae"]),
+        (Contender("mp3", 0, False, "out/mp3-seed0"), right["mp3"]),
+        (Contender("raw pixels", 0, True, "out/mae-seed0"), right["raw"]),
+        (Contender("timm:x", 0, False, "timm:x"), right["timm"]),
+    ]
+    found = judged(
+        [(one, Scores({"linear": its}, {"linear": "all"})) for one, its in those],
+        Labelled(parts, [Way("linear", LINEAR)], []),
+        asked_of(Path("images")),
+        Path("out"),
+        [],
+    )
+    assert found.winner == "mae" and found.order == ("mae", "mp3")
+    assert [row[2] for row in found.rows] == ["task", "task", "control", "beside"]
