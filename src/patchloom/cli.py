@@ -29,6 +29,7 @@ _MEANT = {
     **dict.fromkeys(("eval", "test", "score", "measure", "probe", "validate"), "evaluate"),
     **dict.fromkeys(("draw", "show", "view", "plot", "visualize", "visualise", "pictures"), "look"),
     **dict.fromkeys(("save", "convert"), "export"),
+    **dict.fromkeys(("html", "page", "summary", "summarize", "summarise"), "report"),
     **dict.fromkeys(("infer", "inference", "apply", "label"), "predict"),
     **dict.fromkeys(("time", "benchmark", "profile"), "bench"),
     **dict.fromkeys(("list", "task", "ls"), "tasks"),

@@ -72,7 +72,13 @@ def test_thumbnails_are_those_of_the_images(run, tmp_path):
 
 def test_many_images_are_thinned(run, photos):
     cloud = cloud_of(run, open_data(photos).train, "images", most=20)
-    assert len(cloud.names) == 20 and "20 of 60, evenly spread" in cloud.note
+    assert len(cloud.names) == 20 and "(20 of 60)" in cloud.note
+
+
+def test_what_takes_long_ends_with_fewer(run, photos, monkeypatch):
+    monkeypatch.setattr(clouds, "_SECONDS", 0.0)
+    cloud = cloud_of(run, open_data(photos).train, "images")
+    assert len(set(cloud.names)) == 32 and set(cloud.labels) == {0, 1} and "(32 of 60)" in cloud.note
 
 
 def test_few_images_have_no_map(run, photos):

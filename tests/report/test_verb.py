@@ -40,7 +40,7 @@ def test_one_run_has_its_page_beside_it(run, pages, capsys, monkeypatch):
     assert (
         part.numbers and part.settings and part.pictures and part.cloud and part.files and part.about and part.command
     )
-    assert page.charts and part.tables and page.lead == [f"mine: {part.summary}"]
+    assert page.charts and part.tables and page.lead == [part.summary]
 
 
 def test_several_runs_share_a_page(run, pages, tmp_path, monkeypatch, capsys):
@@ -80,7 +80,7 @@ def test_a_run_before_its_first_row(run):
     assert part.state == "epoch 0 of 2, on the way" and part.settings and part.files and part.command
     assert (part.numbers, part.cloud, list(page.charts), part.summary) == ([], None, [], "")
     assert page.notes == [page.notes[0]] and page.notes[0].startswith("There is no map of embeddings: ")
-    assert "the run has no checkpoint yet" in page.notes[0] and page.lead == ["mine: epoch 0 of 2, on the way"]
+    assert "the run has no checkpoint yet" in page.notes[0] and page.lead == ["epoch 0 of 2, on the way"]
 
 
 def test_hostile_names_are_plain_text(photos, run, tmp_path):
