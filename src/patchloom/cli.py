@@ -30,6 +30,7 @@ _MEANT = {
     **dict.fromkeys(("draw", "show", "view", "plot", "visualize", "visualise", "pictures"), "look"),
     **dict.fromkeys(("save", "convert"), "export"),
     **dict.fromkeys(("versus", "vs", "choose", "select"), "compare"),
+    **dict.fromkeys(("html", "page", "summary", "summarize", "summarise"), "report"),
     **dict.fromkeys(("infer", "inference", "apply", "label"), "predict"),
     **dict.fromkeys(("time", "benchmark", "profile"), "bench"),
     **dict.fromkeys(("list", "task", "ls"), "tasks"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ MOST, LEAST = 1000, 5  # images
 _NEAREST = 8
 _SIDE = 40  # pixels of a thumbnail
 _QUALITY = 60
+_SECONDS = 30.0  # after which no further batch is shown to a large encoder, or one of large files
 _BATCH = 32
 _PERPLEXITY = 30.0  # as usual; of few images less, since it has to be below their number
 _COMPONENTS = 50  # to which features are reduced before t-SNE, as its paper does (van der Maaten and Hinton 2008)
@@ -62,7 +64,8 @@ def cloud_of(run: str | Path, source: Source, what: str, most: int = MOST, seed:
 
     Args:
         run: its folder.
-        source: images; up to ``most`` of them, evenly spread.
+        source: images; up to ``most`` of them, evenly spread. If that takes long, it ends after half a minute, with
+            those that were drawn by lot until then.
         what: they are, for the note.
         most: images.
         seed: of t-SNE.
@@ -71,7 +74,7 @@ def cloud_of(run: str | Path, source: Source, what: str, most: int = MOST, seed:
         PatchloomError: no encoder yet; fewer than 5 images; or features of which no map can be drawn.
     """
     places = np.unique(np.linspace(0, len(source) - 1, min(most, len(source))).round().astype(int))
-    some = source.subset(places)
+    some = source.subset(np.random.default_rng(seed).permutation(places))
     if len(some) < LEAST:
         raise PatchloomError(f"a map of embeddings needs {LEAST} {source.noun} or more, and there are {len(some)}")
     vit, card = load_encoder(run)  # and no module beside it: of a run that is not finished these would build its task
@@ -89,7 +92,7 @@ def cloud_of(run: str | Path, source: Source, what: str, most: int = MOST, seed:
     with Waiting("drawing a map of embeddings"):
         projections = projections_of(shown.features.double().numpy(), seed)
         sprite = _sprite(shown.thumbnails, columns)
-    left = f"{len(order):,} of {len(source):,}, evenly spread" if len(order) < len(source) else f"{len(order):,}"
+    left = f"{len(order):,} of {len(source):,}" if len(order) < len(source) else f"{len(order):,}"
     return Cloud(
         projections=projections,
         names=[some.place(i) or some.describe(i) for i in shown.indices],
@@ -105,12 +108,13 @@ def cloud_of(run: str | Path, source: Source, what: str, most: int = MOST, seed:
 
 
 def shown_of(one: NamedEncoder, source: Source, device: torch.device) -> Shown:
-    """Features and thumbnails of all images of a source, each of which is read once.
+    """Features and thumbnails of the images of a source, each of which is read once, until `_SECONDS` are over.
 
     Raises:
         PatchloomError: none can be read, or features are not finite.
     """
     features, thumbnails, indices = list[Tensor](), list[np.ndarray](), list[int]()
+    begun = time.monotonic()
     batches = plain_batches(source, input_size(one.vit), _BATCH, channels=input_channels(one.vit), device=device)
     with torch.inference_mode(), Waiting(f"{one.name} being shown {source.noun}", len(source)) as waiting:
         for batch in batches:
@@ -119,6 +123,8 @@ def shown_of(one: NamedEncoder, source: Source, device: torch.device) -> Shown:
             thumbnails.append(_thumbnails(pictures_of(one, images.cpu())))
             indices += batch.indices.tolist()
             waiting.advance(len(batch.indices))
+            if len(indices) >= LEAST and time.monotonic() - begun > _SECONDS:
+                break
     return Shown(torch.cat(features), np.concatenate(thumbnails), indices)
 
 

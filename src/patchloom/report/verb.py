@@ -98,13 +98,15 @@ def page_of(runs: Sequence[Path], data: DataLike | None = None) -> Page:
     for run, its in zip(found, pictures, strict=True):
         part, said = _part(run, its, data, len(found))
         parts.append(part)
+        said = [one if one.endswith(".") else f"{one}." for one in said]  # errors have no full stop
         notes += [f"{run.name}: {one}" for one in said] if len(found) > 1 else said
+    alone = parts[0] if len(parts) == 1 else None
     return Page(
         title=listing([run.name for run in found], "and"),
         made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         version=__version__,
-        lead=[_lead(part) for part in parts],
-        tone=parts[0].tone if len(parts) == 1 else "plain",
+        lead=[_lead(part) for part in parts] if alone is None else [alone.why or alone.summary or alone.state],
+        tone="plain" if alone is None else alone.tone,
         charts=charts_of(found),
         runs=parts,
         notes=notes,
@@ -153,7 +155,7 @@ def _numbers(run: Gathered, notes: list[str]) -> tuple[list[Number], list[Table]
     try:
         return numbers_of(run), results_of(run)
     except ValueError as problem:
-        notes.append(f"{problem}.")
+        notes.append(str(problem))
         return [], []
 
 
@@ -161,22 +163,22 @@ def _of_images(run: Gathered, images: Images, count: int) -> _OfImages:
     """The map of embeddings, recordings and sentences on files; of one of ``count`` runs."""
     cloud, recordings, notes = None, list[Recording](), list[str]()
     if images.shown is None:
-        notes.append(f"There is no map of embeddings: {images.what}.")
+        notes.append(f"There is no map of embeddings: {images.what}")
     else:
         try:
             cloud = cloud_of(run.folder.path, images.shown, images.what, min(MOST, _POINTS // count))
         except PatchloomError as problem:
-            notes.append(f"There is no map of embeddings: {problem}.")
+            notes.append(f"There is no map of embeddings: {problem}")
         if images.shown.sound is not None:
             try:
                 recordings = recordings_of(images.shown, max(1, COUNT // count), SOUNDS // count)
             except PatchloomError as problem:
-                notes.append(f"There are no recordings to be heard: {problem}.")
+                notes.append(f"There are no recordings to be heard: {problem}")
     return _OfImages(cloud, recordings, files_of(run, images.train), notes)
 
 
 def _lead(part: RunPart) -> str:
-    """The sentence at the head of the page about a run: its verdict, else what its summary says, else where it is."""
+    """The sentence at the head of a page about one run of several: its verdict, else its summary, else where it is."""
     if part.verdict:
         return f"{part.name}: {part.verdict}. {part.why}".strip()
     return f"{part.name}: {part.summary or part.state}"

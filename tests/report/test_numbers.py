@@ -1,0 +1,76 @@
+"""Key numbers: those that are quoted, the newest of each, with intervals, beside their controls."""
+
+import pytest
+
+from patchloom.report.gather import gather
+from patchloom.report.numbers import numbers_of, results_of
+
+HEAD = "date,protocol,encoder,pooling,settings,data,data_fingerprint,seed,value,low,high,n_test,quoted"
+
+
+def write(run, *rows):
+    lines = [HEAD]
+    for row in rows:
+        cells = {"date": "2026-11-22T10:00:00+00:00", "protocol": "knn", "encoder": "one", "pooling": "mean"}
+        cells |= {"settings": '"{""k"": 20}"', "data": "birds", "data_fingerprint": "f", "seed": 0}
+        cells |= {"value": 0.507, "low": 0.489, "high": 0.525, "n_test": 2000, "quoted": True} | row
+        lines.append(",".join(map(str, cells.values())))
+    (run / "results.csv").write_text("\n".join(lines) + "\n")
+
+
+def test_the_measure_of_the_run_stands_beside_its_baselines(run):
+    first = numbers_of(gather(run))[0]
+    assert first.label == "position accuracy" and first.value.endswith(" %") and first.interval == ""
+    assert dict(first.beside)["chance"].endswith(" %")
+    assert first.note == "On 12 held-out images, after 2 epochs."
+
+
+def test_quoted_numbers_have_intervals_and_controls(run):
+    write(
+        run,
+        {"quoted": False, "value": 0.9},
+        {},
+        {"encoder": "untrained", "value": 0.3, "low": 0.28, "high": 0.32},
+        {"encoder": "chance", "value": 0.1, "low": 0.1, "high": 0.1},
+    )
+    number = numbers_of(gather(run))[1]
+    assert number[:3] == ("kNN accuracy", "50.7 %", "[48.9, 52.5]")
+    assert number.beside == [("untrained", "30.0 % [28.0, 32.0]"), ("chance", "10.0 %")]
+    assert number.note == "20 neighbours, mean tokens; on 2,000 test images of birds."
+    (table,) = results_of(gather(run))
+    assert [row[0] for row in table.rows] == ["one", "untrained", "chance"] and len(table.heading) == len(table.rows[0])
+
+
+def test_the_newest_counts_and_other_seeds_are_told(run):
+    later = {"date": "2026-11-22T11:00:00+00:00"}
+    write(run, {"value": 0.4}, {"value": 0.5, **later}, {"value": 0.6, "seed": 1, **later}, {"data": "cats", **later})
+    found = numbers_of(gather(run))[1:]
+    assert [one.value for one in found] == ["60.0 %", "50.7 %"]
+    assert found[0].note.endswith("of birds. Seeds 0, 1 gave 50.0 %, 60.0 %.")
+
+
+def test_an_encoder_that_is_quoted_several_times_is_told_apart(run):
+    few = '"{""k"": 1}"'
+    write(run, {}, {"settings": few, "value": 0.4, "low": 0.4, "high": 0.4})
+    assert numbers_of(gather(run))[1].beside == [("one, 1 neighbours, mean tokens", "40.0 %")]
+
+
+def test_what_is_no_share_is_no_percentage(run):
+    write(run, {"settings": '"{""measure"": ""distance""}"', "value": 0.9, "low": 0.8, "high": 1.0})
+    number = numbers_of(gather(run))[1]
+    assert (number.value, number.interval) == ("0.900", "[0.8, 1]")
+    write(run, {"protocol": "layers", "value": 12.34, "low": 12, "high": 13})
+    assert numbers_of(gather(run))[1].value == "12.3"
+
+
+@pytest.mark.parametrize("text", ["nothing\n1\n", HEAD + "\n" + ",".join(["x"] * 12) + ",True\n"])
+def test_a_damaged_table_is_named(run, text):
+    (run / "results.csv").write_text(text)
+    with pytest.raises(ValueError, match="results.csv could not be read"):
+        numbers_of(gather(run))
+
+
+def test_without_results_and_rows_there_are_none(run):
+    (run / "results.csv").unlink()
+    (run / "metrics.csv").unlink()
+    assert numbers_of(gather(run)) == [] == results_of(gather(run))

@@ -1,0 +1,80 @@
+"""All pictures of a run's folder are on the page, with words on what is seen, and stay within their budget."""
+
+import base64
+import io
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from patchloom.report import pictures
+from patchloom.report.captions import caption_of
+from patchloom.report.gather import gather
+from patchloom.report.pictures import pictures_of, webp
+from patchloom.sound import Sound
+
+
+def opened(picture):
+    kind, _, content = picture.uri.partition(",")
+    assert kind == "data:image/webp;base64"
+    return Image.open(io.BytesIO(base64.b64decode(content)))
+
+
+def noise(path, width=600, height=500):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+def test_sheets_are_shown_with_captions(run):
+    noise(run / "pictures" / "<script>.png")
+    noise(run / "pictures" / "deep" / "depth.png")
+    noise(run / "pictures-birds" / "recovered.png")
+    ((*found,),), said = pictures_of([gather(run)])
+    assert not said
+    titles = [one.title for one in found]
+    assert "<script>" in titles and "curves" not in " ".join(titles)
+    assert titles[-1] == "What was withheld, and what came back, of birds"
+    assert {"Patches that were put where they belong", "Images put together again"} <= set(titles)
+    for one in found:
+        assert opened(one).size == (one.width, one.height) and one.alt
+        assert one.caption or one.title == "<script>"
+
+
+def test_many_pictures_become_smaller_and_then_fewer(run, monkeypatch):
+    monkeypatch.setattr(pictures, "_STEPS", ((200, 85), (100, 60)))
+    shutil.rmtree(run / "pictures")
+    for i in range(6):
+        noise(run / "pictures" / f"views-{i}.png", 200, 150)
+    (many,), said = pictures_of([gather(run)], budget=60_000)
+    assert sum(len(one.uri) for one in many) <= 60_000 and max(one.width for one in many) < 200 and not said
+    (few,), said = pictures_of([gather(run)], budget=15_000)
+    assert 0 < len(few) < len(many) and sum(len(one.uri) for one in few) <= 15_000
+    assert said == [f"{len(many) - len(few)} of {len(many)} pictures are left out, so that the page stays small."]
+
+
+def test_what_is_no_picture_is_named(run):
+    (run / "pictures" / "broken.png").write_bytes(b"\x89PNG\r\n")
+    _, said = pictures_of([gather(run)])
+    assert len(said) == 1 and said[0].startswith("broken.png could not be shown (")
+
+
+def test_a_run_without_pictures(run):
+    for path in (run / "pictures").iterdir():
+        path.unlink()
+    (run / "pictures").rmdir()
+    assert pictures_of([gather(run)]) == ([[]], [])
+
+
+@pytest.mark.parametrize(("size", "shown"), [((400, 100), (200, 50)), ((100, 1600), (25, 400)), ((30, 20), (30, 20))])
+def test_pictures_keep_their_shape(size, shown):
+    assert webp(Image.new("RGB", size), 200, 80)[1:] == shown
+
+
+def test_captions_are_of_the_kind_of_picture():
+    assert caption_of("attention-3").title == "What patches attend to (3)"
+    assert caption_of("position_map-birds").title.startswith("Where positions are found")
+    assert caption_of("positions").title != caption_of("position_map").title
+    assert caption_of("whatever") == ("whatever", "")
+    assert "recording" in caption_of("nearest", Sound()).text and "image" not in caption_of("nearest", Sound()).text

@@ -1,0 +1,148 @@
+"""The verb report: one file a page, of runs of any state; hostile names are plain text, and nothing else changes."""
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from patchloom.cli import main
+from patchloom.errors import PatchloomError
+from patchloom.report.verb import page_of, report
+from patchloom.runs.health import Health, write_health
+
+
+@pytest.fixture
+def pages(monkeypatch):
+    """What was rendered; the page itself is its title."""
+    made = []
+
+    def render(page):
+        made.append(page)
+        return f"<title>{len(made)}</title>"
+
+    monkeypatch.setitem(__import__("sys").modules, "patchloom.report.render", SimpleNamespace(render=render))
+    return made
+
+
+def test_one_run_has_its_page_beside_it(run, pages, capsys, monkeypatch):
+    def state():
+        return {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != "report.html"}
+
+    before = state()
+    assert main(["report", str(run)]) == 0
+    assert capsys.readouterr().out.strip() == str(run / "report.html")
+    assert (run / "report.html").read_text() == "<title>1</title>" and state() == before
+    (page,) = pages
+    assert page.title == "mine" and page.notes == [] and page.tone == "plain"
+    (part,) = page.runs
+    assert part.state == "finished" and part.summary
+    assert (
+        part.numbers and part.settings and part.pictures and part.cloud and part.files and part.about and part.command
+    )
+    assert page.charts and part.tables and page.lead == [part.summary]
+
+
+def test_several_runs_share_a_page(run, pages, tmp_path, monkeypatch, capsys):
+    other = shutil.copytree(run, tmp_path / "other")
+    write_health(run, Health("healthy", "12 % of the way", "", 2.0, True))
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(run), str(other)]) == 0
+    assert capsys.readouterr().out.strip() == "report.html" and (tmp_path / "report.html").exists()
+    (page,) = pages
+    assert page.title == "mine and other" and [part.name for part in page.runs] == ["mine", "other"]
+    assert page.lead[0] == "mine: healthy. 12 % of the way" and page.lead[1].startswith("other: ")
+    assert [part.tone for part in page.runs] == ["good", "plain"]
+    assert [line.name for line in page.charts[0].lines] == ["mine", "other"]
+    place = tmp_path / "deep" / "a.html"
+    assert report([run, other], out=place) == place and place.exists()
+
+
+@pytest.mark.parametrize(
+    ("verdict", "tone"),
+    [("healthy", "good"), ("learning but weak", "fair"), ("collapsed", "bad"), ("not learning", "bad"),
+     ("too early to tell", "plain")],
+)  # fmt: skip
+def test_a_verdict_has_its_tone(run, verdict, tone):
+    write_health(run, Health(verdict, "why", "then", 1.0, False))
+    page = page_of([run])
+    part = page.runs[0]
+    assert (part.verdict, part.why, part.then, part.tone, page.tone) == (verdict, "why", "then", tone, tone)
+
+
+def test_a_run_before_its_first_row(run):
+    for name in ("summary.txt", "encoder.safetensors", "metrics.csv", "results.csv"):
+        (run / name).unlink()
+    shutil.rmtree(run / "checkpoints")
+    shutil.rmtree(run / "pictures")
+    page = page_of([run])
+    part = page.runs[0]
+    assert part.state == "epoch 0 of 2, on the way" and part.settings and part.files and part.command
+    assert (part.numbers, part.cloud, list(page.charts), part.summary) == ([], None, [], "")
+    assert page.notes == [page.notes[0]] and page.notes[0].startswith("There is no map of embeddings: ")
+    assert "the run has no checkpoint yet" in page.notes[0] and page.lead == ["epoch 0 of 2, on the way"]
+
+
+def test_hostile_names_are_plain_text(photos, run, tmp_path):
+    evil = "<img src=x onerror=alert(1)>\"'\n&"
+    folder = tmp_path / "evil"
+    for name in ("<script>", "b"):
+        (folder / name).mkdir(parents=True)
+        for i in range(4):
+            shutil.copy(photos / "a" / "0.png", folder / name / f"{i}{evil.replace('/', '')}.png")
+    Image.new("RGB", (32, 32), "red").save(folder / "b" / "red.png")
+    named = shutil.copytree(run, tmp_path / "<b>&'\"run\n")
+    page = page_of([named], folder)
+    cloud = page.runs[0].cloud
+    assert page.runs[0].name == "<b>&'\"run\n" and "<script>" in cloud.classes
+    assert any(evil in name for name in cloud.names)
+    assert "<b>&'\"run\n" in page.title
+
+
+def test_one_image_has_no_map_and_a_note(run, tmp_path):
+    (tmp_path / "one").mkdir()
+    Image.new("RGB", (32, 32), "red").save(tmp_path / "one" / "one.png")
+    notes = page_of([run], tmp_path / "one").notes
+    assert any("needs 5 images or more" in note for note in notes)
+
+
+def test_damage_is_noted_and_the_rest_is_there(run):
+    (run / "results.csv").write_text("broken")
+    (run / "metrics.csv").write_text("epoch\nx\n")
+    (run / "results.csv").write_text("date,protocol\n1,2\n")
+    page = page_of([run])
+    assert len(page.notes) == 2 and page.runs[0].numbers == [] and page.runs[0].cloud
+
+
+def test_recordings_can_be_heard(tmp_path, quick_probe):
+    from patchloom.train.pretrain import pretrain
+
+    small = {"model": {"name": "nano", "embed_dim": 32, "depth": 1, "num_heads": 2}, "epochs": 1, "batch_size": 16}
+    run = pretrain("tones:30", "mae", out=tmp_path / "run", device="cpu", workers=0, compile=False, **small).folder
+    page = page_of([run])
+    part = page.runs[0]
+    assert page.notes == [] and 5 <= len(part.recordings) <= 12 and part.cloud
+    assert "recordings" in part.numbers[0].note and "Recordings" in page.charts[1].note
+    assert {"rate", "features"} <= {one.name for one in part.settings} and "flip" not in {s.name for s in part.settings}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["nowhere"], "nowhere is not the folder of a run"),
+        (["RUN", "RUN/"], "is given twice: give each run once"),
+        (["RUN", "--out", "."], "--out . is a folder: give the file, such as report.html"),
+        ([], "patchloom report needs RUNS"),
+    ],
+)
+def test_slips_are_sentences(finished, given, said, capsys, pages):
+    assert main(["report", *(word.replace("RUN", str(finished)) for word in given)]) == 2
+    assert said in capsys.readouterr().err and not pages
+    with pytest.raises(PatchloomError, match="report needs the folder of a run"):
+        page_of([])
+
+
+def test_a_page_that_cannot_be_written_is_a_sentence(finished, tmp_path, pages):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PatchloomError, match="could not be written"):
+        report(finished, out=tmp_path / "file" / "page.html")
