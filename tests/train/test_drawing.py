@@ -43,7 +43,7 @@ def test_drawings_are_far_apart_and_none_is_at_the_end(priced):
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     """Without labels, so that no time goes into evaluation."""
-    return draw_images(tmp_path_factory.mktemp("images")) / "a"
+    return draw_images(tmp_path_factory.mktemp("images"), 120) / "a"
 
 
 def test_pictures_come_before_the_first_step_and_change_nothing(images, tmp_path, monkeypatch, capsys):
