@@ -1,11 +1,11 @@
-"""Whether a teacher's outputs collapse: the spread and the effective rank."""
+"""Whether outputs collapse: the spread, the effective rank, and how far images are from their mean."""
 
 import math
 
 import pytest
 import torch
 
-from patchloom.questions.collapse import effective_rank, output_spread
+from patchloom.questions.collapse import distance_from_mean, effective_rank, output_spread
 
 
 def seeded(*shape):
@@ -39,3 +39,13 @@ def test_effective_rank_by_its_formula():
     expected = math.exp(-sum(p * math.log(p) for p in share.tolist()))
     assert effective_rank(outputs) == pytest.approx(expected, rel=1e-6) and 1 < expected < 6
     assert effective_rank(outputs.bfloat16()) == pytest.approx(expected, rel=1e-2)
+
+
+def test_rows_that_are_the_same_have_no_distance_from_their_mean():
+    image = seeded(1, 48)
+    assert distance_from_mean(image.expand(20, 48)) == pytest.approx(0, abs=1e-7)
+    assert distance_from_mean(torch.zeros(20, 48)) == 0
+    grain = 0.05 * seeded(4000, 48)
+    assert distance_from_mean(image + grain) == pytest.approx(0.05 / image.std().item(), rel=0.05)
+    assert distance_from_mean(seeded(4000, 48)) == pytest.approx(1, abs=1e-3)
+    assert distance_from_mean(torch.tensor([[1.0, 2.0], [3.0, 4.0]])) == pytest.approx((1 / 1.25) ** 0.5)

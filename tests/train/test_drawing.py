@@ -1,8 +1,11 @@
 """Pictures on the way: when they are drawn, that they come early, and that they change nothing that is trained."""
 
+from pathlib import Path
+
 import pytest
 import torch
-from killing import SMALL, draw_images, left_behind
+from killing import SMALL, draw_images
+from safetensors.torch import load_file
 from small import small
 from torch import nn
 
@@ -11,8 +14,6 @@ from patchloom.train import drawing, journal
 from patchloom.train.drawing import drawn_after, operations
 from patchloom.train.pretrain import pretrain
 from patchloom.train.progress import measured_after, points
-
-pytestmark = pytest.mark.usefixtures("quick_probe")
 
 
 @pytest.fixture
@@ -41,7 +42,8 @@ def test_drawings_are_far_apart_and_none_is_at_the_end(priced):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
+    """Without labels, so that no time goes into evaluation."""
+    return draw_images(tmp_path_factory.mktemp("images"), 120) / "a"
 
 
 def test_pictures_come_before_the_first_step_and_change_nothing(images, tmp_path, monkeypatch, capsys):
@@ -68,6 +70,16 @@ def test_pictures_come_before_the_first_step_and_change_nothing(images, tmp_path
     )
     assert told.count("first pictures: ") == 1
     assert left_behind(run) == left_behind(plain)
+
+
+def left_behind(run: Path) -> dict[str, bytes]:
+    """Weights and moments, pictures and words of a finished run."""
+    tensors = load_file(run / "checkpoints" / "last.safetensors")
+    files = [*sorted(run.glob("pictures/*.png")), run / "summary.txt", run / "verdict.yaml"]
+    assert len(files) > 3
+    return {name: value.numpy().tobytes() for name, value in tensors.items()} | {
+        path.name: path.read_bytes() for path in files
+    }
 
 
 def test_operations_grow_with_the_patches():

@@ -161,6 +161,6 @@ def test_one_image_again_and_again(tmp_path):
 def test_noise(tmp_path):
     folder = tmp_path / "images"
     folder.mkdir()
-    noise = torch.randint(0, 256, (60, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    health = trained(written(folder, noise), "mae", tmp_path / "run", epochs=85)  # 510 updates
+    noise = torch.randint(0, 256, (60, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    health = trained(written(folder, noise), "mae", tmp_path / "run", epochs=85, img_size=16)  # 510 updates
     assert health.verdict == NOT_LEARNING, health

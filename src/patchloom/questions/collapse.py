@@ -21,7 +21,7 @@ def effective_rank(outputs: Tensor) -> float:
 
     1 if all outputs lie on one line, min(b, d) if they fill the space evenly.
     """
-    values = torch.linalg.svdvals(outputs.double().cpu())
+    values = torch.linalg.svdvals(outputs.cpu().double())  # Apple GPUs have no float64
     share = values / values.sum().clamp_min(1e-12)
     return math.exp(-(share * (share + 1e-12).log()).sum().item())
 
@@ -32,7 +32,7 @@ def distance_from_mean(values: Tensor) -> float:
     The root of the variance within columns over the whole variance: 0 if all rows are the same, 1 if no column's mean
     says more than the mean of all.
     """
-    values = values.double()
+    values = values.cpu().double()
     whole = (values - values.mean()).square().mean().item()
     within = (values - values.mean(0)).square().mean().item()
     return math.sqrt(within / whole) if whole > 0 else 0.0
