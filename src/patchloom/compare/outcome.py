@@ -102,7 +102,9 @@ def judged(
     behind = _behind(main, _of_way(others, first), _of_way(tasks, first))
     said = [(title, grid), (f"By {first.name} probe, {main.order[0]} is ahead of", behind)]
     remarks = [*notes, *_seeds_note(asked)]
-    return Comparison(folder, verdict_of(main, first.name, len(tasks), n), said, main.winner, tuple(remarks), rows, main.order)
+    return Comparison(
+        folder, verdict_of(main, first.name, len(tasks), n), said, main.winner, tuple(remarks), rows, main.order
+    )
 
 
 def verdict_of(main: Standing, way: str, tasks: int, n: int) -> list[str]:
