@@ -178,10 +178,10 @@ def table(results: Path) -> None:
 def by_tasks(x: np.ndarray, y: np.ndarray, groups: list[np.ndarray], tasks: list[str], rng: np.random.Generator) -> str:
     """The interval of the mean ρ over groups, where tasks are drawn with all their seeds."""
     names = sorted({tasks[i] for group in groups for i in group})
+    of_task = [[[i for i in group if tasks[i] == name] for name in names] for group in groups]
     drawn = []
     for chosen in rng.integers(len(names), size=(DRAWS, len(names))):
-        each = [np.concatenate([[i for i in group if tasks[i] == names[c]] for c in chosen]) for group in groups]
-        each = [some.astype(int) for some in each]
+        each = [np.array(sum((task[c] for c in chosen), []), int) for task in of_task]
         drawn.append(np.mean([spearman(x[some], y[some]) for some in each if len(some)]))
     low, high = np.nanquantile(drawn, (0.025, 0.975))
     return f"[{low:+.2f}, {high:+.2f}]"

@@ -17,6 +17,13 @@ from patchloom.nets.hierarchical import is_hierarchical
 from patchloom.nets.weights import untrained_twin
 from patchloom.runs.encoder import load_encoder
 
+# by benchmarks/label_free.py
+_WORTH = (
+    "None of these numbers is a verdict: among tasks trained equally long, on two data sets, none told on both which "
+    "encoder classifies better, neither RankMe, α-ReQ and LiDAR nor own crops and neighbours kept. To choose between "
+    "encoders, label a few hundred and take knn."
+)
+
 
 def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, images: int = IMAGES) -> Report:
     """Measure an encoder without labels: ranks of its features, and whether crops and few patches find their image.
@@ -87,7 +94,7 @@ def _sentences(found: Encoded, of_sound: bool, swin: bool) -> list[str]:
             f"Neighbours kept: the share of the {NEIGHBOURS} nearest others that are still so where only "
             f"{_listed(SHARES)} of the patches, drawn at random, are seen. Nearest is by cosine."
         )
-    return [*said, "Nothing was trained or chosen."]
+    return [*said, "Nothing was trained or chosen.", _WORTH]
 
 
 def _listed(shares: Sequence[float]) -> str:
