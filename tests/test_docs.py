@@ -17,6 +17,7 @@ import yaml
 from patchloom.bench import bench
 from patchloom.check import check
 from patchloom.cli import main
+from patchloom.compare.verb import compare
 from patchloom.evaluate import PROTOCOLS, EvalSettings
 from patchloom.evaluate.protocols import protocol_of
 from patchloom.export import export
@@ -41,6 +42,7 @@ CALLS = {
     "look curves": curves,
     "predict": predict,
     "report": report,
+    "compare": compare,
     "export": export,
     "bench": bench,
     "check": check,
