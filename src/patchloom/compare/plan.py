@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ SPLIT_SEED = 0  # which images are held out, the same for all runs of a comparis
 USUAL = ("mae", "droppos", "mp3", "restore", "extrema", "lut")
 _FILE = "compare.yaml"
 _PILOT = 8  # steps of the run that shows what comes on top of training
+_USUAL_TOP = 60.0  # seconds that this may be, for the line that tells how far it is
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ def stored_plan(asked: Asked, out: Path) -> Plan | None:
     return Plan(asked, found["epochs"], paces, found["top"], tuple(found["notes"]), resumed=True)
 
 
-def new_plan(asked: Asked, opened: Data, out: Path, explicit: bool, devices: Sequence[str]) -> Plan:
+def new_plan(asked: Asked, opened: Data, explicit: bool, devices: Sequence[str]) -> Plan:
     """Measure how fast each task trains, and what a run takes beside that.
 
     Raises:
@@ -201,22 +202,20 @@ def new_plan(asked: Asked, opened: Data, out: Path, explicit: bool, devices: Seq
     else:
         assert asked.minutes is not None
         epochs = {task: pace.epochs_in(60 * asked.minutes) for task, pace in paces.items()}
-    top = _pilot(asked, [*paces][0], paces, out, devices)
+    top = _pilot(asked, [*paces][0], paces, devices)
     return Plan(asked, epochs, paces, top, tuple(notes))
 
 
-def _pilot(asked: Asked, task: str, paces: dict[str, Pace], out: Path, devices: Sequence[str]) -> float:
+def _pilot(asked: Asked, task: str, paces: dict[str, Pace], devices: Sequence[str]) -> float:
     """Seconds that a run takes beside its training: its start, measures, pictures, and evaluation at its end."""
-    pace, folder = paces[task], out / ".pilot"
-    shutil.rmtree(folder, ignore_errors=True)
-    epochs = _PILOT / pace.epoch
-    words = words_of(asked, task, folder, epochs, pace.images, 0)
-    job = Job("a run of a few steps, to see what comes on top of training", folder, words, out / ".pilot.txt", 60.0)
-    taken = run_all([job], 1, devices, lambda one, seconds: None)
-    shutil.rmtree(folder, ignore_errors=True)
+    pace = paces[task]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "run"
+        words = words_of(asked, task, folder, _PILOT / pace.epoch, pace.images, 0)
+        job = Job("a run of a few steps", folder, words, Path(place) / "log.txt", _USUAL_TOP)
+        taken = run_all([job], 1, devices, lambda one, seconds: None)
     if job.failure:
         raise PatchloomError(job.failure)
-    job.log.unlink(missing_ok=True)
     return max(1.0, taken[job.name] - _PILOT * pace.step)
 
 

@@ -27,6 +27,7 @@ from patchloom.sides import PatchSize
 from patchloom.tasks import TASKS, task_class
 from patchloom.waiting import Waiting, duration
 
+MEASURING = "measuring how fast this machine trains {}, and what a run takes on top: about a minute"
 DRY = "This was a dry run: nothing is trained, and there is no such folder yet."
 _LABELLED = 5000  # training images by which encoders are scored, at most
 
@@ -100,7 +101,10 @@ def compare(
     settings = EvalSettings(device=device or "auto", max_train=_LABELLED, group=group)
 
     # ---- the plan: that of a comparison that was stopped, or a new one
-    plan = stored_plan(asked, folder) or new_plan(asked, opened, folder, tasks is not None, devices)
+    plan = stored_plan(asked, folder)
+    if plan is None:
+        print(MEASURING.format(", ".join(asked.tasks)), flush=True)
+        plan = new_plan(asked, opened, tasks is not None, devices)
     for line in _announced(plan, opened, folder, other):
         print(line, flush=True)
     if dry_run:
