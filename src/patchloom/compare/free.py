@@ -58,14 +58,14 @@ def unlabelled(
                 found.setdefault(one.name, []).append(_rows(one, held_out, settings))
             waiting.advance()
     table = _table(found)
-    verdicts = {
-        one.name: health.verdict
-        for one in reversed(those)
-        if (health := read_health(Path(one.place))) and not one.control
-    }
-    own = Grid(("task", "verdict on its own measure, seed 0"), tuple((name, said) for name, said in verdicts.items()))
+    own = tuple(
+        (one.name, health.verdict, health.why)
+        for one in those
+        if not (one.control or one.seed) and (health := read_health(Path(one.place))) is not None
+    )
+    how = Grid(("task", "verdict, seed 0", "its own measure"), own, texts=frozenset({2}))
     title = f"On {len(held_out):,} {held_out.noun} that no run was trained on; mean over seeds (lowest to highest)."
-    tables = [(title, table)] + ([("How each run went", own)] if verdicts else [])
+    tables = [(title, table)] + ([("How each task went", how)] if own else [])
     return Comparison(folder, [NO_LABELS], tables, "", tuple(notes), _csv(found))
 
 
