@@ -64,13 +64,12 @@ def unlabelled(
         if not (one.control or one.seed) and (health := read_health(Path(one.place))) is not None
     )
     how = Grid(("task", "verdict, seed 0", "its own measure"), own, texts=frozenset({2}))
-    title = f"On {len(held_out):,} {held_out.noun} that no run was trained on; mean over seeds (lowest to highest)."
-    tables = [(title, table)] + ([("How each task went", how)] if own else [])
+    note = f"On {len(held_out):,} {held_out.noun} that no run was trained on; mean over seeds (lowest to highest)."
+    tables = [("Measures without labels", table, note)] + ([("How each task went", how, "")] if own else [])
     return Comparison(folder, [NO_LABELS], tables, "", tuple(notes), _csv(found))
 
 
 def _rows(one: Contender, source: Source, settings: EvalSettings) -> list[Row]:
-
     vit, card = load_encoder(one.place)
     if one.name == UNTRAINED:
         vit = untrained_twin(card, None, one.seed)[0]

@@ -31,7 +31,7 @@ class Comparison(Shown):
     Attributes:
         folder: in which everything is.
         verdict: sentences, the most important first.
-        tables: what they rest on, each with a title.
+        tables: what they rest on, each with a title, and with what is to be known of it.
         winner: the task that suits the images best; "" where none is told apart; None where nothing was compared.
         notes: what else is to be known.
         rows: of ``comparison.csv``, below `HEADING`.
@@ -40,7 +40,7 @@ class Comparison(Shown):
 
     folder: Path
     verdict: list[str]
-    tables: list[tuple[str, Grid]]
+    tables: list[tuple[str, Grid, str]]
     winner: str | None
     notes: tuple[str, ...] = ()
     rows: list[tuple[str, ...]] = field(default_factory=list)
@@ -49,8 +49,8 @@ class Comparison(Shown):
     def parts(self, width: int) -> list[str | Grid]:
         """See `Shown`."""
         said: list[str | Grid] = []
-        for title, table in self.tables:
-            said += [title, "", table, ""]
+        for title, table, note in self.tables:
+            said += [title, "", table, *[note] * bool(note), ""]
         said += [*self.notes, "", *self.verdict]
         return [*said, *(Verbatim(f"{name}: {self.folder / file}") for name, file in self._files())]
 
@@ -95,12 +95,11 @@ def judged(
     main = standings[first.name]
     n = len(on.parts.test)
     grid = _table(on.ways, tasks, controls, others, main.order)
-    title = (
-        f"{on.parts.story} Mean over seeds (lowest to highest seed), and the 95 % interval over {n:,} test "
-        f"{on.parts.test.noun}; few labels are drawn anew for each seed, the same for all encoders."
-    )
+    note = f"Mean over seeds (lowest to highest), 95 % interval over {n:,} test {on.parts.test.noun}. {on.parts.story}"
+    if any(way.few is not None for way in on.ways):
+        note += " Few labels are drawn anew for each seed, the same for all encoders."
     behind = _behind(main, _of_way(others, first), _of_way(tasks, first))
-    said = [(title, grid), (f"By {first.name} probe, {main.order[0]} is ahead of", behind)]
+    said = [("Accuracy by labels", grid, note), (f"By {first.name} probe, {main.order[0]} is ahead of", behind, "")]
     remarks = [*notes, *_seeds_note(asked)]
     return Comparison(
         folder, verdict_of(main, first.name, len(tasks), n), said, main.winner, tuple(remarks), rows, main.order

@@ -37,9 +37,9 @@ def write_page(found: Comparison, runs: Sequence[Path]) -> Path:
 def comparison_page(found: Comparison, page: Page) -> Page:
     """The page of its runs, headed by what the comparison found."""
     tables = []
-    for title, grid in found.tables:
+    for title, grid, note in found.tables:
         rows = [tuple(cell.replace("\n", " ") for cell in row) for row in grid.rows]
-        tables.append(Table(title, grid.heading, rows))
+        tables.append(Table(title, grid.heading, rows, note))
     return replace(
         page,
         title=f"Comparison {found.folder.name}",
