@@ -11,15 +11,17 @@ from PIL import Image
 
 from patchloom import PatchloomError, compare
 from patchloom.cli import main
+from patchloom.compare import pace
 from patchloom.compare.judge import standing
 from patchloom.compare.labels import Contender, Labelled
 from patchloom.compare.outcome import HEADING, judged, verdict_of
 from patchloom.compare.pace import Pace
-from patchloom.compare.plan import Asked, Plan, resolved, stored_plan, words_of
+from patchloom.compare.plan import Asked, Plan, resolved, store, stored_plan, words_of
 from patchloom.compare.runner import Bar, Job, last_line
 from patchloom.compare.scores import Scores, Way, kept, ways_of
 from patchloom.data import open_data
 from patchloom.evaluate import LINEAR, Parts
+from patchloom.runs.folder import RunFolder
 
 SMALL = ["--img_size", "16", "--patch_size", "8", "--batch_size", "16", "--threads", "1", "--workers", "0"]
 GIVEN = {"img_size": 16, "patch_size": 8, "batch_size": 16, "threads": 1, "workers": 0}
@@ -47,7 +49,9 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("compared")
     images, out = drawn(folder / "images"), folder / "out"
     words = ["compare", str(images), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", "--few", "2,0.5"]
-    assert main([*words, *SMALL, "--out", str(out)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pace, "_SECONDS", 0.0)
+        assert main([*words, *SMALL, "--out", str(out)]) == 0
     return images, out
 
 
@@ -66,15 +70,11 @@ def test_every_encoder_is_scored_in_every_way(compared):
 
 
 def test_all_runs_hold_out_the_same_images(compared):
-    from patchloom.runs.folder import RunFolder
-
     held = [RunFolder(compared[1] / f"{task}-seed0").read_data()["held_out"] for task in ("mae", "mp3")]
     assert held[0] == held[1] and held[0]
 
 
 def test_both_tasks_see_as_many_samples(compared):
-    from patchloom.runs.folder import RunFolder
-
     epochs = {RunFolder(compared[1] / f"{task}-seed0").read_config().epochs for task in ("mae", "mp3")}
     assert len(epochs) == 1
 
@@ -166,8 +166,6 @@ def test_equal_time_makes_epochs_by_the_pace():
 
 
 def test_a_plan_is_read_back(tmp_path, compared):
-    from patchloom.compare.plan import store
-
     asked = asked_of(compared[0])
     plan = Plan(asked, {"mae": 1.5, "mp3": 2}, {"mae": Pace(0.1, 16, 3), "mp3": Pace(0.2, 16, 3)}, 4.0, ("a note",))
     store(plan, tmp_path / "new")
@@ -242,6 +240,9 @@ def test_without_labels_nobody_wins(compared, tmp_path, capsys):
             pixels = np.asarray(Image.open(path)).copy()
             pixels[0, 0] = (copy, number, 7)
             Image.fromarray(pixels).save(flat / f"{number}-{copy}.png")
+    asked = asked_of(flat)
+    some = Pace(0.1, 16, 21)
+    store(Plan(asked, {"mae": 0.25, "mp3": 0.25}, {"mae": some, "mp3": some}, 4.0, ()), tmp_path / "out")
     words = ["compare", str(flat), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", *SMALL]
     assert main([*words, "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
