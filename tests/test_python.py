@@ -63,8 +63,8 @@ SLIPS = {
     "pretrain": [
         (("shapes",), {"model.depth": 2}, "--model.depth is given in Python as model={'name': ..., 'depth': ...}"),
         (("shapes",), {"epoch": 3}, "there is no option --epoch; did you mean --epochs?"),
-        (("shapes",), {"epochs": "many"}, "--epochs cannot be many: it takes a whole number or auto"),
-        (("shapes",), {"epochs": True}, "--epochs cannot be True: it takes a whole number or auto"),
+        (("shapes",), {"epochs": "many"}, "--epochs cannot be many: it takes a number or auto"),
+        (("shapes",), {"epochs": True}, "--epochs cannot be True: it takes a number or auto"),
         (("shapes",), {"task": "dropos"}, "no task is called dropos; did you mean droppos?"),
         (
             ("shapes",),
@@ -176,5 +176,5 @@ def test_it_is_the_sentence_of_the_command_line(words, capsys):
 def test_numbers_of_numpy_are_numbers():
     with pytest.raises(PatchloomError, match="nowhere is not the folder of a run"):
         patchloom.look("nowhere", images=np.int64(4))
-    with pytest.raises(PatchloomError, match="--epochs must be 1 or more, not 0"):
+    with pytest.raises(PatchloomError, match="--epochs must be above 0 and at most 2,147,483,647, not 0"):
         patchloom.pretrain("shapes", epochs=np.int32(0))

@@ -16,7 +16,7 @@ def test_a_finished_run_tells_all_of_itself(run):
     assert (found.measure, found.percent) == ("position accuracy", True)
     assert found.asked["task"]["mask_ratio"] == "auto" and found.reasons["task.mask_ratio"]
     assert found.reasons["channels"] == "what the images have" and "epochs" not in found.reasons
-    assert not found.problems and found.health is None
+    assert not found.problems and found.health is not None and found.health.ended
     write_health(run, Health("healthy", "it learns", "", 2.0, True))
     assert gather(run).health == Health("healthy", "it learns", "", 2.0, True)
 

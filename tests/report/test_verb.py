@@ -29,22 +29,24 @@ def test_one_run_has_its_page_beside_it(run, pages, capsys, monkeypatch):
     def state():
         return {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != "report.html"}
 
+    write_health(run, Health("healthy", "12 % of the way", "", 2.0, True))
     before = state()
     assert main(["report", str(run)]) == 0
     assert capsys.readouterr().out.strip() == str(run / "report.html")
     assert (run / "report.html").read_text() == "<title>1</title>" and state() == before
     (page,) = pages
-    assert page.title == "mine" and page.notes == [] and page.tone == "plain"
+    assert page.title == "mine" and page.notes == [] and page.tone == "good"
     (part,) = page.runs
     assert part.state == "finished" and part.summary
     assert (
         part.numbers and part.settings and part.pictures and part.cloud and part.files and part.about and part.command
     )
-    assert page.charts and part.tables and page.lead == [part.summary]
+    assert page.charts and part.tables and page.lead == ["12 % of the way"]
 
 
 def test_several_runs_share_a_page(run, pages, tmp_path, monkeypatch, capsys):
     other = shutil.copytree(run, tmp_path / "other")
+    (other / "verdict.yaml").unlink()  # as of an older version
     write_health(run, Health("healthy", "12 % of the way", "", 2.0, True))
     monkeypatch.chdir(tmp_path)
     assert main(["report", str(run), str(other)]) == 0
@@ -71,7 +73,7 @@ def test_a_verdict_has_its_tone(run, verdict, tone):
 
 
 def test_a_run_before_its_first_row(run):
-    for name in ("summary.txt", "encoder.safetensors", "metrics.csv", "results.csv"):
+    for name in ("summary.txt", "encoder.safetensors", "metrics.csv", "results.csv", "verdict.yaml"):
         (run / name).unlink()
     shutil.rmtree(run / "checkpoints")
     shutil.rmtree(run / "pictures")

@@ -143,7 +143,7 @@ def test_auto_sizes_always_fit(side):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"epochs": 0}, "--epochs must be 1 or more"),
+        ({"epochs": 0}, "--epochs must be above 0"),
         ({"blr": -1.0}, "--blr must be above 0"),
         ({"held_out": 1.5}, "--held_out is a share between 0 and 1"),
         ({"crop_scale": 0.0}, "--crop_scale is a share"),

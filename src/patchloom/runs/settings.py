@@ -162,7 +162,7 @@ class Settings:
             if value != "auto" and value > bound:
                 raise PatchloomError(f"--{name} must be {bound} or less, not {value}")
         if self.epochs != "auto" and not 0 < self.epochs <= _MAX["epochs"]:
-            raise PatchloomError(f"--epochs must be above 0, and {_MAX['epochs']:,} or less, not {self.epochs:g}")
+            raise PatchloomError(f"--epochs must be above 0 and at most {_MAX['epochs']:,}, not {self.epochs:g}")
         if "auto" not in (self.epochs, self.warmup_epochs) and self.warmup_epochs > self.epochs:
             raise PatchloomError(f"--warmup_epochs {self.warmup_epochs} is more than --epochs {self.epochs}: lower it")
         if self.blr != "auto" and not 0 < self.blr < math.inf:

@@ -89,15 +89,11 @@ class Validation:
     def _without_training(self, now: Mapping[str, float], device: torch.device) -> dict[str, float]:
         """Columns of what needs no training; ``now`` has those of the encoder, which may begin with fresh weights."""
         row = {"images:apart": self._apart(device)}
-        rank = "features:effective rank"
-        if self.fresh:
-            row[f"{rank}:untrained"] = now[rank]
-        else:
-            twin = untrained_twin(self.card, None, self.seed)[0].to(device)
-            row[f"{rank}:untrained"] = self._features_of(twin, device)[rank]
-        if self.gallery is not None:
-            pixels = self._raw_pixel_knn()
-            for name, untrained in self._untrained_knn(device, now).items():
+        rank, pixels = "features:effective rank", None if self.gallery is None else self._raw_pixel_knn()
+        for name, untrained in (now if self.fresh else self._untrained(device)).items():
+            if name == rank:
+                row[f"{name}:untrained"] = untrained
+            elif name in ("knn", "instance_knn"):
                 row |= {f"{name}:untrained": untrained, f"{name}:raw pixels": pixels}
         return row
 
@@ -147,11 +143,11 @@ class Validation:
         )
         return {name: found[pooling] for name, pooling in poolings.items()}
 
-    def _untrained_knn(self, device: torch.device, now: Mapping[str, float]) -> dict[str, float]:
-        """That of fresh weights on the same images; ``now`` has the encoder's, which may begin with such."""
-        if self.fresh:
-            return {name: now[name] for name in ("knn", "instance_knn") if name in now}
-        return self._knn_of(*untrained_twin(self.card, instance_head(self.task), self.seed), device)
+    def _untrained(self, device: torch.device) -> dict[str, float]:
+        """The columns of fresh weights' features, and their kNN, on the same images."""
+        twin, head = untrained_twin(self.card, instance_head(self.task), self.seed)
+        row = self._features_of(twin.to(device), device)
+        return row | (self._knn_of(twin, head, device) if self.gallery is not None else {})
 
     def _raw_pixel_knn(self) -> float:
         """kNN accuracy of raw pixels on the same images."""
