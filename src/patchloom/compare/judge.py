@@ -15,6 +15,14 @@ from torch import Tensor
 
 _Z = 1.959963984540054  # standard normal quantile of a 95 % interval
 _MOST_SEEDS = 20  # beyond which more seeds are no advice
+_MOST_STEPS = 73  # of a tenth more images each: beyond a thousand times as many, they are none either
+
+
+class Spread(NamedTuple):
+    """How far seeds move an accuracy: its variance, pooled over tasks, and the degrees of freedom of that."""
+
+    variance: float
+    freedom: int
 
 
 class Difference(NamedTuple):
@@ -24,6 +32,7 @@ class Difference(NamedTuple):
         points: the difference of the means over seeds, in [-1, 1].
         low, high: its 95 % interval over images and, where it is known, over seeds.
         images, seeds: half of the interval that comes from each; the second is 0 where there is one seed.
+        spread: of the seeds, from which the second one is.
     """
 
     points: float
@@ -31,6 +40,7 @@ class Difference(NamedTuple):
     high: float
     images: float
     seeds: float
+    spread: Spread
 
     @property
     def apart(self) -> bool:
@@ -43,17 +53,8 @@ class Difference(NamedTuple):
         return f"{points:+.1f} points [{low:+.1f}, {high:+.1f}]"
 
 
-class Spread(NamedTuple):
-    """How far seeds move an accuracy: its variance, pooled over tasks, and the degrees of freedom of that."""
-
-    variance: float
-    freedom: int
-
-
 def spread_of(scores: Sequence[Tensor]) -> Spread:
-    """The variance over seeds that tasks have in common, as in an analysis of variance.
-
-    Two or three seeds of one task say next to nothing of it; those of all tasks together say something.
+    """The variance over seeds that tasks have in common, as in Student's test of two samples.
 
     Args:
         scores: [s n] whether each image was classified rightly, of each task.
@@ -71,8 +72,9 @@ def difference(one: Tensor, other: Tensor, spread: Spread) -> Difference:
 
     The part over images is that of the paired difference of each image's mean over seeds, with half a case added to
     each outcome (Agresti and Min 2005), so that it is `patchloom.evaluate.report.paired_difference` for one seed. The
-    part over seeds is Student's interval with the pooled variance. Both are added as squares, which counts the chance
-    of an image in a seed in both, and makes the interval rather too wide than too narrow.
+    part over seeds is Student's interval with the pooled variance; what was not trained, and has one row, has no part
+    in it. Both are added as squares, which counts the chance of an image in a seed in both, and makes the interval
+    rather too wide than too narrow.
 
     Args:
         one, other: [s n] whether each image was classified rightly, with as many seeds as each has.
@@ -83,15 +85,16 @@ def difference(one: Tensor, other: Tensor, spread: Spread) -> Difference:
     total, middle = n + 2, gains.sum().item() / (n + 2)
     variance = (gains.square().sum().item() + 1) / total - middle * middle
     images = _Z * math.sqrt(variance / total)
-    seeds = 0.0
-    if spread.freedom:
-        seeds = _student(spread.freedom) * math.sqrt(spread.variance * (1 / len(one) + 1 / len(other)))
+    seeds = _over_seeds(spread, sum(1 / len(right) for right in (one, other) if len(right) > 1))
     reach = math.hypot(images, seeds)
-    return Difference(gains.mean().item(), middle - reach, middle + reach, images, seeds)
+    return Difference(gains.mean().item(), middle - reach, middle + reach, images, seeds, spread)
 
 
-def _student(freedom: int) -> float:
-    return float(stats.t.ppf(0.975, freedom))
+def _over_seeds(spread: Spread, shares: float) -> float:
+    """Half of Student's interval of a difference, with the sum of one over the seeds of each side."""
+    if not spread.freedom:
+        return 0.0
+    return float(stats.t.ppf(0.975, spread.freedom)) * math.sqrt(spread.variance * shares)
 
 
 @dataclass(frozen=True)
@@ -101,10 +104,12 @@ class Standing:
     Attributes:
         order: tasks from best to worst by their means over seeds.
         means: of each task and control, in [0, 1].
-        against: by task, how far the first one is ahead of it; and of each control.
-        winner: the first one, if it is told apart from all other tasks and is better than every control; else "".
+        against: by task, how far the first one is ahead of it; and of each control, and of all else.
+        winner: the first one, if it is told apart from all other tasks and is better than every control, over images
+            and seeds; else "".
         level_with: tasks from which the first one is not told apart.
         unbeaten: controls from which the first one is not told apart, or which are better.
+        seeds: of each task.
     """
 
     order: tuple[str, ...]
@@ -113,57 +118,69 @@ class Standing:
     winner: str
     level_with: tuple[str, ...]
     unbeaten: tuple[str, ...]
-    spread: Spread
     seeds: int
 
 
-def standing(tasks: Mapping[str, Tensor], controls: Mapping[str, Tensor]) -> Standing:
+def standing(
+    tasks: Mapping[str, Tensor], controls: Mapping[str, Tensor], others: Mapping[str, Tensor] | None = None
+) -> Standing:
     """Who is ahead, and whether it may be called the winner.
 
     A winner has to be told apart from every other task, and from what needs no training, each by its own 95 %
-    interval: where nothing could be learnt, all of these would have to be wrong at once.
+    interval: where nothing could be learnt, all of these would have to be wrong at once. How far seeds move a
+    difference of two tasks is told by the seeds of these two alone, since tasks that stand still at chance would say
+    too little of one that does not; of anything else, by those of the two best tasks. One seed of each says nothing of
+    that, so that it names no winner.
 
     Args:
         tasks: [s n] by name, whether each test image was classified rightly by the encoder of each seed.
         controls: likewise what needs no training; with one seed or several.
+        others: likewise what stands beside them, and is no bar.
     """
     everyone = {**controls, **tasks}
     means = {name: right.double().mean().item() for name, right in everyone.items()}
     order = tuple(sorted(tasks, key=lambda name: -means[name]))
-    first, spread = order[0], spread_of([*tasks.values()])
-    against = {name: difference(tasks[first], right, spread) for name, right in everyone.items() if name != first}
+    first = tasks[order[0]]
+    spread = spread_of([tasks[name] for name in order[:2]])
+    against = {name: difference(first, tasks[name], spread_of([first, tasks[name]])) for name in order[1:]}
+    against |= {name: difference(first, right, spread) for name, right in {**controls, **(others or {})}.items()}
     level = tuple(name for name in order[1:] if not against[name].low > 0)
     unbeaten = tuple(name for name in controls if not against[name].low > 0)
-    winner = "" if level or unbeaten else first
-    return Standing(order, means, against, winner, level, unbeaten, spread, len(tasks[first]))
+    winner = "" if level or unbeaten or len(first) == 1 else order[0]
+    return Standing(order, means, against, winner, level, unbeaten, len(first))
 
 
-def enough(found: Difference, spread: Spread, tasks: int, seeds: int, images: int) -> str:
-    """What budget would tell two tasks apart, if both stay as far apart as they are: a clause, "" where none would.
+def enough(found: Difference, seeds: int, images: int) -> str:
+    """What budget would tell two encoders apart, if both stay as far apart as they are: a clause, "" where none would.
+
+    More seeds are asked for first, since they cost no labels, where they could suffice; else more test images, with
+    as many seeds as leave them half of the interval.
 
     Args:
         found: their difference.
-        spread: of the seeds.
-        tasks: that were trained, whose seeds are pooled.
-        seeds: of each.
+        seeds: of each; two or more.
         images: of the test.
     """
     gap = abs(found.points)
-    if not gap:
+    budgets = range(seeds, _MOST_SEEDS + 1)
+    parts = {more: _over_seeds(found.spread._replace(freedom=2 * (more - 1)), 2 / more) for more in budgets}
+
+    def apart(more: int, n: int) -> bool:
+        """As `difference` has it, with its centre that a few images draw towards zero."""
+        return gap * n / (n + 2) > math.hypot(found.images * math.sqrt(images / n), parts[more])
+
+    more = next((more for more in budgets if apart(more, images)), 0)
+    if more > seeds:
+        return f"{more} seeds of each task"
+    more = next((more for more in budgets if parts[more] <= gap / math.sqrt(2)), 0)
+    sizes = (math.ceil(images * 1.1**step) for step in range(1, _MOST_STEPS))
+    needed = next((n for n in sizes if more and apart(more, n)), 0)
+    if not needed:
         return ""
-    if found.images < gap and spread.freedom:
-        for more in range(seeds + 1, _MOST_SEEDS + 1):
-            part = _student(tasks * (more - 1)) * math.sqrt(2 * spread.variance / more)
-            if math.hypot(found.images, part) < gap:
-                return f"{more} seeds of each task"
-        return ""
-    rest = math.sqrt(max(0.0, gap * gap - found.seeds * found.seeds))
-    if rest <= 0:
-        rest = gap / math.sqrt(2)  # half for the images, half for the seeds
-    needed = math.ceil(images * (found.images / rest) ** 2)
-    also = " and several times as many seeds" if found.seeds >= gap else ""
-    return f"some {_two_digits(needed):,} labelled test images{also}" if needed <= 1000 * images else ""
+    return f"some {_two_digits(needed):,} labelled test images" + (f" and {more} seeds of each task" * (more > seeds))
 
 
 def _two_digits(number: int) -> int:
-    return int(float(f"{number:.2g}"))
+    """Rounded up, to two digits."""
+    unit = 10 ** max(0, len(str(number)) - 2)
+    return -(-number // unit) * unit

@@ -11,9 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from patchloom.compare.judge import Standing, difference, enough, standing
+from patchloom.compare.judge import Standing, enough, standing
 from patchloom.compare.labels import Contender, Labelled
-from patchloom.compare.plan import Asked
 from patchloom.compare.scores import Scores, Way
 from patchloom.evaluate import wilson
 from patchloom.files import write_whole
@@ -71,15 +70,12 @@ class Comparison(Shown):
         write_whole(self.folder / "summary.txt", "\n".join(self.verdict) + "\n")
 
 
-def judged(
-    found: Sequence[tuple[Contender, Scores]], on: Labelled, asked: Asked, folder: Path, notes: Sequence[str]
-) -> Comparison:
+def judged(found: Sequence[tuple[Contender, Scores]], on: Labelled, folder: Path, notes: Sequence[str]) -> Comparison:
     """The verdict by labels: by the linear probe with all of them, beside which the other ways stand.
 
     Args:
         found: every encoder's scores.
         on: the images, and the ways.
-        asked: how many seeds there are.
         folder: of the comparison.
         notes: what else is to be known.
     """
@@ -89,7 +85,7 @@ def judged(
     standings = {}
     for way in on.ways:
         of_tasks, of_controls, of_others = (_of_way(part, way) for part in (tasks, controls, others))
-        standings[way.name] = found_way = standing(of_tasks, of_controls)
+        standings[way.name] = found_way = standing(of_tasks, of_controls, of_others)
         rows += _rows(way, found_way, of_tasks, of_controls, of_others, found)
     first = on.ways[0]
     main = standings[first.name]
@@ -98,21 +94,19 @@ def judged(
     note = f"Mean over seeds (lowest to highest), 95 % interval over {n:,} test {on.parts.test.noun}. {on.parts.story}"
     if any(way.few is not None for way in on.ways):
         note += " Few labels are drawn anew for each seed, the same for all encoders."
-    behind = _behind(main, _of_way(others, first), _of_way(tasks, first))
-    said = [("Accuracy by labels", grid, note), (f"By {first.name} probe, {main.order[0]} is ahead of", behind, "")]
-    remarks = [*notes, *_seeds_note(asked)]
-    return Comparison(
-        folder, verdict_of(main, first.name, len(tasks), n), said, main.winner, tuple(remarks), rows, main.order
-    )
+    said = [
+        ("Accuracy by labels", grid, note),
+        (f"By {first.name} probe, {main.order[0]} is ahead of", _behind(main), ""),
+    ]
+    return Comparison(folder, verdict_of(main, first.name, n), said, main.winner, tuple(notes), rows, main.order)
 
 
-def verdict_of(main: Standing, way: str, tasks: int, n: int) -> list[str]:
+def verdict_of(main: Standing, way: str, n: int) -> list[str]:
     """Sentences on who is ahead.
 
     Args:
         main: the standing by one way of scoring.
         way: its name.
-        tasks: how many were compared.
         n: test images.
     """
     first, means = main.order[0], main.means
@@ -124,32 +118,44 @@ def verdict_of(main: Standing, way: str, tasks: int, n: int) -> list[str]:
             f"{first} suits these images best, of what was compared: by {way} probe {lead}, "
             f"{main.against[second].text()} ahead of {second}, the next one, and better than {over}."
         ]
-    if main.unbeaten:
-        beaten = listing([f"{name} ({means[name]:.1%})" for name in main.unbeaten], "and")
+    if better := [name for name in main.unbeaten if main.against[name].high < 0]:
+        ahead = listing([f"{name} ({means[name]:.1%}; {main.against[name].text()})" for name in better], "and")
         return [
-            f"No winner: by {way} probe not even the best task ({lead}) is told apart from what needs no training: "
-            f"{beaten}. Nothing that helps with these labels was seen to be learnt in this time."
+            f"No winner: by {way} probe the best task, {lead}, is behind what needs no training: {ahead}. What was "
+            "learnt in this time is of less use for these labels than that."
         ]
-    names = listing([f"{name} ({means[name]:.1%}, {main.against[name].text()})" for name in main.level_with], "and")
+    level = (*main.unbeaten, *main.level_with)
+    if not level:
+        return [
+            f"No winner: {lead} is ahead of all others by {way} probe on these images, but with one seed of each task "
+            "nobody knows what another seed would give. Compare with --seeds 2 or more."
+        ]
+    names = listing([f"{name} ({means[name]:.1%}; {main.against[name].text()})" for name in level], "and")
     said = [f"No winner: {lead} is ahead by {way} probe, but not told apart by this budget from {names}."]
-    nearest = main.level_with[0]
-    needed = enough(main.against[nearest], main.spread, tasks, main.seeds, n)
-    if needed:
-        said.append(
-            f"If they stay as far apart, {needed} would tell {first} and {nearest} apart; longer training may "
-            "move them further apart, or nearer."
-        )
-    else:
-        said.append(f"{first} and {nearest} are so near that no budget of this kind would tell them apart.")
+    if main.unbeaten:
+        said.append("So it is open whether anything was learnt that helps with these labels.")
+    said.append(_budget(main, level, n))
     if worse := [name for name in main.order[1:] if name not in main.level_with]:
         said.append(f"{first} is better than {listing(worse, 'and')}.")
     return said
 
 
-def _seeds_note(asked: Asked) -> list[str]:
-    if asked.seeds > 1:
-        return []
-    return ["One seed was trained of each task: what another one would give is in no interval. --seeds 2 tells more."]
+def _budget(main: Standing, level: Sequence[str], n: int) -> str:
+    """What would tell the first task apart from the nearest of those from which it is not."""
+    first = main.order[0]
+    nearest = min(level, key=lambda name: abs(main.against[name].points))
+    if main.seeds == 1:
+        return "With one seed of each task nobody knows what another seed would give: compare with --seeds 2 or more."
+    needed = enough(main.against[nearest], main.seeds, n)
+    if not needed:
+        return (
+            f"To tell {first} and {nearest} apart as they stand, more than 20 seeds of each task or a thousand times "
+            "as many labelled test images would be needed."
+        )
+    return (
+        f"If they stay as far apart, {needed} would tell {first} and {nearest} apart; longer training may move them "
+        "further apart, or nearer."
+    )
 
 
 def _grouped(
@@ -194,14 +200,13 @@ def _cell(right: Tensor) -> str:
     return f"{100 * mean:.1f} %{spread}\n[{100 * low:.1f}, {100 * high:.1f}]"
 
 
-def _behind(main: Standing, others: Mapping[str, Tensor], tasks: Mapping[str, Tensor]) -> Grid:
-    first = tasks[main.order[0]]
-    against = {**main.against, **{name: difference(first, right, main.spread) for name, right in others.items()}}
+def _behind(main: Standing) -> Grid:
     rows = []
-    for name, found in against.items():
+    for name, found in main.against.items():
         told = "yes" if found.low > 0 else "no" if found.high >= 0 else "it is behind"
         rows.append((name, found.text(), told))
-    return Grid(("encoder", "difference, 95 % interval over images and seeds", "told apart"), tuple(rows))
+    over = "images and seeds" if main.seeds > 1 else "images alone"
+    return Grid(("encoder", f"difference, 95 % interval over {over}", "told apart"), tuple(rows))
 
 
 def _rows(
@@ -212,7 +217,6 @@ def _rows(
     others: Mapping[str, Tensor],
     scores: Sequence[tuple[Contender, Scores]],
 ) -> list[tuple[str, ...]]:
-    first = tasks[found.order[0]]
     about = {one.name: its.about[way.name] for one, its in scores}
     rows = []
     for kind, group in (("task", tasks), ("control", controls), ("beside", others)):
@@ -221,7 +225,7 @@ def _rows(
             means = right.double().mean(1)
             mean = means.mean().item()
             numbers = [mean, means.min().item(), means.max().item(), *wilson(mean, right.shape[1])]
-            apart = difference(first, right, found.spread) if name != found.order[0] else None
+            apart = found.against.get(name)
             behind = ("", "", "") if apart is None else tuple(f"{one:.6f}" for one in apart[:3])
             cells = (way.name, name, kind, str(len(right)), *(f"{one:.6f}" for one in numbers), *behind, about[name])
             rows.append(cells)

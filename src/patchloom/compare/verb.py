@@ -132,7 +132,7 @@ def compare(
         found = unlabelled(those, opened, first.folder, settings, folder, notes)
     else:
         pairs = list(_scored(all_scores(those, on, settings, folder), len(those)))
-        found = judged(pairs, on, asked, folder, [*notes, *on.notes])
+        found = judged(pairs, on, folder, [*notes, *on.notes])
     found.write()
     write_page(found, _one_of_each(jobs, found.order))
     return found
