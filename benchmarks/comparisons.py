@@ -6,8 +6,8 @@
 
 ``noise`` makes folders of noise images, each image of a class drawn by lot, and compares two tasks on each, two seeds
 each, in small runs; what is there already is not made again. ``drawn`` draws right and wrong answers by lot instead,
-for more tasks and more trials than could be trained. ``taken`` tells of a comparison that has ended how long each run
-trained.
+for more tasks and more trials than could be trained, and with seeds that move a task by a known amount. ``taken`` tells
+of a comparison that has ended how long each run trained.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from patchloom.runs.sealed import read_sealed
 
 IMAGES, CLASSES, SIDE = 240, 4, 16
 SMALL = {"img_size": SIDE, "patch_size": 8, "batch_size": 32, "threads": 1, "workers": 0}
-TRIALS, TESTED = 2000, 500
+TRIALS, TESTED = 2000, (500, 2000)
 
 
 def noise(folder: Path, seed: int) -> Path:
@@ -58,20 +58,32 @@ def compared(out: Path, times: int) -> None:
 
 
 def drawn() -> None:
-    """False winners among answers by lot, by the numbers of tasks and of seeds."""
+    """False winners among answers by lot: of tasks that are as good as each other, by how far seeds move them."""
+    # of each case: a share of right answers, and by how much seeds move it, of every task; share of what is not trained
+    cases = {
+        "3 tasks that learnt nothing": ([(0.25, 0.0)] * 3, 0.25),
+        "2 tasks alike, seeds move 1.5 points": ([(0.5, 0.015)] * 2, 0.25),
+        "6 tasks alike, seeds move 1.5 points": ([(0.5, 0.015)] * 6, 0.25),
+        "2 tasks alike, seeds move 3 points; 4 stand still": ([(0.5, 0.03)] * 2 + [(0.35, 0.002)] * 4, 0.25),
+        "1 task like raw pixels, seeds move 3 points; 5 stand still": ([(0.5, 0.03)] + [(0.35, 0.002)] * 5, 0.5),
+    }
     rng = torch.Generator().manual_seed(0)
-    for tasks in (2, 3, 6):
-        for seeds in (1, 2, 3):
-            named = 0
-            for _ in range(TRIALS):
-                right = {f"task {i}": torch.rand(seeds, TESTED, generator=rng) < 0.25 for i in range(tasks)}
-                twins = {"untrained": torch.rand(seeds, TESTED, generator=rng) < 0.25}
-                pixels = {"raw pixels": torch.rand(1, TESTED, generator=rng) < 0.25}
-                named += bool(standing(right, twins | pixels).winner)
-            low, high = wilson(named / TRIALS, TRIALS)
-            print(
-                f"{tasks} tasks, {seeds} seeds: {named} of {TRIALS} named a winner [{low:.2%}, {high:.2%}]", flush=True
-            )
+    for name, (tasks, untrained) in cases.items():
+        for tested in TESTED:
+            for seeds in (2, 3):
+                named = 0
+                for _ in range(TRIALS):
+                    right = {f"task {i}": answers(*task, seeds, tested, rng) for i, task in enumerate(tasks)}
+                    controls = {f"control {count}": answers(untrained, 0.0, count, tested, rng) for count in (1, seeds)}
+                    named += bool(standing(right, controls).winner)
+                low, high = (f"{100 * one:.1f}" for one in wilson(named / TRIALS, TRIALS))
+                print(f"{name}; {tested:,} images, {seeds} seeds: {named} of {TRIALS:,} [{low}, {high}] %", flush=True)
+
+
+def answers(share: float, moved: float, seeds: int, images: int, rng: torch.Generator) -> torch.Tensor:
+    """[seeds images] right answers by lot, of which a share is right that each seed moves by a standard deviation."""
+    chance = share + moved * torch.randn(seeds, 1, generator=rng)
+    return torch.rand(seeds, images, generator=rng) < chance.expand(seeds, images)
 
 
 def taken(folder: Path) -> None:
