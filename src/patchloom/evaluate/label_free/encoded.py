@@ -33,7 +33,7 @@ WHOLE = "whole"
 
 
 @dataclass(frozen=True)
-class Encoded:
+class LabelFreeFeatures:
     """Features of n images, float32 on the CPU: means of patch tokens, or raw pixels.
 
     Attributes:
@@ -73,7 +73,7 @@ def _check_count(n: int, source: Source) -> None:
         )
 
 
-def encoded(name: str, vit: Encoder, card: EncoderCard, source: Source, settings: EvalSettings) -> Encoded:
+def encoded(name: str, vit: Encoder, card: EncoderCard, source: Source, settings: EvalSettings) -> LabelFreeFeatures:
     """All features of an encoder that the measures need, in two passes over the images.
 
     Args:
@@ -104,7 +104,7 @@ def encoded(name: str, vit: Encoder, card: EncoderCard, source: Source, settings
     _check_count(len(whole), source)
     parts = {float(share): part for share, part in tokens.items()}
     if source.sound is not None:
-        return Encoded(len(whole), whole, parts, unreadable=tuple(wholes.unreadable))
+        return LabelFreeFeatures(len(whole), whole, parts, unreadable=tuple(wholes.unreadable))
     size = input_size(vit)
     crops = CropsOf(source, [*_pairs(size), *[RandomCrop(size)] * CROPS], settings.seed)
 
@@ -114,12 +114,12 @@ def encoded(name: str, vit: Encoder, card: EncoderCard, source: Source, settings
     cut = one_pass(vit, card, crops, means, settings.at, **_reading(crops, name, settings)).tokens[WHOLE]
     each = cut.unflatten(0, (-1, len(crops.crops)))  # an image that cannot be read has no crop at all
     many = each[:, -CROPS:]
-    return Encoded(len(whole), whole, parts, _by_area(each), many, tuple(wholes.unreadable))
+    return LabelFreeFeatures(len(whole), whole, parts, _by_area(each), many, tuple(wholes.unreadable))
 
 
 def encoded_pixels(
     name: str, size: tuple[int, int], card: EncoderCard, source: Source, settings: EvalSettings
-) -> Encoded:
+) -> LabelFreeFeatures:
     """The same crops as raw pixels, of images as an encoder for ``size`` (h, w) is given them, at most 32 a side.
 
     Raises:
@@ -129,7 +129,7 @@ def encoded_pixels(
     crops = CropsOf(source, _pairs(small), settings.seed)
     found = pixel_features(crops, small, card.mean, card.std, **_reading(crops, name, settings), labels=False)
     each = found.tokens["pixels"].unflatten(0, (-1, len(crops.crops)))
-    return Encoded(len(each), pairs=_by_area(each), unreadable=tuple(dict.fromkeys(found.unreadable)))
+    return LabelFreeFeatures(len(each), pairs=_by_area(each), unreadable=tuple(dict.fromkeys(found.unreadable)))
 
 
 def _pairs(size: tuple[int, int]) -> list[Augment]:

@@ -6,7 +6,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from patchloom.data import Source
 from patchloom.evaluate.label_free.crops import own_crop_found
-from patchloom.evaluate.label_free.encoded import AREAS, SHARES, Encoded, drawn_images, encoded
+from patchloom.evaluate.label_free.encoded import AREAS, SHARES, LabelFreeFeatures, drawn_images, encoded
 from patchloom.evaluate.label_free.kept import neighbours_kept
 from patchloom.evaluate.label_free.lidar import lidar
 from patchloom.evaluate.label_free.spectrum import LEAST_WIDTH, alpha_req, rankme
@@ -65,7 +65,7 @@ def label_free_rows(
     return rows_of(name, encoded(name, vit, card, drawn_images(source, images, settings.seed), settings))
 
 
-def rows_of(name: str, found: Encoded) -> list[Row]:
+def rows_of(name: str, found: LabelFreeFeatures) -> list[Row]:
     """The rows of what an encoder made of the images; of raw pixels those of crops."""
     rows: list[Row] = []
     if found.whole is not None:
@@ -83,7 +83,7 @@ def rows_of(name: str, found: Encoded) -> list[Row]:
     return rows
 
 
-def chance_rows(found: Encoded) -> list[Row]:
+def chance_rows(found: LabelFreeFeatures) -> list[Row]:
     """What guessing gives where a measure is a share; the same for every encoder of the images."""
     rows = [_exact(CHANCE, own_crop(area), 1 / found.n) for area in found.pairs]
     return rows + [_exact(CHANCE, kept(share), NEIGHBOURS / (found.n - 1)) for share in found.parts]

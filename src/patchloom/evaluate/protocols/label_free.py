@@ -7,7 +7,15 @@ from pathlib import Path
 
 from patchloom.data import DataLike
 from patchloom.evaluate.frozen import THE_UNTRAINED, UNTRAINED, raw_name
-from patchloom.evaluate.label_free.encoded import AREAS, CROPS, SHARES, Encoded, drawn_images, encoded, encoded_pixels
+from patchloom.evaluate.label_free.encoded import (
+    AREAS,
+    CROPS,
+    SHARES,
+    LabelFreeFeatures,
+    drawn_images,
+    encoded,
+    encoded_pixels,
+)
 from patchloom.evaluate.label_free.lidar import DELTA
 from patchloom.evaluate.label_free.rows import IMAGES, NEIGHBOURS, RANKME, chance_rows, kept, own_crop, rows_of
 from patchloom.evaluate.report import Report, Row, compared, lost_images
@@ -68,7 +76,7 @@ def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, image
     )
 
 
-def _sentences(found: Encoded, of_sound: bool, swin: bool) -> list[str]:
+def _sentences(found: LabelFreeFeatures, of_sound: bool, swin: bool) -> list[str]:
     """What each number is, in plain words."""
     noun = "recordings" if of_sound else "images"
     assert found.whole is not None
