@@ -25,7 +25,8 @@ def test_trivial_answers_are_what_they_say():
     def baselines(images, normalized):
         b = len(images)
         encoded = encoded_of(images, masking(images, 4, visible[:b], masked[:b]))
-        return asking(images, normalized, torch.zeros(b, 18, 48)).measure(encoded).baselines
+        answers = torch.zeros(b, 18, 16 * images.shape[1])
+        return asking(images, normalized, answers).measure(encoded).baselines
 
     plain = baselines(images, normalized=False)
     truth = patchify(images, (4, 4), masked).unflatten(-1, (3, 16))
@@ -34,9 +35,19 @@ def test_trivial_answers_are_what_they_say():
     for error in baselines(flat, normalized=False).values():
         assert error.max() < 1e-8
     normalized = baselines(images, normalized=True)
-    assert (
-        0.85 < normalized["mean colour"].mean() < 1.0
-    )  # a patch of noise has unit deviation, less its channels' means
+    # a patch of noise has unit deviation, less its channels' means; the answer zero has the variance, unbiased
+    assert 0.85 < normalized["mean colour"].mean() < normalized["flat patches"].mean() < 1.0
+    torch.testing.assert_close(normalized["flat patches"], torch.full((3,), 47 / 48), atol=1e-4, rtol=0)
+    assert set(baselines(images[:, :1], normalized=True)) == {"blurred copy", "flat patches"}  # of grey, the same
+
+
+def test_of_normalised_targets_zero_has_to_be_beaten():
+    images = torch.randn(2, 1, 16, 16)
+    visible, masked = random_partition(2, 16, (4, 12))
+    encoded = encoded_of(images, masking(images, 4, visible, masked))
+    measured = asking(images, True, torch.zeros(2, 12, 16)).measure(encoded)
+    assert measured.baseline_to_beat() == "flat patches" and measured.effect().low <= 0
+    assert asking(images, False, torch.zeros(2, 12, 16)).measure(encoded).baseline_to_beat() == "blurred copy"
 
 
 def test_the_blur_never_looks_at_masked_patches():

@@ -82,25 +82,33 @@ class Pixels(PatchQuestion):
         return Outcome(loss(answers, self.targets(encoded, asked)), {})
 
     def measure(self, encoded: Encoded) -> Measure:
-        """The error beside those of each patch's mean colour and of a blurred copy.
+        """The error beside those of patches of one colour and of a blurred copy.
 
-        The mean of a masked patch is nothing that the network is given, so it is the blurred copy that counts.
+        The mean of a masked patch is nothing that the network is given, so it is the blurred copy that counts; and,
+        where a patch's own mean is taken off its target, the answer zero, which needs no picture at all.
         """
         found = self._errors_of(encoded, self.baselines(encoded))
         name = "absolute error" if self.absolute else "reconstruction error"
-        return Measure(name, found.pop(""), found, to_beat="blurred copy", higher_is_better=False, form=".3f")
+        to_beat = ("blurred copy", "flat patches") if self.normalized else "blurred copy"
+        return Measure(name, found.pop(""), found, to_beat=to_beat, higher_is_better=False, form=".3f")
 
     def baselines(self, encoded: Encoded) -> dict[str, Tensor]:
         """Pictures [b c h w] that need no learning, by name.
 
         ``mean colour``, of recordings ``patch mean``: every patch is painted in its true mean colour. ``blurred copy``:
-        a Gaussian blur of the visible patches, as wide as a patch, spreads into the holes.
+        a Gaussian blur of the visible patches, as wide as a patch, spreads into the holes. ``flat patches``, of
+        normalised targets: every patch has one value, the mean of all its numbers, which makes the answer zero; with
+        one channel that is its mean colour, too.
         """
-        g = self.geometry
-        mean = patch_channel_statistics(patchify(encoded.images, g.p), g.channels)[0]
-        blurred = spread(encoded.images, g.p, self.with_content(encoded.given))
-        flat = "mean colour" if encoded.sound is None else "patch mean"
-        return {flat: unpatchify(mean, g.p, g.grid), "blurred copy": blurred}
+        g, patches = self.geometry, patchify(encoded.images, self.geometry.p)
+        found = {"blurred copy": spread(encoded.images, g.p, self.with_content(encoded.given))}
+        if self.normalized:
+            found["flat patches"] = unpatchify(self.statistics(patches)[0].expand_as(patches), g.p, g.grid)
+        if not self.normalized or g.channels > 1:
+            flat = "mean colour" if encoded.sound is None else "patch mean"
+            mean = patch_channel_statistics(patches, g.channels)[0]
+            found = {flat: unpatchify(mean, g.p, g.grid), **found}
+        return found
 
     def _errors_of(self, encoded: Encoded, guesses: dict[str, Tensor]) -> dict[str, Tensor]:
         """Errors [b] of the network, under "", and of guessed pictures [b c h w]."""
