@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from patchloom.compare.judge import Standing, enough, standing
-from patchloom.compare.labels import Contender, Labelled
+from patchloom.compare.labels import UNTRAINED, Contender, Labelled
 from patchloom.compare.scores import Scores, Way
 from patchloom.evaluate import wilson
 from patchloom.files import write_whole
@@ -21,6 +21,7 @@ from patchloom.shown import Grid, Shown, Verbatim
 
 HEADING = ("way", "encoder", "kind", "seeds", "mean", "lowest", "highest", "low", "high", "behind", "behind_low")
 HEADING += ("behind_high", "about")
+_NEARLY_ALL = 0.98
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,7 +97,7 @@ def judged(found: Sequence[tuple[Contender, Scores]], on: Labelled, folder: Path
         note += " Few labels are drawn anew for each seed, the same for all encoders."
     said = [
         ("Accuracy by labels", grid, note),
-        (f"By {first.name} probe, {main.order[0]} is ahead of", _behind(main), ""),
+        (f"By {first.name} probe, {main.order[0]} less each of these", _behind(main), ""),
     ]
     return Comparison(folder, verdict_of(main, first.name, n), said, main.winner, tuple(notes), rows, main.order)
 
@@ -116,13 +117,18 @@ def verdict_of(main: Standing, way: str, n: int) -> list[str]:
         over = listing([f"{name} ({means[name]:.1%})" for name in means if name not in main.order], "and")
         return [
             f"{first} suits these images best, of what was compared: by {way} probe {lead}, "
-            f"{main.against[second].text()} ahead of {second}, the next one, and better than {over}."
+            f"{main.against[second].text()} ahead of {second}, the next one, and better than {over}.",
+            *(
+                f"But {name}, which --beside names, is better: {first} less {name} is {found.text()}."
+                for name, found in main.against.items()
+                if name not in means and found.high < 0
+            ),
         ]
     if better := [name for name in main.unbeaten if main.against[name].high < 0]:
         ahead = listing([f"{name} ({means[name]:.1%}; {main.against[name].text()})" for name in better], "and")
         return [
-            f"No winner: by {way} probe the best task, {lead}, is behind what needs no training: {ahead}. What was "
-            "learnt in this time is of less use for these labels than that."
+            f"No winner: by {way} probe the best task, {lead}, is behind what needs no training: {ahead}.",
+            *_of_controls(main),
         ]
     level = (*main.unbeaten, *main.level_with)
     if not level:
@@ -132,12 +138,25 @@ def verdict_of(main: Standing, way: str, n: int) -> list[str]:
         ]
     names = listing([f"{name} ({means[name]:.1%}; {main.against[name].text()})" for name in level], "and")
     said = [f"No winner: {lead} is ahead by {way} probe, but not told apart by this budget from {names}."]
-    if main.unbeaten:
-        said.append("So it is open whether anything was learnt that helps with these labels.")
-    said.append(_budget(main, level, n))
+    said += [*_of_controls(main), _budget(main, level, n)]
     if worse := [name for name in main.order[1:] if name not in main.level_with]:
         said.append(f"{first} is better than {listing(worse, 'and')}.")
     return said
+
+
+def _of_controls(main: Standing) -> list[str]:
+    """What it means that a control is not beaten."""
+    first = main.order[0]
+    if not main.unbeaten:
+        return []
+    if max(main.means.values()) > _NEARLY_ALL:
+        return ["Nearly all images are classified rightly: these labels are too easy to tell encoders apart by."]
+    if UNTRAINED not in main.unbeaten and UNTRAINED in main.means:
+        return [
+            f"{first} did learn what helps with these labels, by {main.against[UNTRAINED].text()} against untrained "
+            f"weights ({main.means[UNTRAINED]:.1%})."
+        ]
+    return ["So it is open whether anything was learnt that helps with these labels."]
 
 
 def _budget(main: Standing, level: Sequence[str], n: int) -> str:
@@ -203,7 +222,7 @@ def _cell(right: Tensor) -> str:
 def _behind(main: Standing) -> Grid:
     rows = []
     for name, found in main.against.items():
-        told = "yes" if found.low > 0 else "no" if found.high >= 0 else "it is behind"
+        told = "yes, ahead" if found.low > 0 else "no" if found.high >= 0 else "yes, behind"
         rows.append((name, found.text(), told))
     over = "images and seeds" if main.seeds > 1 else "images alone"
     return Grid(("encoder", f"difference, 95 % interval over {over}", "told apart"), tuple(rows))
