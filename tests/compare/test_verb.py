@@ -11,7 +11,7 @@ from PIL import Image
 
 from patchloom import PatchloomError, compare
 from patchloom.cli import main
-from patchloom.compare import pace
+from patchloom.compare import free, pace
 from patchloom.compare.judge import standing
 from patchloom.compare.labels import Contender, Labelled
 from patchloom.compare.outcome import HEADING, judged, verdict_of
@@ -20,7 +20,7 @@ from patchloom.compare.plan import Asked, Plan, resolved, store, stored_plan, wo
 from patchloom.compare.runner import Bar, Job, last_line
 from patchloom.compare.scores import Scores, Way, kept, ways_of
 from patchloom.data import open_data
-from patchloom.evaluate import LINEAR, Parts
+from patchloom.evaluate import LINEAR, EvalSettings, Parts, Row
 from patchloom.runs.folder import RunFolder
 
 SMALL = ["--img_size", "16", "--patch_size", "8", "--batch_size", "16", "--threads", "1", "--workers", "0"]
@@ -167,10 +167,15 @@ def test_equal_time_makes_epochs_by_the_pace():
 
 def test_a_plan_is_read_back(tmp_path, compared):
     asked = asked_of(compared[0])
-    plan = Plan(asked, {"mae": 1.5, "mp3": 2}, {"mae": Pace(0.1, 16, 3), "mp3": Pace(0.2, 16, 3)}, 4.0, ("a note",))
+    plan = Plan(asked, {"mae": 1.5, "mp3": 2}, {"mae": Pace(0.1, 16, 3), "mp3": Pace(0.2, 16, 3)}, 4.0, 40, ("a note",))
     store(plan, tmp_path / "new")
     found = stored_plan(asked, tmp_path / "new")
-    assert found.resumed and (found.epochs, found.paces, found.top) == (plan.epochs, plan.paces, plan.top)
+    assert found.resumed and (found.epochs, found.paces, found.top, found.held_out) == (
+        plan.epochs,
+        plan.paces,
+        4.0,
+        40,
+    )
     assert [job.name for job in found.jobs(tmp_path)] == ["mae, seed 0", "mp3, seed 0"]
 
 
@@ -242,13 +247,46 @@ def test_without_labels_nobody_wins(compared, tmp_path, capsys):
             Image.fromarray(pixels).save(flat / f"{number}-{copy}.png")
     asked = asked_of(flat)
     some = Pace(0.1, 16, 21)
-    store(Plan(asked, {"mae": 0.25, "mp3": 0.25}, {"mae": some, "mp3": some}, 4.0, ()), tmp_path / "out")
+    store(Plan(asked, {"mae": 0.25, "mp3": 0.25}, {"mae": some, "mp3": some}, 4.0, 64, ()), tmp_path / "out")
     words = ["compare", str(flat), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", *SMALL]
     assert main([*words, "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert "There are no labels, so none of the tasks is named the best one" in " ".join(said.split())
     assert "RankMe" in said
     assert (tmp_path / "out" / "comparison.csv").read_text().splitlines()[0] == ",".join(HEADING)
+
+
+def test_without_labels_too_few_images_cost_one_table_and_not_the_comparison(compared, tmp_path, capsys, monkeypatch):
+    images, out = compared
+    monkeypatch.setattr("patchloom.compare.verb.labelled_parts", lambda *_: None)
+    monkeypatch.setattr("patchloom.compare.verb.classes_of", lambda source: 0)
+    again = tmp_path / "again"
+    shutil.copytree(out, again)
+    for name in ("summary.txt", "report.html"):
+        (again / name).unlink()
+    words = ["compare", str(images), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", *SMALL]
+    assert main([*words, "--out", str(again)]) == 0
+    said = "table of measures without labels is left out: each run holds out 12 images, and 32 are needed"
+    before, _, after = capsys.readouterr().out.partition("everything goes to")
+    assert said in before and said in " ".join(after.split())
+    assert said in (again / "summary.txt").read_text() and said in (again / "report.html").read_text()
+    assert "How each task went" in after and "Measures without labels" not in after
+
+
+def test_an_encoder_that_cannot_be_measured_leaves_the_others(compared, tmp_path, monkeypatch):
+    images, out = compared
+    monkeypatch.setattr(free, "LEAST", 12)
+
+    def rows(name: str, *_) -> list[Row]:
+        if name == "mp3":
+            raise PatchloomError("mp3 gives features that are not finite: its training has diverged")
+        return [Row.exact(name, "label-free", {"measure": "RankMe"}, 3.0, "dimensions")]
+
+    monkeypatch.setattr(free, "label_free_rows", rows)
+    those = [Contender(task, 0, False, str(out / f"{task}-seed0")) for task in ("mae", "mp3")]
+    found = free.unlabelled(those, open_data(str(images)), out / "mae-seed0", EvalSettings(), tmp_path, [])
+    assert found.tables[0][1].heading == ("measure", "mae")
+    assert "mp3, seed 0, has no measures without labels: mp3 gives features that are not finite" in found.verdict[1]
 
 
 def test_an_encoder_beside_is_no_task():

@@ -10,8 +10,10 @@ from patchloom.compare.labels import PIXELS, UNTRAINED, Contender
 from patchloom.compare.outcome import Comparison
 from patchloom.data import Data, Source
 from patchloom.data.sound.hearing import heard_by
+from patchloom.errors import PatchloomError
 from patchloom.evaluate import EvalSettings, Row
 from patchloom.evaluate.label_free import label_free_rows
+from patchloom.evaluate.label_free.encoded import LEAST
 from patchloom.nets.weights import untrained_twin
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
@@ -24,6 +26,16 @@ NO_LABELS = (
     "There are no labels, so none of the tasks is named the best one: no number below says what the features are good "
     "for. A few hundred labelled images would (--labels FOLDER; what was trained is not trained again)."
 )
+
+
+def too_few(held_out: int, noun: str) -> str:
+    """A sentence where so many held-out images are not enough for measures without labels; "" where they are."""
+    if held_out >= LEAST:
+        return ""
+    return (
+        f"The table of measures without labels is left out: each run holds out {held_out} {noun}, and {LEAST} are "
+        "needed to measure neighbours among."
+    )
 
 
 def unlabelled(
@@ -45,19 +57,23 @@ def unlabelled(
         notes: what else is to be known.
 
     Raises:
-        PatchloomError: an encoder cannot be loaded, or images cannot be read, or are too few.
+        PatchloomError: an encoder cannot be loaded.
     """
     about = RunFolder(run)
     card = load_encoder(run)[1]
     opened = heard_by(opened, card.sound, card.name)
     held_out = stored_held_out(about, about.read_config(), opened.train).parts(opened.train)[1]
+    said = [few] if (few := too_few(len(held_out), held_out.noun)) else []
     found: dict[str, list[list[Row]]] = {}
-    with Waiting("measuring encoders without labels", len(those)) as waiting:
-        for one in those:
-            if one.name != PIXELS:  # of which there are no patches, nor a rank that could be compared
+    measured = [] if few else [one for one in those if one.name != PIXELS]  # which have no patches, nor such a rank
+    with Waiting("measuring encoders without labels", len(measured)) as waiting:
+        for one in measured:
+            try:
                 found.setdefault(one.name, []).append(_rows(one, held_out, settings))
+            except PatchloomError as problem:  # it has diverged, or too few images can be read
+                said.append(f"{one.name}, seed {one.seed}, has no measures without labels: {problem}.")
             waiting.advance()
-    table = _table(found)
+    found = {name: rows for name, rows in found.items() if rows}
     own = tuple(
         (one.name, health.verdict, health.why)
         for one in those
@@ -65,8 +81,9 @@ def unlabelled(
     )
     how = Grid(("task", "verdict, seed 0", "its own measure"), own, texts=frozenset({2}))
     note = f"On {len(held_out):,} {held_out.noun} that no run was trained on; mean over seeds (lowest to highest)."
-    tables = [("Measures without labels", table, note)] + ([("How each task went", how, "")] if own else [])
-    return Comparison(folder, [NO_LABELS], tables, "", tuple(notes), _csv(found))
+    tables = [("Measures without labels", _table(found), note)] if found else []
+    tables += [("How each task went", how, "")] if own else []
+    return Comparison(folder, [NO_LABELS, *said], tables, "", tuple(notes), _csv(found))
 
 
 def _rows(one: Contender, source: Source, settings: EvalSettings) -> list[Row]:

@@ -72,6 +72,7 @@ class Plan:
         epochs: of each task.
         paces: of each task, as they were measured.
         top: seconds that a run takes beside its training.
+        held_out: how many images all runs hold out.
         notes: on tasks that are left out.
         resumed: it was begun before.
     """
@@ -80,6 +81,7 @@ class Plan:
     epochs: dict[str, float]
     paces: dict[str, Pace]
     top: float
+    held_out: int
     notes: tuple[str, ...]
     resumed: bool = False
 
@@ -180,7 +182,7 @@ def stored_plan(asked: Asked, out: Path) -> Plan | None:
             "another folder with --out, or repeat its settings to go on with it"
         )
     paces = {task: Pace(**pace) for task, pace in found["paces"].items()}
-    return Plan(asked, found["epochs"], paces, found["top"], tuple(found["notes"]), resumed=True)
+    return Plan(asked, found["epochs"], paces, found["top"], found["held_out"], tuple(found["notes"]), resumed=True)
 
 
 def new_plan(asked: Asked, opened: Data, explicit: bool, devices: Sequence[str]) -> Plan:
@@ -191,7 +193,7 @@ def new_plan(asked: Asked, opened: Data, explicit: bool, devices: Sequence[str])
     """
     first = request(asked.source, asked.tasks[0], {**asked.given, "split_seed": SPLIT_SEED})
     with Waiting("looking for copies among the images"):
-        training = choose_held_out(first, opened.train)[0].parts(opened.train)[0]
+        training, held_out = choose_held_out(first, opened.train)[0].parts(opened.train)
     with Waiting("looking at the images"):
         settings, stats, notes = resolved(asked, training, explicit)
     if stats.sound is not None:
@@ -203,7 +205,7 @@ def new_plan(asked: Asked, opened: Data, explicit: bool, devices: Sequence[str])
         assert asked.minutes is not None
         epochs = {task: pace.epochs_in(60 * asked.minutes) for task, pace in paces.items()}
     top = _pilot(asked, [*paces][0], paces, devices)
-    return Plan(asked, epochs, paces, top, tuple(notes))
+    return Plan(asked, epochs, paces, top, len(held_out), tuple(notes))
 
 
 def _pilot(asked: Asked, task: str, paces: dict[str, Pace], devices: Sequence[str]) -> float:
@@ -228,4 +230,4 @@ def store(plan: Plan, out: Path) -> None:
     make_folder(out)
     paces = {task: pace._asdict() for task, pace in plan.paces.items()}
     found = {"asked": plan.asked.plain(), "epochs": plan.epochs, "paces": paces, "top": plan.top}
-    write_sealed(out / _FILE, {**found, "notes": list(plan.notes)})
+    write_sealed(out / _FILE, {**found, "held_out": plan.held_out, "notes": list(plan.notes)})

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from patchloom.calls import checked
-from patchloom.compare.free import unlabelled
+from patchloom.compare.free import too_few, unlabelled
 from patchloom.compare.labels import all_scores, contenders, labelled_parts
 from patchloom.compare.outcome import Comparison, judged
 from patchloom.compare.page import write_page
@@ -19,7 +19,7 @@ from patchloom.compare.plan import USUAL, Asked, Plan, new_plan, store, stored_p
 from patchloom.compare.runner import Job, run_all
 from patchloom.data import Data, DataLike, is_object, named, open_data
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import EvalSettings
+from patchloom.evaluate import EvalSettings, classes_of
 from patchloom.machine import cores
 from patchloom.runs.encoder import check_place, load_encoder
 from patchloom.runs.folder import plain_name
@@ -199,10 +199,12 @@ def _devices(parallel: int, device: str | None) -> list[str]:
 
 def _announced(plan: Plan, opened: Data, folder: Path, labels: Data | None) -> list[str]:
     asked, noun, n = plan.asked, opened.train.noun, len(opened.train)
-    by = labels.train.name if labels is not None else "the data's own" if opened.train.labels is not None else "no"
+    by = labels.train.name if labels is not None else "the data's own" if classes_of(opened.train) > 1 else "no"
     equal = f"{asked.samples:,} samples" if asked.minutes is None else f"{asked.minutes:g} minutes of training"
     said = [f"comparing {len(plan.epochs)} tasks on {n:,} {noun} of {opened.train.name}, by {by} labels"]
     said += [f"  {note}" for note in (*opened.notes, *plan.notes)]
+    if by == "no" and (few := too_few(plan.held_out, noun)):
+        said.append(f"  {few.removesuffix('.')}")
     said += plan.lines(n, noun)
     runs = len(plan.epochs) * asked.seeds
     training = sum(map(plan.training, plan.epochs)) * asked.seeds / asked.at_once
