@@ -2,6 +2,7 @@
 
 import csv
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,13 @@ from patchloom.compare.judge import standing
 from patchloom.compare.labels import Contender, Labelled
 from patchloom.compare.outcome import HEADING, judged, verdict_of
 from patchloom.compare.pace import Pace
-from patchloom.compare.plan import Asked, Plan, resolved, store, stored_plan, words_of
+from patchloom.compare.plan import Asked, Plan, called, resolved, store, stored_plan, words_of
 from patchloom.compare.runner import Bar, Job, last_line
 from patchloom.compare.scores import Scores, Way, kept, ways_of
 from patchloom.data import open_data
 from patchloom.evaluate import LINEAR, EvalSettings, Parts, Row
 from patchloom.runs.folder import RunFolder
+from patchloom.runs.sealed import read_sealed, write_sealed
 
 SMALL = ["--img_size", "16", "--patch_size", "8", "--batch_size", "16", "--threads", "1", "--workers", "0"]
 GIVEN = {"img_size": 16, "patch_size": 8, "batch_size": 16, "threads": 1, "workers": 0}
@@ -167,16 +169,60 @@ def test_equal_time_makes_epochs_by_the_pace():
 
 def test_a_plan_is_read_back(tmp_path, compared):
     asked = asked_of(compared[0])
-    plan = Plan(asked, {"mae": 1.5, "mp3": 2}, {"mae": Pace(0.1, 16, 3), "mp3": Pace(0.2, 16, 3)}, 4.0, 40, ("a note",))
+    plan = Plan(
+        asked, {"mae": 1.5, "mp3": 2}, {"mae": Pace(0.1, 16, 3), "mp3": Pace(0.2, 16, 3)}, 4.0, 40, 1, ("a note",)
+    )
     store(plan, tmp_path / "new")
     found = stored_plan(asked, tmp_path / "new")
-    assert found.resumed and (found.epochs, found.paces, found.top, found.held_out) == (
-        plan.epochs,
-        plan.paces,
-        4.0,
-        40,
-    )
+    assert found == replace(plan, resumed=True)
     assert [job.name for job in found.jobs(tmp_path)] == ["mae, seed 0", "mp3, seed 0"]
+
+
+def plan_of(asked: Asked, threads: int | None = None) -> Plan:
+    some = Pace(0.1, 16, 3)
+    return Plan(asked, dict.fromkeys(asked.tasks, 1), dict.fromkeys(asked.tasks, some), 4.0, 40, threads, ())
+
+
+def test_sizes_of_both_sides_are_read_back(tmp_path):
+    sizes = {"img_size": (64, 16), "patch_size": (8, 4)}
+    asked = asked_of(tmp_path, given={**GIVEN, **sizes})
+    store(plan_of(asked), tmp_path / "out")
+    (job, _) = stored_plan(asked, tmp_path / "out").jobs(tmp_path / "out")
+    assert {"--img_size=64x16", "--patch_size=8x4"} <= {*job.words}
+    with pytest.raises(PatchloomError, match=r"settings: was .*\[64, 16\].*, now .*\[16, 64\]"):
+        stored_plan(asked_of(tmp_path, given={**GIVEN, **sizes, "img_size": (16, 64)}), tmp_path / "out")
+    store(plan_of(asked_of(tmp_path, given={**GIVEN, "img_size": (16, 16)})), tmp_path / "square")
+    assert stored_plan(asked_of(tmp_path), tmp_path / "square").resumed  # a square as its side
+
+
+def test_how_many_run_at_once_may_change(tmp_path, monkeypatch):
+    monkeypatch.setattr("patchloom.compare.plan.cores", lambda: 8)
+    given = {name: value for name, value in GIVEN.items() if name != "threads"} | {"device": "cpu"}
+    alone, four, nine = (asked_of(tmp_path, given=given, at_once=count) for count in (1, 4, 9))
+    assert [one.threads_each() for one in (alone, four, nine)] == [None, 2, 1]
+    assert asked_of(tmp_path, at_once=4).threads_each() is None  # it was said
+    store(plan_of(four, threads=2), tmp_path / "out")
+    for asked in (alone, nine):  # the runs go on with the threads with which they began
+        found = stored_plan(asked, tmp_path / "out")
+        assert found.threads == 2 and all("--threads=2" in job.words for job in found.jobs(tmp_path / "out"))
+
+
+def test_a_task_of_ones_own_stays_in_the_folder(tmp_path):
+    places = ["/mine/t.py:Mine", "/yours/t.py:Mine", "mae"]
+    assert called(places) == {places[0]: "Mine", places[1]: "Mine-2", "mae": "mae"}
+    jobs = plan_of(asked_of(tmp_path, tuple(places))).jobs(tmp_path / "out")
+    assert [job.folder for job in jobs] == [tmp_path / "out" / f"{name}-seed0" for name in ("Mine", "Mine-2", "mae")]
+    assert jobs[1].log == tmp_path / "out" / "logs" / "Mine-2-seed0.txt" and jobs[1].name == "Mine-2, seed 0"
+    assert f"--task={places[1]}" in jobs[1].words
+
+
+def test_a_plan_of_another_version_is_refused(tmp_path):
+    asked = asked_of(tmp_path)
+    store(plan_of(asked), tmp_path)
+    found = read_sealed(tmp_path / "compare.yaml")
+    write_sealed(tmp_path / "compare.yaml", {name: value for name, value in found.items() if name != "top"})
+    with pytest.raises(PatchloomError, match="another version"):
+        stored_plan(asked, tmp_path)
 
 
 def test_a_run_is_told_all_that_is_common(tmp_path):
@@ -185,10 +231,10 @@ def test_a_run_is_told_all_that_is_common(tmp_path):
 
 
 def test_the_line_of_the_whole(tmp_path):
-    jobs = [Job(name, tmp_path / name, [], tmp_path / "log", 60.0) for name in ("one", "two")]
+    jobs = [Job(name, 0, tmp_path / name, [], tmp_path / "log", 60.0) for name in ("one", "two")]
     bar = Bar(jobs, 1)
     bar.running = jobs[:1]
-    assert bar.line().startswith("2 min 0 s left ····") and bar.line().endswith("0 of 2 runs are there · one")
+    assert bar.line().startswith("2 min 0 s left ····") and bar.line().endswith("0 of 2 runs are there · one, seed 0")
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "summary.txt").write_text("done\n")
     assert bar.line().startswith("1 min 0 s left ██████████") and "1 of 2" in bar.line()
@@ -247,7 +293,7 @@ def test_without_labels_nobody_wins(compared, tmp_path, capsys):
             Image.fromarray(pixels).save(flat / f"{number}-{copy}.png")
     asked = asked_of(flat)
     some = Pace(0.1, 16, 21)
-    store(Plan(asked, {"mae": 0.25, "mp3": 0.25}, {"mae": some, "mp3": some}, 4.0, 64, ()), tmp_path / "out")
+    store(Plan(asked, {"mae": 0.25, "mp3": 0.25}, {"mae": some, "mp3": some}, 4.0, 64, 1, ()), tmp_path / "out")
     words = ["compare", str(flat), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", *SMALL]
     assert main([*words, "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out

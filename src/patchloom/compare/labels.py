@@ -85,15 +85,11 @@ def labelled_parts(
 def contenders(jobs: Sequence[Job], seeds: int, beside: Sequence[str]) -> list[Contender]:
     """All encoders that are scored: those of the runs that ended, their untrained twins, raw pixels, and others."""
     ended = [job for job in jobs if job.finished]
-    tasks = [Contender(job.folder.name.rpartition("-seed")[0], _seed(job), False, str(job.folder)) for job in ended]
+    tasks = [Contender(job.task, job.seed, False, str(job.folder)) for job in ended]
     twins = [Contender(UNTRAINED, seed, True, tasks[0].place) for seed in range(seeds)]
     return [*tasks, *twins, Contender(PIXELS, 0, True, tasks[0].place), *(
         Contender(one, 0, False, one) for one in beside
     )]  # fmt: skip
-
-
-def _seed(job: Job) -> int:
-    return int(job.folder.name.rpartition("-seed")[2])
 
 
 def all_scores(

@@ -30,7 +30,8 @@ class Job:
     """A pre-training that is to be made.
 
     Attributes:
-        name: such as "mae, seed 0".
+        task: what it is called in tables and folders.
+        seed: of the run.
         folder: of the run.
         words: of ``patchloom pretrain``.
         log: what it prints goes there.
@@ -38,12 +39,18 @@ class Job:
         failure: its last line, where it failed.
     """
 
-    name: str
+    task: str
+    seed: int
     folder: Path
     words: list[str]
     log: Path
     seconds: float
     failure: str = ""
+
+    @property
+    def name(self) -> str:
+        """Such as "mae, seed 0"."""
+        return f"{self.task}, seed {self.seed}"
 
     @property
     def finished(self) -> bool:

@@ -20,7 +20,6 @@ from patchloom.compare.runner import Job, run_all
 from patchloom.data import Data, DataLike, is_object, named, open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import EvalSettings, classes_of
-from patchloom.machine import cores
 from patchloom.runs.encoder import check_place, load_encoder
 from patchloom.runs.folder import plain_name
 from patchloom.sides import PatchSize
@@ -117,7 +116,8 @@ def compare(
     begun = time.monotonic()
     taken = run_all(jobs, parallel, devices, _tell)
     failed = [f"{job.name} failed: {job.failure}" for job in jobs if job.failure]
-    if sum(all(job.finished for job in jobs if job.name.startswith(f"{task},")) for task in plan.epochs) < 2:
+    complete = [job for job in jobs if _complete(job, jobs)]
+    if len({job.task for job in complete}) < 2:
         raise PatchloomError(f"fewer than two tasks could be trained: {'; '.join(failed)}")
     if taken:
         print(f"trained in {duration(time.monotonic() - begun)}", flush=True)
@@ -127,7 +127,7 @@ def compare(
     card = load_encoder(first.folder)[1]
     on = labelled_parts(opened, None if labels is None else str(labels), first.folder, card, settings, few)
     notes = [*plan.notes, *failed]
-    those = contenders([job for job in jobs if _complete(job, jobs)], asked.seeds, others)
+    those = contenders(complete, asked.seeds, others)
     if on is None:
         found = unlabelled(those, opened, first.folder, settings, folder, notes)
     else:
@@ -140,14 +140,13 @@ def compare(
 
 def _one_of_each(jobs: Sequence[Job], order: Sequence[str]) -> list[Path]:
     """The run of the first seed of each task that was trained, the best task first."""
-    folders = {job.folder.name.rpartition("-seed")[0]: job.folder for job in reversed(jobs) if job.finished}
+    folders = {job.task: job.folder for job in reversed(jobs) if job.finished}
     return [folders[task] for task in dict.fromkeys((*order, *folders)) if task in folders]
 
 
 def _complete(job: Job, jobs: Sequence[Job]) -> bool:
     """Whether all seeds of a job's task are there: means over other seeds would not be comparable."""
-    task = job.name.partition(",")[0]
-    return all(one.finished for one in jobs if one.name.partition(",")[0] == task)
+    return all(one.finished for one in jobs if one.task == job.task)
 
 
 def _asked(
@@ -178,8 +177,6 @@ def _asked(
     for name, value in {"samples": samples, "seeds": seeds, "parallel": parallel}.items():
         if value is not None and value < 1:
             raise PatchloomError(f"--{name} must be 1 or more, not {value}")
-    if parallel > 1 and given.get("device") != "cuda" and "threads" not in given:
-        given = {**given, "threads": max(1, cores() // parallel)}
     words = tuple(map(str, named(data)))
     return Asked(words, tuple(names), seeds, minutes, samples, given, parallel)
 
