@@ -19,7 +19,7 @@ from patchloom.compare.outcome import HEADING, judged, verdict_of
 from patchloom.compare.pace import Pace
 from patchloom.compare.plan import Asked, Plan, called, resolved, store, stored_plan, words_of
 from patchloom.compare.runner import Bar, Job, last_line
-from patchloom.compare.scores import Scores, Way, kept, ways_of
+from patchloom.compare.scores import Scores, Way, ways_of
 from patchloom.data import open_data
 from patchloom.evaluate import LINEAR, EvalSettings, Parts, Row
 from patchloom.runs.folder import RunFolder
@@ -245,22 +245,6 @@ def test_what_a_process_said_last(tmp_path):
     log.write_text("starting\rmore\npatchloom: the images are gone: restore them\n\n")
     assert last_line(log) == "the images are gone: restore them"
     assert last_line(tmp_path / "none") == ""
-
-
-def test_scores_are_kept_and_damaged_ones_made_anew(tmp_path):
-    right = torch.tensor([1, 0, 0, 1, 1, 0, 1, 1, 1]).bool()
-    made = []
-
-    def make() -> Scores:
-        made.append(1)
-        return Scores({"linear": right}, {"linear": "9 labels"})
-
-    path = tmp_path / "scores" / "one.json"
-    for key, count in (("a", 1), ("a", 1), ("b", 2)):
-        found = kept(path, key, make)
-        assert found.right["linear"].equal(right) and found.about == {"linear": "9 labels"} and len(made) == count
-    path.write_text(path.read_text()[:-9])
-    assert kept(path, "b", make).right["linear"].equal(right) and len(made) == 3
 
 
 def test_few_labels_that_cannot_be_drawn_are_left_out_with_a_word(compared):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from patchloom.compare.labels import PIXELS, UNTRAINED, Contender
+from patchloom.compare.kept import kept, key_of
+from patchloom.compare.labels import PIXELS, UNTRAINED, Contender, file_of
 from patchloom.compare.outcome import Comparison
 from patchloom.data import Data, Source
 from patchloom.data.sound.hearing import heard_by
@@ -67,23 +70,37 @@ def unlabelled(
     found: dict[str, list[list[Row]]] = {}
     measured = [] if few else [one for one in those if one.name != PIXELS]  # which have no patches, nor such a rank
     with Waiting("measuring encoders without labels", len(measured)) as waiting:
-        for one in measured:
+        for number, one in enumerate(measured):
             try:
-                found.setdefault(one.name, []).append(_rows(one, held_out, settings))
+                found.setdefault(one.name, []).append(_kept_rows(one, number, held_out, settings, folder))
             except PatchloomError as problem:  # it has diverged, or too few images can be read
                 said.append(f"{one.name}, seed {one.seed}, has no measures without labels: {problem}.")
             waiting.advance()
     found = {name: rows for name, rows in found.items() if rows}
     own = tuple(
-        (one.name, health.verdict, health.why)
+        (one.name, str(one.seed), health.verdict, health.why)
         for one in those
-        if not (one.control or one.seed) and (health := read_health(Path(one.place))) is not None
+        if not one.control and (health := read_health(Path(one.place))) is not None
     )
-    how = Grid(("task", "verdict, seed 0", "its own measure"), own, texts=frozenset({2}))
+    how = Grid(("task", "seed", "verdict", "its own measure"), own, texts=frozenset({3}))
     note = f"On {len(held_out):,} {held_out.noun} that no run was trained on; mean over seeds (lowest to highest)."
     tables = [("Measures without labels", _table(found), note)] if found else []
     tables += [("How each task went", how, "")] if own else []
     return Comparison(folder, [NO_LABELS, *said], tables, "", tuple(notes), _csv(found))
+
+
+def _kept_rows(one: Contender, number: int, source: Source, settings: EvalSettings, out: Path) -> list[Row]:
+    key = key_of(one.place, [one.name, str(one.seed), "without labels"], [source])
+    make = partial(_rows, one, source, settings)
+    return kept(file_of(one, number, out, "-free"), key, make, _plain, _of_plain)
+
+
+def _plain(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [{one.name: getattr(row, one.name) for one in fields(Row) if one.name != "right"} for row in rows]
+
+
+def _of_plain(values: Sequence[dict[str, Any]]) -> list[Row]:
+    return [Row(**row) for row in values]
 
 
 def _rows(one: Contender, source: Source, settings: EvalSettings) -> list[Row]:
@@ -124,7 +141,9 @@ def _csv(found: dict[str, list[list[Row]]]) -> list[tuple[str, ...]]:
     for name, seeds in found.items():
         for measure, its in _values(seeds).items():
             values = [row.value for row in its]
-            numbers = sum(values) / len(values), min(values), max(values), its[0].low, its[0].high
-            cells = (*(f"{one:.6f}" for one in numbers), "", "", "", its[0].unit)
+            numbers = [f"{one:.6f}" for one in (sum(values) / len(values), min(values), max(values))]
+            # an interval over images is of one seed, not of a mean over several, of which there is the range
+            numbers += [f"{one:.6f}" for one in (its[0].low, its[0].high)] if len(its) == 1 else ["", ""]
+            cells = (*numbers, "", "", "", its[0].unit)
             rows.append((measure, name, "without labels", str(len(values)), *cells))
     return rows

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from patchloom.compare.kept import kept, key_of
 from patchloom.compare.runner import Job
-from patchloom.compare.scores import Scores, Way, kept, scored, ways_of
+from patchloom.compare.scores import Scores, Way, scored, ways_of
 from patchloom.data import Data, DataLike
 from patchloom.data.sound.hearing import heard_by
 from patchloom.evaluate import EvalSettings, Parts, classes_of, has_labels, labelled, parts_of
@@ -100,16 +101,17 @@ def all_scores(
     Raises:
         PatchloomError: an encoder cannot be loaded, or images cannot be read.
     """
-    ways = [f"{way.name}" for way in on.ways]
-    data = [on.parts.train.fingerprint(), on.parts.test.fingerprint(), str(len(on.parts.train))]
+    about = [way.name for way in on.ways]
     for number, one in enumerate(those):
-        key = "\n".join([one.name, str(one.seed), one.place, *ways, *data])
-        name = f"{number:03d}-{''.join(c if c.isalnum() else '-' for c in one.name)}-seed{one.seed}.json"
-        yield one, kept(out / "scores" / name, key, _scoring(one, on, settings))
+        key = key_of(one.place, [one.name, str(one.seed), *about], [on.parts.train, on.parts.test])
+        make = partial(_score, one, on, settings)
+        yield one, kept(file_of(one, number, out), key, make, Scores.plain, Scores.of)
 
 
-def _scoring(one: Contender, on: Labelled, settings: EvalSettings) -> Callable[[], Scores]:
-    return partial(_score, one, on, settings)
+def file_of(one: Contender, number: int, out: Path, kind: str = "") -> Path:
+    """The file in which scores of a ``kind`` are kept, in a comparison's folder."""
+    name = "".join(c if c.isalnum() else "-" for c in one.name)
+    return out / "scores" / f"{number:03d}-{name}-seed{one.seed}{kind}.json"
 
 
 def _score(one: Contender, on: Labelled, settings: EvalSettings) -> Scores:
