@@ -2,6 +2,10 @@
 
 import csv
 import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +16,13 @@ from PIL import Image
 
 from patchloom import PatchloomError, compare
 from patchloom.cli import main
-from patchloom.compare import free, pace
+from patchloom.compare import free, pace, runner
 from patchloom.compare.judge import standing
 from patchloom.compare.labels import Contender, Labelled
 from patchloom.compare.outcome import HEADING, judged, verdict_of
 from patchloom.compare.pace import Pace
 from patchloom.compare.plan import Asked, Plan, called, resolved, store, stored_plan, words_of
-from patchloom.compare.runner import Bar, Job, last_line
+from patchloom.compare.runner import Bar, Job, _Process, last_line
 from patchloom.compare.scores import Scores, Way, ways_of
 from patchloom.data import open_data
 from patchloom.evaluate import LINEAR, EvalSettings, Parts, Row
@@ -88,24 +92,56 @@ def test_it_leaves_a_page_and_a_verdict(compared):
     assert "linear, 2 labels a class" in page
 
 
-def test_what_was_lost_is_made_again_as_it_was(compared, capsys):
+def children_of(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def until(what: Callable[[], bool], seconds: float = 300) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes as Linux tells of them")
+def test_one_that_was_killed_goes_on_as_if_nothing_had_happened(compared, capsys):
     images, out = compared
     again = out.with_name("again")
-    shutil.copytree(out, again)
-    before = (again / "comparison.csv").read_bytes()
-    for name in ("comparison.csv", "report.html", "mp3-seed0"):  # as if it had been killed while the second run trained
-        path = again / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    for path in (again / "scores").glob("001-*"):
-        path.write_text("{")
-    plan = (again / "compare.yaml").read_text()
+    again.mkdir()
+    shutil.copy(out / "compare.yaml", again)  # the paces that another measurement would give are others
     words = ["compare", str(images), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", "--few", "2,0.5"]
-    assert main([*words, *SMALL, "--out", str(again)]) == 0
+    words += [*SMALL, "--out", str(again)]
+    process = subprocess.Popen([sys.executable, "-m", "patchloom", *words], stdout=subprocess.PIPE)
+    try:
+        until(lambda: (again / "mae-seed0" / "config.yaml").exists() or process.poll() is not None)
+        assert process.poll() is None and not (again / "mae-seed0" / "summary.txt").exists()
+        (child,) = children_of(process.pid)
+    finally:
+        process.kill()
+        process.communicate()
+    until(lambda: not Path(f"/proc/{child}").exists())  # nothing goes on that nobody sees
+    assert not (again / "mp3-seed0").exists()
+    assert main(words) == 0
     assert "where it goes on" in capsys.readouterr().out
-    assert (again / "comparison.csv").read_bytes() == before
-    assert (again / "compare.yaml").read_text() == plan
-    one, other = (folder / "mp3-seed0" / "encoder.safetensors" for folder in (out, again))
-    assert one.read_bytes() == other.read_bytes()
+    for name in ("comparison.csv", "compare.yaml", "summary.txt"):
+        assert (again / name).read_bytes() == (out / name).read_bytes(), name
+    for task in ("mae", "mp3"):
+        one, other = (folder / f"{task}-seed0" / "encoder.safetensors" for folder in (out, again))
+        assert one.read_bytes() == other.read_bytes(), task
+
+
+def test_where_hardly_a_run_succeeds_a_sentence_says_why(compared, tmp_path, capsys, monkeypatch):
+    sentence = "print('patchloom: no room is left: free some'); raise SystemExit(2)"
+    monkeypatch.setattr(runner, "_PROGRAM", (sys.executable, "-c", sentence))
+    monkeypatch.setattr(runner, "_LOOK", 0.02)
+    images, out = compared
+    (tmp_path / "out").mkdir()
+    shutil.copy(out / "compare.yaml", tmp_path / "out")
+    words = ["compare", str(images), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", *SMALL]
+    assert main([*words, "--parallel", "2", "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr()
+    assert "mp3, seed 0 failed after" in said.out and "no room is left: free some (all of it in" in said.out
+    assert "fewer than two tasks could be trained: mae, seed 0 failed: no room is left: free some" in said.err
 
 
 def test_another_comparison_is_refused_there(compared, capsys):
@@ -233,11 +269,25 @@ def test_a_run_is_told_all_that_is_common(tmp_path):
 def test_the_line_of_the_whole(tmp_path):
     jobs = [Job(name, 0, tmp_path / name, [], tmp_path / "log", 60.0) for name in ("one", "two")]
     bar = Bar(jobs, 1)
-    bar.running = jobs[:1]
+    bar.running = [_Process(jobs[0], 0, None, None)]
     assert bar.line().startswith("2 min 0 s left ····") and bar.line().endswith("0 of 2 runs are there · one, seed 0")
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "summary.txt").write_text("done\n")
     assert bar.line().startswith("1 min 0 s left ██████████") and "1 of 2" in bar.line()
+    bar.ended(bar.running[0], 90.0)  # half as long again as was planned: so will the other one take
+    bar.running = []
+    assert bar.line().startswith("1 min 30 s left ██████████··········")
+
+
+def test_the_line_of_a_run_that_takes_longer_than_planned(tmp_path):
+    (job,) = jobs = [Job("one", 0, tmp_path / "one", [], tmp_path / "log", 60.0)]
+    bar = Bar(jobs, 1)
+    bar.running = [_Process(job, 0, None, None, begun=time.monotonic() - 120)]
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "metrics.csv").write_text("step,seconds\n1,30\n")  # half of it after twice the time
+    assert bar.line().startswith("2 min 0 s left ██████████··········")
+    bar.running[0].begun = time.monotonic() - 10  # within its time: as planned
+    assert bar.line().startswith("30 s left")
 
 
 def test_what_a_process_said_last(tmp_path):

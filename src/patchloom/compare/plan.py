@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from patchloom.compare.pace import Pace, paces_of
-from patchloom.compare.runner import Job, run_all
+from patchloom.compare.runner import Job, Words, run_all
 from patchloom.data import Data, Source, Stats
 from patchloom.errors import PatchloomError
 from patchloom.files import make_folder
@@ -30,6 +30,7 @@ USUAL = ("mae", "droppos", "mp3", "restore", "extrema", "lut")
 _FILE = "compare.yaml"
 _STORED = {"asked", "epochs", "paces", "top", "held_out", "threads", "notes"}
 _SIZES = ("img_size", "patch_size")
+_UNPLANNED = Words("stopping", "stopped while this machine was measured: no plan is stored yet, and nothing is trained")
 _PILOT = 8  # steps of the run that shows what comes on top of training
 _USUAL_TOP = 60.0  # seconds that this may be, for the line that tells how far it is
 
@@ -254,7 +255,7 @@ def _pilot(asked: Asked, task: str, paces: dict[str, Pace], devices: Sequence[st
         folder = Path(place) / "run"
         words = words_of(asked, task, folder, _PILOT / pace.epoch, pace.images, 0)
         job = Job(task, 0, folder, words, Path(place) / "log.txt", _USUAL_TOP)
-        taken = run_all([job], 1, devices, lambda one, seconds: None)
+        taken = run_all([job], 1, devices, lambda one, seconds: None, _UNPLANNED)
     if job.failure:
         raise PatchloomError(job.failure)
     return max(1.0, taken[job.name] - _PILOT * pace.step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from patchloom.calls import checked
+from patchloom.compare.alone import alone_in
 from patchloom.compare.free import too_few, unlabelled
 from patchloom.compare.labels import all_scores, contenders, labelled_parts
 from patchloom.compare.outcome import Comparison, judged
@@ -99,43 +101,46 @@ def compare(
         other = None if labels is None else open_data(str(labels), group=group)  # a slip in it is told now
     settings = EvalSettings(device=device or "auto", max_train=_LABELLED, group=group)
 
-    # ---- the plan: that of a comparison that was stopped, or a new one
-    plan = stored_plan(asked, folder)
-    if plan is None:
-        print(MEASURING.format(", ".join(asked.tasks)), flush=True)
-        plan = new_plan(asked, opened, tasks is not None, devices)
-    for line in _announced(plan, opened, folder, other):
-        print(line, flush=True)
-    if dry_run:
-        return Comparison(folder, [DRY], [], None)
-    if not plan.resumed:
-        store(plan, folder)
+    # ---- alone in the folder, once it is known to be nobody else's
+    stored_plan(asked, folder)
+    with contextlib.nullcontext() if dry_run else alone_in(folder):
+        # ---- the plan: that of a comparison that was stopped, or a new one
+        plan = stored_plan(asked, folder)
+        if plan is None:
+            print(MEASURING.format(", ".join(asked.tasks)), flush=True)
+            plan = new_plan(asked, opened, tasks is not None, devices)
+        for line in _announced(plan, opened, folder, other):
+            print(line, flush=True)
+        if dry_run:
+            return Comparison(folder, [DRY], [], None)
+        if not plan.resumed:
+            store(plan, folder)
 
-    # ---- the runs
-    jobs = plan.jobs(folder)
-    begun = time.monotonic()
-    taken = run_all(jobs, parallel, devices, _tell)
-    failed = [f"{job.name} failed: {job.failure}" for job in jobs if job.failure]
-    complete = [job for job in jobs if _complete(job, jobs)]
-    if len({job.task for job in complete}) < 2:
-        raise PatchloomError(f"fewer than two tasks could be trained: {'; '.join(failed)}")
-    if taken:
-        print(f"trained in {duration(time.monotonic() - begun)}", flush=True)
+        # ---- the runs
+        jobs = plan.jobs(folder)
+        begun = time.monotonic()
+        taken = run_all(jobs, parallel, devices, _tell)
+        failed = [f"{job.name} failed: {job.failure}" for job in jobs if job.failure]
+        complete = [job for job in jobs if _complete(job, jobs)]
+        if len({job.task for job in complete}) < 2:
+            raise PatchloomError(f"fewer than two tasks could be trained: {'; '.join(failed)}")
+        if taken:
+            print(f"trained in {duration(time.monotonic() - begun)}", flush=True)
 
-    # ---- what they learnt
-    first = next(job for job in jobs if job.finished)
-    card = load_encoder(first.folder)[1]
-    on = labelled_parts(opened, None if labels is None else str(labels), first.folder, card, settings, few)
-    notes = [*plan.notes, *failed]
-    those = contenders(complete, asked.seeds, others)
-    if on is None:
-        found = unlabelled(those, opened, first.folder, settings, folder, notes)
-    else:
-        pairs = list(_scored(all_scores(those, on, settings, folder), len(those)))
-        found = judged(pairs, on, asked, folder, [*notes, *on.notes])
-    found.write()
-    write_page(found, _one_of_each(jobs, found.order))
-    return found
+        # ---- what they learnt
+        first = next(job for job in jobs if job.finished)
+        card = load_encoder(first.folder)[1]
+        on = labelled_parts(opened, None if labels is None else str(labels), first.folder, card, settings, few)
+        notes = [*plan.notes, *failed]
+        those = contenders(complete, asked.seeds, others)
+        if on is None:
+            found = unlabelled(those, opened, first.folder, settings, folder, notes)
+        else:
+            pairs = list(_scored(all_scores(those, on, settings, folder), len(those)))
+            found = judged(pairs, on, asked, folder, [*notes, *on.notes])
+        found.write()
+        write_page(found, _one_of_each(jobs, found.order))
+        return found
 
 
 def _one_of_each(jobs: Sequence[Job], order: Sequence[str]) -> list[Path]:
