@@ -17,6 +17,7 @@ from PIL import Image
 from patchloom import PatchloomError, compare
 from patchloom.cli import main
 from patchloom.compare import free, pace, runner
+from patchloom.compare.after import After, scaled
 from patchloom.compare.judge import standing
 from patchloom.compare.labels import Contender, Labelled
 from patchloom.compare.outcome import HEADING, judged, verdict_of
@@ -24,6 +25,7 @@ from patchloom.compare.pace import Pace
 from patchloom.compare.plan import Asked, Plan, called, resolved, store, stored_plan, words_of
 from patchloom.compare.runner import Bar, Job, _Process, last_line
 from patchloom.compare.scores import Scores, Way, ways_of
+from patchloom.compare.verb import _announced
 from patchloom.data import open_data
 from patchloom.evaluate import LINEAR, EvalSettings, Parts, Row
 from patchloom.runs.folder import RunFolder
@@ -216,7 +218,40 @@ def test_a_plan_is_read_back(tmp_path, compared):
 
 def plan_of(asked: Asked, threads: int | None = None) -> Plan:
     some = Pace(0.1, 16, 3)
-    return Plan(asked, dict.fromkeys(asked.tasks, 1), dict.fromkeys(asked.tasks, some), 4.0, 40, threads, ())
+    return Plan(
+        asked, dict.fromkeys(asked.tasks, 1), dict.fromkeys(asked.tasks, some), 4.0, After(2.5, 1.5), 40, threads, ()
+    )
+
+
+def test_what_is_left_is_told_where_a_comparison_goes_on(tmp_path):
+    images = drawn(tmp_path / "images", 2)
+    asked = asked_of(images, seeds=2, at_once=2)
+    plan, out, opened = plan_of(asked), tmp_path / "out", open_data(str(images))
+    assert plan.left(out) == pytest.approx(4 * 4.3 / 2)  # three steps of 0.1 s, and 4 s on top, of two at a time
+    said = "\n".join(_announced(plan, opened, out, None, 1))
+    assert "4 runs, 2 of each task, with 96 samples each, take about 9 s: 1 s of training, and 8 s of starts" in said
+    assert "2 at once may each be slower" in said
+    # four encoders, two untrained ones, raw pixels and one beside; a page of two runs
+    assert "then 8 encoders are scored and the page is written, in some 23 s" in said
+    (out / "mae-seed0").mkdir(parents=True)
+    (out / "mae-seed0" / "summary.txt").write_text("done\n")
+    (out / "scores").mkdir()
+    (out / "scores" / "000-mae-seed0.json").touch()
+    said = "\n".join(_announced(plan, opened, out, None, 1))
+    assert "take about 6 s from here on: 1 of them are there" in said and "then 7 encoders" in said
+
+
+def test_scoring_is_scaled_by_the_images(monkeypatch):
+    now, done = [0.0], []
+
+    def work(count: int) -> None:
+        done.append(count)
+        now[0] += 1 + 0.01 * count  # a second whatever the number
+
+    monkeypatch.setattr("patchloom.compare.after.time.perf_counter", lambda: now[0])
+    assert scaled(work, 10_000) == pytest.approx(101) and done == [32, 32, 320]
+    done.clear()
+    assert scaled(work, 100) == pytest.approx(2) and done == [100]
 
 
 def test_sizes_of_both_sides_are_read_back(tmp_path):
@@ -327,7 +362,10 @@ def test_without_labels_nobody_wins(compared, tmp_path, capsys):
             Image.fromarray(pixels).save(flat / f"{number}-{copy}.png")
     asked = asked_of(flat)
     some = Pace(0.1, 16, 21)
-    store(Plan(asked, {"mae": 0.25, "mp3": 0.25}, {"mae": some, "mp3": some}, 4.0, 64, 1, ()), tmp_path / "out")
+    store(
+        Plan(asked, {"mae": 0.25, "mp3": 0.25}, {"mae": some, "mp3": some}, 4.0, After(2.5, 1.5), 64, 1, ()),
+        tmp_path / "out",
+    )
     words = ["compare", str(flat), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", *SMALL]
     assert main([*words, "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out

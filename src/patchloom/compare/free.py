@@ -41,6 +41,17 @@ def too_few(held_out: int, noun: str) -> str:
     )
 
 
+def held_out_of(opened: Data, run: Path) -> Source:
+    """The images that a run held out, as its encoder hears them where they are recordings.
+
+    Raises:
+        PatchloomError: it is no run's folder, or has no encoder.
+    """
+    folder, card = RunFolder(run), load_encoder(run)[1]
+    source = heard_by(opened, card.sound, card.name).train
+    return stored_held_out(folder, folder.read_config(), source).parts(source)[1]
+
+
 def unlabelled(
     those: Sequence[Contender],
     opened: Data,
@@ -62,10 +73,7 @@ def unlabelled(
     Raises:
         PatchloomError: an encoder cannot be loaded.
     """
-    about = RunFolder(run)
-    card = load_encoder(run)[1]
-    opened = heard_by(opened, card.sound, card.name)
-    held_out = stored_held_out(about, about.read_config(), opened.train).parts(opened.train)[1]
+    held_out = held_out_of(opened, run)
     said = [few] if (few := too_few(len(held_out), held_out.noun)) else []
     found: dict[str, list[list[Row]]] = {}
     measured = [] if few else [one for one in those if one.name != PIXELS]  # which have no patches, nor such a rank

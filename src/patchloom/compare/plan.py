@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from patchloom.compare.after import After
 from patchloom.compare.pace import Pace, paces_of
 from patchloom.compare.runner import Job, Words, run_all
 from patchloom.data import Data, Source, Stats
@@ -28,7 +29,7 @@ from patchloom.waiting import Waiting, duration
 SPLIT_SEED = 0  # which images are held out, the same for all runs of a comparison
 USUAL = ("mae", "droppos", "mp3", "restore", "extrema", "lut")
 _FILE = "compare.yaml"
-_STORED = {"asked", "epochs", "paces", "top", "held_out", "threads", "notes"}
+_STORED = {"asked", "epochs", "paces", "top", "after", "held_out", "threads", "notes"}
 _SIZES = ("img_size", "patch_size")
 _UNPLANNED = Words("stopping", "stopped while this machine was measured: no plan is stored yet, and nothing is trained")
 _PILOT = 8  # steps of the run that shows what comes on top of training
@@ -91,6 +92,7 @@ class Plan:
         epochs: of each task.
         paces: of each task, as they were measured.
         top: seconds that a run takes beside its training.
+        after: seconds of what comes after training.
         held_out: how many images all runs hold out.
         threads: CPU threads of each run, on whose number its numbers depend; None where a GPU computes.
         notes: on tasks that are left out.
@@ -101,6 +103,7 @@ class Plan:
     epochs: dict[str, float]
     paces: dict[str, Pace]
     top: float
+    after: After
     held_out: int
     threads: int | None
     notes: tuple[str, ...]
@@ -121,10 +124,13 @@ class Plan:
                 found.append(Job(name, seed, folder, words, log, self.training(task) + self.top))
         return found
 
-    def total(self) -> float:
-        """Seconds of all runs, with what each takes beside its training."""
-        whole = sum(self.training(task) + self.top for task in self.epochs) * self.asked.seeds
-        return whole / self.asked.at_once
+    def left(self, out: Path) -> float:
+        """Seconds that all runs that are not there yet take, with what each takes beside its training."""
+        return sum(job.seconds * (1 - job.done()) for job in self.jobs(out)) / self.asked.at_once
+
+    def lasts(self, encoders: int) -> float:
+        """Seconds that so many encoders and the page take when all is trained."""
+        return encoders * self.after.scoring + len(self.epochs) * self.after.page
 
     def lines(self, training: int, noun: str) -> list[str]:
         """A line for each task."""
@@ -217,11 +223,20 @@ def stored_plan(asked: Asked, out: Path) -> Plan | None:
         raise PatchloomError(f"{path} is of another version of patchloom: choose another folder with --out")
     paces = {task: Pace(**pace) for task, pace in found["paces"].items()}
     its = {name: found[name] for name in ("epochs", "top", "held_out", "threads")}
-    return Plan(asked, paces=paces, notes=tuple(found["notes"]), resumed=True, **its)
+    return Plan(asked, paces=paces, after=After(**found["after"]), notes=tuple(found["notes"]), resumed=True, **its)
 
 
-def new_plan(asked: Asked, opened: Data, explicit: bool, devices: Sequence[str]) -> Plan:
+def new_plan(
+    asked: Asked, opened: Data, explicit: bool, devices: Sequence[str], ending: Callable[[Path], After]
+) -> Plan:
     """Measure how fast each task trains, and what a run takes beside that.
+
+    Args:
+        asked: what the user asked for.
+        opened: the images.
+        explicit: the user named the tasks: one that is refused is an error.
+        devices: as in `run_all`.
+        ending: times what comes after training, by a short run.
 
     Raises:
         PatchloomError: tasks, settings and images do not go together, or a run cannot be made.
@@ -244,21 +259,25 @@ def new_plan(asked: Asked, opened: Data, explicit: bool, devices: Sequence[str])
     else:
         assert asked.minutes is not None
         epochs = {task: pace.epochs_in(60 * asked.minutes) for task, pace in paces.items()}
-    top = _pilot(asked.with_threads(threads), [*paces][0], paces, devices)
-    return Plan(asked, epochs, paces, top, len(held_out), threads, tuple(notes))
+    top, after = _pilot(asked.with_threads(threads), [*paces][0], paces, devices, ending)
+    return Plan(asked, epochs, paces, top, after, len(held_out), threads, tuple(notes))
 
 
-def _pilot(asked: Asked, task: str, paces: dict[str, Pace], devices: Sequence[str]) -> float:
-    """Seconds that a run takes beside its training: its start, measures, pictures, and evaluation at its end."""
+def _pilot(
+    asked: Asked, task: str, paces: dict[str, Pace], devices: Sequence[str], ending: Callable[[Path], After]
+) -> tuple[float, After]:
+    """Seconds that a run takes beside its training (start, measures, pictures, last evaluation), and afterwards."""
     pace = paces[task]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
         words = words_of(asked, task, folder, _PILOT / pace.epoch, pace.images, 0)
         job = Job(task, 0, folder, words, Path(place) / "log.txt", _USUAL_TOP)
         taken = run_all([job], 1, devices, lambda one, seconds: None, _UNPLANNED)
-    if job.failure:
-        raise PatchloomError(job.failure)
-    return max(1.0, taken[job.name] - _PILOT * pace.step)
+        if job.failure:
+            raise PatchloomError(job.failure)
+        with Waiting("timing what comes after training"):
+            after = ending(folder)
+    return max(1.0, taken[job.name] - _PILOT * pace.step), after
 
 
 def store(plan: Plan, out: Path) -> None:
@@ -270,5 +289,10 @@ def store(plan: Plan, out: Path) -> None:
     make_folder(out)
     paces = {task: pace._asdict() for task, pace in plan.paces.items()}
     found = {"asked": plan.asked.plain(), "epochs": plan.epochs, "paces": paces, "top": plan.top}
-    found |= {"held_out": plan.held_out, "threads": plan.threads, "notes": list(plan.notes)}
+    found |= {
+        "after": plan.after._asdict(),
+        "held_out": plan.held_out,
+        "threads": plan.threads,
+        "notes": list(plan.notes),
+    }
     write_sealed(out / _FILE, found)

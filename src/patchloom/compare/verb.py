@@ -12,9 +12,10 @@ from typing import Any, Literal
 import torch
 
 from patchloom.calls import checked
+from patchloom.compare.after import After, timed_after
 from patchloom.compare.alone import alone_in
-from patchloom.compare.free import too_few, unlabelled
-from patchloom.compare.labels import all_scores, contenders, labelled_parts
+from patchloom.compare.free import held_out_of, too_few, unlabelled
+from patchloom.compare.labels import Labelled, all_scores, contenders, labelled_parts
 from patchloom.compare.outcome import Comparison, judged
 from patchloom.compare.page import write_page
 from patchloom.compare.plan import USUAL, Asked, Plan, new_plan, store, stored_plan
@@ -101,6 +102,13 @@ def compare(
         other = None if labels is None else open_data(str(labels), group=group)  # a slip in it is told now
     settings = EvalSettings(device=device or "auto", max_train=_LABELLED, group=group)
 
+    def parts(run: Path) -> Labelled | None:
+        card = load_encoder(run)[1]
+        return labelled_parts(opened, None if labels is None else str(labels), run, card, settings, few)
+
+    def ending(run: Path) -> After:
+        return timed_after(run, parts(run), held_out_of(opened, run), settings)
+
     # ---- alone in the folder, once it is known to be nobody else's
     stored_plan(asked, folder)
     with contextlib.nullcontext() if dry_run else alone_in(folder):
@@ -108,8 +116,8 @@ def compare(
         plan = stored_plan(asked, folder)
         if plan is None:
             print(MEASURING.format(", ".join(asked.tasks)), flush=True)
-            plan = new_plan(asked, opened, tasks is not None, devices)
-        for line in _announced(plan, opened, folder, other):
+            plan = new_plan(asked, opened, tasks is not None, devices, ending)
+        for line in _announced(plan, opened, folder, other, len(others)):
             print(line, flush=True)
         if dry_run:
             return Comparison(folder, [DRY], [], None)
@@ -129,8 +137,7 @@ def compare(
 
         # ---- what they learnt
         first = next(job for job in jobs if job.finished)
-        card = load_encoder(first.folder)[1]
-        on = labelled_parts(opened, None if labels is None else str(labels), first.folder, card, settings, few)
+        on = parts(first.folder)
         notes = [*plan.notes, *failed]
         those = contenders(complete, asked.seeds, others)
         if on is None:
@@ -199,7 +206,7 @@ def _devices(parallel: int, device: str | None) -> list[str]:
     return visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
 
 
-def _announced(plan: Plan, opened: Data, folder: Path, labels: Data | None) -> list[str]:
+def _announced(plan: Plan, opened: Data, folder: Path, labels: Data | None, beside: int) -> list[str]:
     asked, noun, n = plan.asked, opened.train.noun, len(opened.train)
     by = labels.train.name if labels is not None else "the data's own" if classes_of(opened.train) > 1 else "no"
     equal = f"{asked.samples:,} samples" if asked.minutes is None else f"{asked.minutes:g} minutes of training"
@@ -209,12 +216,22 @@ def _announced(plan: Plan, opened: Data, folder: Path, labels: Data | None) -> l
         said.append(f"  {few.removesuffix('.')}")
     said += plan.lines(n, noun)
     runs = len(plan.epochs) * asked.seeds
-    training = sum(map(plan.training, plan.epochs)) * asked.seeds / asked.at_once
-    said += [
-        f"  {runs} runs, {asked.seeds} of each task, with {equal} each, take about {duration(plan.total())}: "
-        f"{duration(training)} of training, and {duration(plan.total() - training)} of starts, measures and pictures; "
-        "then all encoders are scored"
-    ]
+    begun = [job for job in plan.jobs(folder) if job.done()]
+    said += [f"  {runs} runs, {asked.seeds} of each task, with {equal} each, take about {duration(plan.left(folder))}"]
+    if begun:
+        there = sum(job.finished for job in begun)
+        said[-1] += f" from here on: {there} of them are there" + (
+            f", and {more} begun" if (more := len(begun) - there) else ""
+        )
+    else:
+        training = sum(map(plan.training, plan.epochs)) * asked.seeds / asked.at_once
+        over = duration(plan.left(folder) - training)
+        said[-1] += f": {duration(training)} of training, and {over} of starts, measures and pictures"
+    if asked.at_once > 1:
+        said += [f"  steps are timed one run at a time: {asked.at_once} at once may each be slower"]
+    encoders = runs + asked.seeds + 1 + beside  # with untrained ones, and raw pixels
+    still = max(0, encoders - len([*(folder / "scores").glob("*.json")]))
+    said += [f"  then {still} encoders are scored and the page is written, in some {duration(plan.lasts(still))}"]
     said += [f"  everything goes to {folder}" + (", where it goes on" if plan.resumed else "")]
     return said
 
