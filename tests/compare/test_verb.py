@@ -2,6 +2,11 @@
 
 import csv
 import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +16,20 @@ from PIL import Image
 
 from patchloom import PatchloomError, compare
 from patchloom.cli import main
-from patchloom.compare import pace
+from patchloom.compare import free, pace, runner
+from patchloom.compare.after import After, scaled
 from patchloom.compare.judge import standing
 from patchloom.compare.labels import Contender, Labelled
 from patchloom.compare.outcome import HEADING, judged, verdict_of
 from patchloom.compare.pace import Pace
-from patchloom.compare.plan import Asked, Plan, resolved, store, stored_plan, words_of
-from patchloom.compare.runner import Bar, Job, last_line
-from patchloom.compare.scores import Scores, Way, kept, ways_of
+from patchloom.compare.plan import Asked, Plan, called, resolved, store, stored_plan, words_of
+from patchloom.compare.runner import Bar, Job, _Process, last_line
+from patchloom.compare.scores import Scores, Way, ways_of
+from patchloom.compare.verb import _announced
 from patchloom.data import open_data
-from patchloom.evaluate import LINEAR, Parts
+from patchloom.evaluate import LINEAR, EvalSettings, Parts, Row
 from patchloom.runs.folder import RunFolder
+from patchloom.runs.sealed import read_sealed, write_sealed
 
 SMALL = ["--img_size", "16", "--patch_size", "8", "--batch_size", "16", "--threads", "1", "--workers", "0"]
 GIVEN = {"img_size": 16, "patch_size": 8, "batch_size": 16, "threads": 1, "workers": 0}
@@ -86,24 +94,56 @@ def test_it_leaves_a_page_and_a_verdict(compared):
     assert "linear, 2 labels a class" in page
 
 
-def test_what_was_lost_is_made_again_as_it_was(compared, capsys):
+def children_of(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def until(what: Callable[[], bool], seconds: float = 300) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes as Linux tells of them")
+def test_one_that_was_killed_goes_on_as_if_nothing_had_happened(compared, capsys):
     images, out = compared
     again = out.with_name("again")
-    shutil.copytree(out, again)
-    before = (again / "comparison.csv").read_bytes()
-    for name in ("comparison.csv", "report.html", "mp3-seed0"):  # as if it had been killed while the second run trained
-        path = again / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    for path in (again / "scores").glob("001-*"):
-        path.write_text("{")
-    plan = (again / "compare.yaml").read_text()
+    again.mkdir()
+    shutil.copy(out / "compare.yaml", again)  # the paces that another measurement would give are others
     words = ["compare", str(images), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", "--few", "2,0.5"]
-    assert main([*words, *SMALL, "--out", str(again)]) == 0
+    words += [*SMALL, "--out", str(again)]
+    process = subprocess.Popen([sys.executable, "-m", "patchloom", *words], stdout=subprocess.PIPE)
+    try:
+        until(lambda: (again / "mae-seed0" / "config.yaml").exists() or process.poll() is not None)
+        assert process.poll() is None and not (again / "mae-seed0" / "summary.txt").exists()
+        (child,) = children_of(process.pid)
+    finally:
+        process.kill()
+        process.communicate()
+    until(lambda: not Path(f"/proc/{child}").exists())  # nothing goes on that nobody sees
+    assert not (again / "mp3-seed0").exists()
+    assert main(words) == 0
     assert "where it goes on" in capsys.readouterr().out
-    assert (again / "comparison.csv").read_bytes() == before
-    assert (again / "compare.yaml").read_text() == plan
-    one, other = (folder / "mp3-seed0" / "encoder.safetensors" for folder in (out, again))
-    assert one.read_bytes() == other.read_bytes()
+    for name in ("comparison.csv", "compare.yaml", "summary.txt"):
+        assert (again / name).read_bytes() == (out / name).read_bytes(), name
+    for task in ("mae", "mp3"):
+        one, other = (folder / f"{task}-seed0" / "encoder.safetensors" for folder in (out, again))
+        assert one.read_bytes() == other.read_bytes(), task
+
+
+def test_where_hardly_a_run_succeeds_a_sentence_says_why(compared, tmp_path, capsys, monkeypatch):
+    sentence = "print('patchloom: no room is left: free some'); raise SystemExit(2)"
+    monkeypatch.setattr(runner, "_PROGRAM", (sys.executable, "-c", sentence))
+    monkeypatch.setattr(runner, "_LOOK", 0.02)
+    images, out = compared
+    (tmp_path / "out").mkdir()
+    shutil.copy(out / "compare.yaml", tmp_path / "out")
+    words = ["compare", str(images), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", *SMALL]
+    assert main([*words, "--parallel", "2", "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr()
+    assert "mp3, seed 0 failed after" in said.out and "no room is left: free some (all of it in" in said.out
+    assert "fewer than two tasks could be trained: mae, seed 0 failed: no room is left: free some" in said.err
 
 
 def test_another_comparison_is_refused_there(compared, capsys):
@@ -167,11 +207,95 @@ def test_equal_time_makes_epochs_by_the_pace():
 
 def test_a_plan_is_read_back(tmp_path, compared):
     asked = asked_of(compared[0])
-    plan = Plan(asked, {"mae": 1.5, "mp3": 2}, {"mae": Pace(0.1, 16, 3), "mp3": Pace(0.2, 16, 3)}, 4.0, ("a note",))
+    plan = Plan(
+        asked, {"mae": 1.5, "mp3": 2}, {"mae": Pace(0.1, 16, 3), "mp3": Pace(0.2, 16, 3)}, 4.0, 40, 1, ("a note",)
+    )
     store(plan, tmp_path / "new")
     found = stored_plan(asked, tmp_path / "new")
-    assert found.resumed and (found.epochs, found.paces, found.top) == (plan.epochs, plan.paces, plan.top)
+    assert found == replace(plan, resumed=True)
     assert [job.name for job in found.jobs(tmp_path)] == ["mae, seed 0", "mp3, seed 0"]
+
+
+def plan_of(asked: Asked, threads: int | None = None) -> Plan:
+    some = Pace(0.1, 16, 3)
+    return Plan(
+        asked, dict.fromkeys(asked.tasks, 1), dict.fromkeys(asked.tasks, some), 4.0, After(2.5, 1.5), 40, threads, ()
+    )
+
+
+def test_what_is_left_is_told_where_a_comparison_goes_on(tmp_path):
+    images = drawn(tmp_path / "images", 2)
+    asked = asked_of(images, seeds=2, at_once=2)
+    plan, out, opened = plan_of(asked), tmp_path / "out", open_data(str(images))
+    assert plan.left(out) == pytest.approx(4 * 4.3 / 2)  # three steps of 0.1 s, and 4 s on top, of two at a time
+    said = "\n".join(_announced(plan, opened, out, None, 1))
+    assert "4 runs, 2 of each task, with 96 samples each, take about 9 s: 1 s of training, and 8 s of starts" in said
+    assert "2 at once may each be slower" in said
+    # four encoders, two untrained ones, raw pixels and one beside; a page of two runs
+    assert "then 8 encoders are scored and the page is written, in some 23 s" in said
+    (out / "mae-seed0").mkdir(parents=True)
+    (out / "mae-seed0" / "summary.txt").write_text("done\n")
+    (out / "scores").mkdir()
+    (out / "scores" / "000-mae-seed0.json").touch()
+    said = "\n".join(_announced(plan, opened, out, None, 1))
+    assert "take about 6 s from here on: 1 of them are there" in said and "then 7 encoders" in said
+
+
+def test_scoring_is_scaled_by_the_images(monkeypatch):
+    now, done = [0.0], []
+
+    def work(count: int) -> None:
+        done.append(count)
+        now[0] += 1 + 0.01 * count  # a second whatever the number
+
+    monkeypatch.setattr("patchloom.compare.after.time.perf_counter", lambda: now[0])
+    assert scaled(work, 10_000) == pytest.approx(101) and done == [32, 32, 320]
+    done.clear()
+    assert scaled(work, 100) == pytest.approx(2) and done == [32, 100]
+    done.clear()
+    assert scaled(lambda count: work(100 * count), 64) == pytest.approx(66) and done == [3200]  # too long for more
+
+
+def test_sizes_of_both_sides_are_read_back(tmp_path):
+    sizes = {"img_size": (64, 16), "patch_size": (8, 4)}
+    asked = asked_of(tmp_path, given={**GIVEN, **sizes})
+    store(plan_of(asked), tmp_path / "out")
+    (job, _) = stored_plan(asked, tmp_path / "out").jobs(tmp_path / "out")
+    assert {"--img_size=64x16", "--patch_size=8x4"} <= {*job.words}
+    with pytest.raises(PatchloomError, match=r"settings: was .*\[64, 16\].*, now .*\[16, 64\]"):
+        stored_plan(asked_of(tmp_path, given={**GIVEN, **sizes, "img_size": (16, 64)}), tmp_path / "out")
+    store(plan_of(asked_of(tmp_path, given={**GIVEN, "img_size": (16, 16)})), tmp_path / "square")
+    assert stored_plan(asked_of(tmp_path), tmp_path / "square").resumed  # a square as its side
+
+
+def test_how_many_run_at_once_may_change(tmp_path, monkeypatch):
+    monkeypatch.setattr("patchloom.compare.plan.cores", lambda: 8)
+    given = {name: value for name, value in GIVEN.items() if name != "threads"} | {"device": "cpu"}
+    alone, four, nine = (asked_of(tmp_path, given=given, at_once=count) for count in (1, 4, 9))
+    assert [one.threads_each() for one in (alone, four, nine)] == [None, 2, 1]
+    assert asked_of(tmp_path, at_once=4).threads_each() is None  # it was said
+    store(plan_of(four, threads=2), tmp_path / "out")
+    for asked in (alone, nine):  # the runs go on with the threads with which they began
+        found = stored_plan(asked, tmp_path / "out")
+        assert found.threads == 2 and all("--threads=2" in job.words for job in found.jobs(tmp_path / "out"))
+
+
+def test_a_task_of_ones_own_stays_in_the_folder(tmp_path):
+    places = ["/mine/t.py:Mine", "/yours/t.py:Mine", "mae"]
+    assert called(places) == {places[0]: "Mine", places[1]: "Mine-2", "mae": "mae"}
+    jobs = plan_of(asked_of(tmp_path, tuple(places))).jobs(tmp_path / "out")
+    assert [job.folder for job in jobs] == [tmp_path / "out" / f"{name}-seed0" for name in ("Mine", "Mine-2", "mae")]
+    assert jobs[1].log == tmp_path / "out" / "logs" / "Mine-2-seed0.txt" and jobs[1].name == "Mine-2, seed 0"
+    assert f"--task={places[1]}" in jobs[1].words
+
+
+def test_a_plan_of_another_version_is_refused(tmp_path):
+    asked = asked_of(tmp_path)
+    store(plan_of(asked), tmp_path)
+    found = read_sealed(tmp_path / "compare.yaml")
+    write_sealed(tmp_path / "compare.yaml", {name: value for name, value in found.items() if name != "top"})
+    with pytest.raises(PatchloomError, match="another version"):
+        stored_plan(asked, tmp_path)
 
 
 def test_a_run_is_told_all_that_is_common(tmp_path):
@@ -180,13 +304,27 @@ def test_a_run_is_told_all_that_is_common(tmp_path):
 
 
 def test_the_line_of_the_whole(tmp_path):
-    jobs = [Job(name, tmp_path / name, [], tmp_path / "log", 60.0) for name in ("one", "two")]
+    jobs = [Job(name, 0, tmp_path / name, [], tmp_path / "log", 60.0) for name in ("one", "two")]
     bar = Bar(jobs, 1)
-    bar.running = jobs[:1]
-    assert bar.line().startswith("2 min 0 s left ····") and bar.line().endswith("0 of 2 runs are there · one")
+    bar.running = [_Process(jobs[0], 0, None, None)]
+    assert bar.line().startswith("2 min 0 s left ····") and bar.line().endswith("0 of 2 runs are there · one, seed 0")
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "summary.txt").write_text("done\n")
     assert bar.line().startswith("1 min 0 s left ██████████") and "1 of 2" in bar.line()
+    bar.ended(bar.running[0], 90.0)  # half as long again as was planned: so will the other one take
+    bar.running = []
+    assert bar.line().startswith("1 min 30 s left ██████████··········")
+
+
+def test_the_line_of_a_run_that_takes_longer_than_planned(tmp_path):
+    (job,) = jobs = [Job("one", 0, tmp_path / "one", [], tmp_path / "log", 60.0)]
+    bar = Bar(jobs, 1)
+    bar.running = [_Process(job, 0, None, None, begun=time.monotonic() - 120)]
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "metrics.csv").write_text("step,seconds\n1,30\n")  # half of it after twice the time
+    assert bar.line().startswith("2 min 0 s left ██████████··········")
+    bar.running[0].begun = time.monotonic() - 10  # within its time: as planned
+    assert bar.line().startswith("30 s left")
 
 
 def test_what_a_process_said_last(tmp_path):
@@ -194,22 +332,6 @@ def test_what_a_process_said_last(tmp_path):
     log.write_text("starting\rmore\npatchloom: the images are gone: restore them\n\n")
     assert last_line(log) == "the images are gone: restore them"
     assert last_line(tmp_path / "none") == ""
-
-
-def test_scores_are_kept_and_damaged_ones_made_anew(tmp_path):
-    right = torch.tensor([1, 0, 0, 1, 1, 0, 1, 1, 1]).bool()
-    made = []
-
-    def make() -> Scores:
-        made.append(1)
-        return Scores({"linear": right}, {"linear": "9 labels"})
-
-    path = tmp_path / "scores" / "one.json"
-    for key, count in (("a", 1), ("a", 1), ("b", 2)):
-        found = kept(path, key, make)
-        assert found.right["linear"].equal(right) and found.about == {"linear": "9 labels"} and len(made) == count
-    path.write_text(path.read_text()[:-9])
-    assert kept(path, "b", make).right["linear"].equal(right) and len(made) == 3
 
 
 def test_few_labels_that_cannot_be_drawn_are_left_out_with_a_word(compared):
@@ -242,7 +364,10 @@ def test_without_labels_nobody_wins(compared, tmp_path, capsys):
             Image.fromarray(pixels).save(flat / f"{number}-{copy}.png")
     asked = asked_of(flat)
     some = Pace(0.1, 16, 21)
-    store(Plan(asked, {"mae": 0.25, "mp3": 0.25}, {"mae": some, "mp3": some}, 4.0, ()), tmp_path / "out")
+    store(
+        Plan(asked, {"mae": 0.25, "mp3": 0.25}, {"mae": some, "mp3": some}, 4.0, After(2.5, 1.5), 64, 1, ()),
+        tmp_path / "out",
+    )
     words = ["compare", str(flat), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", *SMALL]
     assert main([*words, "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
@@ -251,19 +376,51 @@ def test_without_labels_nobody_wins(compared, tmp_path, capsys):
     assert (tmp_path / "out" / "comparison.csv").read_text().splitlines()[0] == ",".join(HEADING)
 
 
+def test_without_labels_too_few_images_cost_one_table_and_not_the_comparison(compared, tmp_path, capsys, monkeypatch):
+    images, out = compared
+    monkeypatch.setattr("patchloom.compare.verb.labelled_parts", lambda *_: None)
+    monkeypatch.setattr("patchloom.compare.verb.classes_of", lambda source: 0)
+    again = tmp_path / "again"
+    shutil.copytree(out, again)
+    for name in ("summary.txt", "report.html"):
+        (again / name).unlink()
+    words = ["compare", str(images), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", *SMALL]
+    assert main([*words, "--out", str(again)]) == 0
+    said = "table of measures without labels is left out: each run holds out 12 images, and 32 are needed"
+    before, _, after = capsys.readouterr().out.partition("everything goes to")
+    assert said in before and said in " ".join(after.split())
+    assert said in (again / "summary.txt").read_text() and said in (again / "report.html").read_text()
+    assert "How each task went" in after and "Measures without labels" not in after
+
+
+def test_an_encoder_that_cannot_be_measured_leaves_the_others(compared, tmp_path, monkeypatch):
+    images, out = compared
+    monkeypatch.setattr(free, "LEAST", 12)
+
+    def rows(name: str, *_) -> list[Row]:
+        if name == "mp3":
+            raise PatchloomError("mp3 gives features that are not finite: its training has diverged")
+        return [Row.exact(name, "label-free", {"measure": "RankMe"}, 3.0, "dimensions")]
+
+    monkeypatch.setattr(free, "label_free_rows", rows)
+    those = [Contender(task, 0, "task", str(out / f"{task}-seed0")) for task in ("mae", "mp3")]
+    found = free.unlabelled(those, open_data(str(images)), out / "mae-seed0", EvalSettings(), tmp_path, [])
+    assert found.tables[0][1].heading == ("measure", "mae")
+    assert "mp3, seed 0, has no measures without labels: mp3 gives features that are not finite" in found.verdict[1]
+
+
 def test_an_encoder_beside_is_no_task():
     parts = Parts(None, type("Test", (), {"noun": "images", "__len__": lambda self: 100})(), "A story.")
     right = {name: torch.arange(100) < count for name, count in (("mae", 60), ("mp3", 30), ("raw", 10), ("timm", 99))}
     those = [
-        (Contender("mae", 0, False, "out/mae-seed0"), right["mae"]),
-        (Contender("mp3", 0, False, "out/mp3-seed0"), right["mp3"]),
-        (Contender("raw pixels", 0, True, "out/mae-seed0"), right["raw"]),
-        (Contender("timm:x", 0, False, "timm:x"), right["timm"]),
+        *((Contender("mae", seed, "task", f"out/mae-seed{seed}"), right["mae"]) for seed in (0, 1)),
+        *((Contender("mp3", seed, "task", f"out/mp3-seed{seed}"), right["mp3"]) for seed in (0, 1)),
+        (Contender("raw pixels", 0, "control", "out/mae-seed0"), right["raw"]),
+        (Contender("timm:x", 0, "beside", "timm:x"), right["timm"]),
     ]
     found = judged(
         [(one, Scores({"linear": its}, {"linear": "all"})) for one, its in those],
         Labelled(parts, [Way("linear", LINEAR)], []),
-        asked_of(Path("images")),
         Path("out"),
         [],
     )

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from patchloom.compare.labels import PIXELS, UNTRAINED, Contender
+from patchloom.compare.kept import kept, key_of
+from patchloom.compare.labels import PIXELS, TASK, UNTRAINED, Contender, file_of
 from patchloom.compare.outcome import Comparison
 from patchloom.data import Data, Source
 from patchloom.data.sound.hearing import heard_by
+from patchloom.errors import PatchloomError
 from patchloom.evaluate import EvalSettings, Row
 from patchloom.evaluate.label_free import label_free_rows
+from patchloom.evaluate.label_free.encoded import LEAST
 from patchloom.nets.weights import untrained_twin
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
@@ -24,6 +29,27 @@ NO_LABELS = (
     "There are no labels, so none of the tasks is named the best one: no number below says what the features are good "
     "for. A few hundred labelled images would (--labels FOLDER; what was trained is not trained again)."
 )
+
+
+def too_few(held_out: int, noun: str) -> str:
+    """A sentence where so many held-out images are not enough for measures without labels; "" where they are."""
+    if held_out >= LEAST:
+        return ""
+    return (
+        f"The table of measures without labels is left out: each run holds out {held_out} {noun}, and {LEAST} are "
+        "needed to measure neighbours among."
+    )
+
+
+def held_out_of(opened: Data, run: Path) -> Source:
+    """The images that a run held out, as its encoder hears them where they are recordings.
+
+    Raises:
+        PatchloomError: it is no run's folder, or has no encoder.
+    """
+    folder, card = RunFolder(run), load_encoder(run)[1]
+    source = heard_by(opened, card.sound, card.name).train
+    return stored_held_out(folder, folder.read_config(), source).parts(source)[1]
 
 
 def unlabelled(
@@ -45,28 +71,44 @@ def unlabelled(
         notes: what else is to be known.
 
     Raises:
-        PatchloomError: an encoder cannot be loaded, or images cannot be read, or are too few.
+        PatchloomError: an encoder cannot be loaded.
     """
-    about = RunFolder(run)
-    card = load_encoder(run)[1]
-    opened = heard_by(opened, card.sound, card.name)
-    held_out = stored_held_out(about, about.read_config(), opened.train).parts(opened.train)[1]
+    held_out = held_out_of(opened, run)
+    said = [few] if (few := too_few(len(held_out), held_out.noun)) else []
     found: dict[str, list[list[Row]]] = {}
-    with Waiting("measuring encoders without labels", len(those)) as waiting:
-        for one in those:
-            if one.name != PIXELS:  # of which there are no patches, nor a rank that could be compared
-                found.setdefault(one.name, []).append(_rows(one, held_out, settings))
+    measured = [] if few else [one for one in those if one.name != PIXELS]  # which have no patches, nor such a rank
+    with Waiting("measuring encoders without labels", len(measured)) as waiting:
+        for number, one in enumerate(measured):
+            try:
+                found.setdefault(one.name, []).append(_kept_rows(one, number, held_out, settings, folder))
+            except PatchloomError as problem:  # it has diverged, or too few images can be read
+                said.append(f"{one.name}, seed {one.seed}, has no measures without labels: {problem}.")
             waiting.advance()
-    table = _table(found)
+    found = {name: rows for name, rows in found.items() if rows}
     own = tuple(
-        (one.name, health.verdict, health.why)
+        (one.name, str(one.seed), health.verdict, health.why)
         for one in those
-        if not (one.control or one.seed) and (health := read_health(Path(one.place))) is not None
+        if one.kind == TASK and (health := read_health(Path(one.place))) is not None
     )
-    how = Grid(("task", "verdict, seed 0", "its own measure"), own, texts=frozenset({2}))
+    how = Grid(("task", "seed", "verdict", "its own measure"), own, texts=frozenset({3}))
     note = f"On {len(held_out):,} {held_out.noun} that no run was trained on; mean over seeds (lowest to highest)."
-    tables = [("Measures without labels", table, note)] + ([("How each task went", how, "")] if own else [])
-    return Comparison(folder, [NO_LABELS], tables, "", tuple(notes), _csv(found))
+    tables = [("Measures without labels", _table(found), note)] if found else []
+    tables += [("How each task went", how, "")] if own else []
+    return Comparison(folder, [NO_LABELS, *said], tables, "", tuple(notes), _csv(found))
+
+
+def _kept_rows(one: Contender, number: int, source: Source, settings: EvalSettings, out: Path) -> list[Row]:
+    key = key_of(one.place, [one.name, str(one.seed), "without labels"], [source])
+    make = partial(_rows, one, source, settings)
+    return kept(file_of(one, number, out, "-free"), key, make, _plain, _of_plain)
+
+
+def _plain(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [{one.name: getattr(row, one.name) for one in fields(Row) if one.name != "right"} for row in rows]
+
+
+def _of_plain(values: Sequence[dict[str, Any]]) -> list[Row]:
+    return [Row(**row) for row in values]
 
 
 def _rows(one: Contender, source: Source, settings: EvalSettings) -> list[Row]:
@@ -107,7 +149,9 @@ def _csv(found: dict[str, list[list[Row]]]) -> list[tuple[str, ...]]:
     for name, seeds in found.items():
         for measure, its in _values(seeds).items():
             values = [row.value for row in its]
-            numbers = sum(values) / len(values), min(values), max(values), its[0].low, its[0].high
-            cells = (*(f"{one:.6f}" for one in numbers), "", "", "", its[0].unit)
+            numbers = [f"{one:.6f}" for one in (sum(values) / len(values), min(values), max(values))]
+            # an interval over images is of one seed, not of a mean over several, of which there is the range
+            numbers += [f"{one:.6f}" for one in (its[0].low, its[0].high)] if len(its) == 1 else ["", ""]
+            cells = (*numbers, "", "", "", its[0].unit)
             rows.append((measure, name, "without labels", str(len(values)), *cells))
     return rows

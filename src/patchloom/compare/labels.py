@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from patchloom.compare.kept import kept, key_of
 from patchloom.compare.runner import Job
-from patchloom.compare.scores import Scores, Way, kept, scored, ways_of
+from patchloom.compare.scores import Scores, Way, scored, ways_of
 from patchloom.data import Data, DataLike
 from patchloom.data.sound.hearing import heard_by
 from patchloom.evaluate import EvalSettings, Parts, classes_of, has_labels, labelled, parts_of
@@ -21,6 +22,7 @@ from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import stored_held_out
 
 UNTRAINED, PIXELS = "untrained", "raw pixels"
+TASK, CONTROL, BESIDE = "task", "control", "beside"
 
 
 class Contender(NamedTuple):
@@ -29,13 +31,13 @@ class Contender(NamedTuple):
     Attributes:
         name: of its task, or of what needs no training here.
         seed: of it.
-        control: whether it is what a task has to beat.
+        kind: a task that was trained, a control that it has to beat, or what stands beside them.
         place: a run, a file, or timm:NAME; of a control the run whose shape it has.
     """
 
     name: str
     seed: int
-    control: bool
+    kind: str
     place: str
 
 
@@ -85,15 +87,10 @@ def labelled_parts(
 def contenders(jobs: Sequence[Job], seeds: int, beside: Sequence[str]) -> list[Contender]:
     """All encoders that are scored: those of the runs that ended, their untrained twins, raw pixels, and others."""
     ended = [job for job in jobs if job.finished]
-    tasks = [Contender(job.folder.name.rpartition("-seed")[0], _seed(job), False, str(job.folder)) for job in ended]
-    twins = [Contender(UNTRAINED, seed, True, tasks[0].place) for seed in range(seeds)]
-    return [*tasks, *twins, Contender(PIXELS, 0, True, tasks[0].place), *(
-        Contender(one, 0, False, one) for one in beside
-    )]  # fmt: skip
-
-
-def _seed(job: Job) -> int:
-    return int(job.folder.name.rpartition("-seed")[2])
+    tasks = [Contender(job.task, job.seed, TASK, str(job.folder)) for job in ended]
+    twins = [Contender(UNTRAINED, seed, CONTROL, tasks[0].place) for seed in range(seeds)]
+    pixels = Contender(PIXELS, 0, CONTROL, tasks[0].place)
+    return [*tasks, *twins, pixels, *(Contender(one, 0, BESIDE, one) for one in beside)]
 
 
 def all_scores(
@@ -104,16 +101,17 @@ def all_scores(
     Raises:
         PatchloomError: an encoder cannot be loaded, or images cannot be read.
     """
-    ways = [f"{way.name}" for way in on.ways]
-    data = [on.parts.train.fingerprint(), on.parts.test.fingerprint(), str(len(on.parts.train))]
+    about = [way.name for way in on.ways]
     for number, one in enumerate(those):
-        key = "\n".join([one.name, str(one.seed), one.place, *ways, *data])
-        name = f"{number:03d}-{''.join(c if c.isalnum() else '-' for c in one.name)}-seed{one.seed}.json"
-        yield one, kept(out / "scores" / name, key, _scoring(one, on, settings))
+        key = key_of(one.place, [one.name, str(one.seed), *about], [on.parts.train, on.parts.test])
+        make = partial(_score, one, on, settings)
+        yield one, kept(file_of(one, number, out), key, make, Scores.plain, Scores.of)
 
 
-def _scoring(one: Contender, on: Labelled, settings: EvalSettings) -> Callable[[], Scores]:
-    return partial(_score, one, on, settings)
+def file_of(one: Contender, number: int, out: Path, kind: str = "") -> Path:
+    """The file in which scores of a ``kind`` are kept, in a comparison's folder."""
+    name = "".join(c if c.isalnum() else "-" for c in one.name)
+    return out / "scores" / f"{number:03d}-{name}-seed{one.seed}{kind}.json"
 
 
 def _score(one: Contender, on: Labelled, settings: EvalSettings) -> Scores:
@@ -121,5 +119,5 @@ def _score(one: Contender, on: Labelled, settings: EvalSettings) -> Scores:
     head = load_extra_module(one.place, "pooling")
     its = replace(settings, seed=one.seed, cache=False)
     # in the order of `extractors`: the encoder, its untrained twin, raw pixels
-    which = {UNTRAINED: 1, PIXELS: 2}.get(one.name, 0) if one.control else 0
+    which = {UNTRAINED: 1, PIXELS: 2}.get(one.name, 0) if one.kind == CONTROL else 0
     return scored(extractors(vit, card, its, head)[which], on.ways, on.parts, its, one.seed)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from patchloom.compare.judge import Standing, enough, standing
-from patchloom.compare.labels import UNTRAINED, Contender, Labelled
+from patchloom.compare.labels import BESIDE, CONTROL, TASK, UNTRAINED, Contender, Labelled
 from patchloom.compare.scores import Scores, Way
 from patchloom.evaluate import wilson
 from patchloom.files import write_whole
@@ -80,8 +80,7 @@ def judged(found: Sequence[tuple[Contender, Scores]], on: Labelled, folder: Path
         folder: of the comparison.
         notes: what else is to be known.
     """
-    tasks = _grouped(found, control=False, trained=True)
-    controls, others = _grouped(found, control=True), _grouped(found, control=False, trained=False)
+    tasks, controls, others = (_grouped(found, kind) for kind in (TASK, CONTROL, BESIDE))
     rows: list[tuple[str, ...]] = []
     standings = {}
     for way in on.ways:
@@ -177,14 +176,11 @@ def _budget(main: Standing, level: Sequence[str], n: int) -> str:
     )
 
 
-def _grouped(
-    found: Sequence[tuple[Contender, Scores]], *, control: bool, trained: bool | None = None
-) -> dict[str, list[Scores]]:
-    """Scores by encoder, a list over seeds."""
+def _grouped(found: Sequence[tuple[Contender, Scores]], kind: str) -> dict[str, list[Scores]]:
+    """Scores by encoder of a kind, a list over seeds."""
     groups: dict[str, list[Scores]] = {}
     for one, scores in found:
-        is_task = one.place.endswith(f"{one.name}-seed{one.seed}")
-        if one.control is control and trained in (None, is_task):
+        if one.kind == kind:
             groups.setdefault(one.name, []).append(scores)
     return groups
 
@@ -238,8 +234,8 @@ def _rows(
 ) -> list[tuple[str, ...]]:
     about = {one.name: its.about[way.name] for one, its in scores}
     rows = []
-    for kind, group in (("task", tasks), ("control", controls), ("beside", others)):
-        for name in found.order if kind == "task" else group:
+    for kind, group in ((TASK, tasks), (CONTROL, controls), (BESIDE, others)):
+        for name in found.order if kind == TASK else group:
             right = group[name]
             means = right.double().mean(1)
             mean = means.mean().item()

@@ -67,24 +67,30 @@ def paces_of(settings: Mapping[str, Settings], training: Source) -> dict[str, Pa
     Raises:
         PatchloomError: a step needs more memory than there is.
     """
-    keep_freed_memory()
+    keep_freed_memory()  # as the runs do
     steps: dict[str, list[float]] = {name: [] for name in settings}
     waits: dict[str, float] = {}
-    with Waiting("timing the tasks' steps", _ROUNDS * len(settings)) as waiting:
-        for turn in range(_ROUNDS):
-            for name, one in settings.items():
-                batch = min(one.batch_size, len(training))
-                if one.device == "cpu":
-                    torch.set_num_threads(one.threads)
-                if not turn:
-                    refuse_too_large(one, batch)
-                step = Step(one, one.compile, batch, training.sound)
-                steps[name] += timed(step)
-                if not turn:
-                    waits[name] = batch / reading(training, step.task, one)
-                del step
-                gc.collect()
-                waiting.advance()
+    threads = torch.get_num_threads()
+    try:
+        with Waiting("timing the tasks' steps", _ROUNDS * len(settings)) as waiting:
+            for turn in range(_ROUNDS):
+                for name, one in settings.items():
+                    batch = min(one.batch_size, len(training))
+                    if one.device == "cpu":
+                        torch.set_num_threads(one.threads)
+                    if not turn:
+                        refuse_too_large(one, batch)
+                    step = Step(one, one.compile, batch, training.sound)
+                    steps[name] += timed(step)
+                    if not turn:
+                        waits[name] = batch / reading(training, step.task, one)
+                    del step
+                    gc.collect()
+                    if one.device == "cuda":  # the runs are other processes, and need it
+                        torch.cuda.empty_cache()
+                    waiting.advance()
+    finally:
+        torch.set_num_threads(threads)
     found = {}
     for name, one in settings.items():
         seconds = statistics.median(steps[name])

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from patchloom.compare.after import After
 from patchloom.compare.pace import Pace, paces_of
-from patchloom.compare.runner import Job, run_all
+from patchloom.compare.runner import Job, Words, run_all
 from patchloom.data import Data, Source, Stats
 from patchloom.errors import PatchloomError
 from patchloom.files import make_folder
+from patchloom.machine import cores
 from patchloom.runs.held_out import choose_held_out
 from patchloom.runs.sealed import read_sealed, write_sealed
 from patchloom.runs.settings import Settings, request
 from patchloom.runs.task import prepare_task
-from patchloom.sides import in_pixels
+from patchloom.sides import compact, in_pixels
+from patchloom.tasks.code import label
 from patchloom.train.resolve import measured, resolve
 from patchloom.waiting import Waiting, duration
 
 SPLIT_SEED = 0  # which images are held out, the same for all runs of a comparison
 USUAL = ("mae", "droppos", "mp3", "restore", "extrema", "lut")
 _FILE = "compare.yaml"
+_STORED = {"asked", "epochs", "paces", "top", "after", "held_out", "threads", "notes"}
+_SIZES = ("img_size", "patch_size")
+_UNPLANNED = Words("stopping", "stopped while this machine was measured: no plan is stored yet, and nothing is trained")
 _PILOT = 8  # steps of the run that shows what comes on top of training
 _USUAL_TOP = 60.0  # seconds that this may be, for the line that tells how far it is
 
@@ -56,11 +64,23 @@ class Asked:
         return self.data[0] if len(self.data) == 1 else list(self.data)
 
     def plain(self) -> dict[str, Any]:
-        """What has to be the same for a comparison to go on: not how many run at once."""
+        """What has to be the same for a comparison to go on, as YAML gives it back: not how many run at once."""
+        sizes = {name: compact(self.given[name]) for name in _SIZES if name in self.given}
+        lists = {name: size if isinstance(size, int) else list(size) for name, size in sizes.items()}
         return {
             **{"data": list(self.data), "tasks": list(self.tasks), "seeds": self.seeds},
-            **{"minutes": self.minutes, "samples": self.samples, "settings": self.given},
+            **{"minutes": self.minutes, "samples": self.samples, "settings": {**self.given, **lists}},
         }
+
+    def with_threads(self, threads: int | None) -> Asked:
+        """The same where each run has so many CPU threads; None leaves it to each run."""
+        return self if threads is None else replace(self, given={**self.given, "threads": threads})
+
+    def threads_each(self) -> int | None:
+        """CPU threads of each run where several share the cores; None where that was said, or each has them all."""
+        device = self.given.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
+        shared = self.at_once > 1 and device != "cuda" and "threads" not in self.given
+        return max(1, cores() // self.at_once) if shared else None
 
 
 @dataclass(frozen=True)
@@ -72,6 +92,9 @@ class Plan:
         epochs: of each task.
         paces: of each task, as they were measured.
         top: seconds that a run takes beside its training.
+        after: seconds of what comes after training.
+        held_out: how many images all runs hold out.
+        threads: CPU threads of each run, on whose number its numbers depend; None where a GPU computes.
         notes: on tasks that are left out.
         resumed: it was begun before.
     """
@@ -80,6 +103,9 @@ class Plan:
     epochs: dict[str, float]
     paces: dict[str, Pace]
     top: float
+    after: After
+    held_out: int
+    threads: int | None
     notes: tuple[str, ...]
     resumed: bool = False
 
@@ -89,38 +115,52 @@ class Plan:
 
     def jobs(self, out: Path) -> list[Job]:
         """The runs: first one of each task, so that a stopped comparison has something of all."""
-        found = []
-        for seed in range(self.asked.seeds):
-            for task in self.epochs:
-                folder = out / f"{task}-seed{seed}"
-                words = words_of(self.asked, task, folder, self.epochs[task], self.paces[task].images, seed)
+        found, asked, names = [], self.asked.with_threads(self.threads), called(self.epochs)
+        for seed in range(asked.seeds):
+            for task, name in names.items():
+                folder = out / f"{name}-seed{seed}"
+                words = words_of(asked, task, folder, self.epochs[task], self.paces[task].images, seed)
                 log = out / "logs" / f"{folder.name}.txt"
-                found.append(Job(f"{task}, seed {seed}", folder, words, log, self.training(task) + self.top))
+                found.append(Job(name, seed, folder, words, log, self.training(task) + self.top))
         return found
 
-    def total(self) -> float:
-        """Seconds of all runs, with what each takes beside its training."""
-        whole = sum(self.training(task) + self.top for task in self.epochs) * self.asked.seeds
-        return whole / self.asked.at_once
+    def left(self, out: Path) -> float:
+        """Seconds that all runs that are not there yet take, with what each takes beside its training."""
+        return sum(job.seconds * (1 - job.done()) for job in self.jobs(out)) / self.asked.at_once
+
+    def lasts(self, encoders: int) -> float:
+        """Seconds that so many encoders and the page take when all is trained."""
+        return encoders * self.after.scoring + len(self.epochs) * self.after.page
 
     def lines(self, training: int, noun: str) -> list[str]:
         """A line for each task."""
         said = []
-        wide = max(map(len, self.epochs))
+        names = called(self.epochs)
+        wide = max(map(len, names.values()))
         for task, epochs in self.epochs.items():
             pace = self.paces[task]
             said.append(
-                f"  {task:<{wide}}  {duration(self.training(task))} of training: {epochs:,g} epochs of {training:,} "
-                f"{noun}, {pace.step:.2g} s for a step of {pace.images}"
+                f"  {names[task]:<{wide}}  {duration(self.training(task))} of training: {epochs:,g} epochs of "
+                f"{training:,} {noun}, {pace.step:.2g} s for a step of {pace.images}"
             )
         return said
+
+
+def called(tasks: Iterable[str]) -> dict[str, str]:
+    """What tasks are called in tables and folders: one of the user's by its class, with a number for the second one."""
+    found: dict[str, str] = {}
+    for task in tasks:
+        name = label(task)
+        same = sum(label(other) == name for other in found)
+        found[task] = name if not same else f"{name}-{same + 1}"
+    return found
 
 
 def words_of(asked: Asked, task: str, folder: Path, epochs: float, batch: int, seed: int) -> list[str]:
     """Words of ``patchloom pretrain``."""
     given = {**asked.given, "task": task, "out": folder, "epochs": epochs, "batch_size": batch, "seed": seed}
     given["split_seed"] = SPLIT_SEED
-    sizes = {name: in_pixels(given[name]) for name in ("img_size", "patch_size") if name in given}
+    sizes = {name: in_pixels(given[name]) for name in _SIZES if name in given}
     return [*asked.data, *(f"--{name}={value}" for name, value in {**given, **sizes}.items())]
 
 
@@ -148,7 +188,7 @@ def resolved(asked: Asked, training: Source, explicit: bool) -> tuple[dict[str, 
         except PatchloomError as problem:
             if explicit:
                 raise
-            notes.append(f"{task} is left out: {problem}")
+            notes.append(f"{label(task)} is left out: {problem}")
             continue
         found[task] = settings
     if len(found) < 2:
@@ -179,44 +219,65 @@ def stored_plan(asked: Asked, out: Path) -> Plan | None:
             f"{out} holds a comparison with other settings ({name}: was {before.get(name)}, now {now[name]}): choose "
             "another folder with --out, or repeat its settings to go on with it"
         )
+    if not _STORED <= found.keys():
+        raise PatchloomError(f"{path} is of another version of patchloom: choose another folder with --out")
     paces = {task: Pace(**pace) for task, pace in found["paces"].items()}
-    return Plan(asked, found["epochs"], paces, found["top"], tuple(found["notes"]), resumed=True)
+    its = {name: found[name] for name in ("epochs", "top", "held_out", "threads")}
+    return Plan(asked, paces=paces, after=After(**found["after"]), notes=tuple(found["notes"]), resumed=True, **its)
 
 
-def new_plan(asked: Asked, opened: Data, explicit: bool, devices: Sequence[str]) -> Plan:
+def new_plan(
+    asked: Asked, opened: Data, explicit: bool, devices: Sequence[str], ending: Callable[[Path], After]
+) -> Plan:
     """Measure how fast each task trains, and what a run takes beside that.
+
+    Args:
+        asked: what the user asked for.
+        opened: the images.
+        explicit: the user named the tasks: one that is refused is an error.
+        devices: as in `run_all`.
+        ending: times what comes after training, by a short run.
 
     Raises:
         PatchloomError: tasks, settings and images do not go together, or a run cannot be made.
     """
+    threads = asked.threads_each()
+    given = asked.with_threads(threads)
     first = request(asked.source, asked.tasks[0], {**asked.given, "split_seed": SPLIT_SEED})
     with Waiting("looking for copies among the images"):
-        training = choose_held_out(first, opened.train)[0].parts(opened.train)[0]
+        training, held_out = choose_held_out(first, opened.train)[0].parts(opened.train)
     with Waiting("looking at the images"):
-        settings, stats, notes = resolved(asked, training, explicit)
+        settings, stats, notes = resolved(given, training, explicit)
     if stats.sound is not None:
         training = training.heard_as(stats.sound)
+    one = next(iter(settings.values()))
+    if one.device == "cpu":  # so that the runs have as many wherever the comparison goes on
+        threads = one.threads
     paces = paces_of(settings, training)
     if asked.samples is not None:
         epochs = {task: pace.epochs_of(asked.samples) for task, pace in paces.items()}
     else:
         assert asked.minutes is not None
         epochs = {task: pace.epochs_in(60 * asked.minutes) for task, pace in paces.items()}
-    top = _pilot(asked, [*paces][0], paces, devices)
-    return Plan(asked, epochs, paces, top, tuple(notes))
+    top, after = _pilot(asked.with_threads(threads), [*paces][0], paces, devices, ending)
+    return Plan(asked, epochs, paces, top, after, len(held_out), threads, tuple(notes))
 
 
-def _pilot(asked: Asked, task: str, paces: dict[str, Pace], devices: Sequence[str]) -> float:
-    """Seconds that a run takes beside its training: its start, measures, pictures, and evaluation at its end."""
+def _pilot(
+    asked: Asked, task: str, paces: dict[str, Pace], devices: Sequence[str], ending: Callable[[Path], After]
+) -> tuple[float, After]:
+    """Seconds that a run takes beside its training (start, measures, pictures, last evaluation), and afterwards."""
     pace = paces[task]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
         words = words_of(asked, task, folder, _PILOT / pace.epoch, pace.images, 0)
-        job = Job("a run of a few steps", folder, words, Path(place) / "log.txt", _USUAL_TOP)
-        taken = run_all([job], 1, devices, lambda one, seconds: None)
-    if job.failure:
-        raise PatchloomError(job.failure)
-    return max(1.0, taken[job.name] - _PILOT * pace.step)
+        job = Job(task, 0, folder, words, Path(place) / "log.txt", _USUAL_TOP)
+        taken = run_all([job], 1, devices, lambda one, seconds: None, _UNPLANNED)
+        if job.failure:
+            raise PatchloomError(job.failure)
+        with Waiting("timing what comes after training"):
+            after = ending(folder)
+    return max(1.0, taken[job.name] - _PILOT * pace.step), after
 
 
 def store(plan: Plan, out: Path) -> None:
@@ -228,4 +289,10 @@ def store(plan: Plan, out: Path) -> None:
     make_folder(out)
     paces = {task: pace._asdict() for task, pace in plan.paces.items()}
     found = {"asked": plan.asked.plain(), "epochs": plan.epochs, "paces": paces, "top": plan.top}
-    write_sealed(out / _FILE, {**found, "notes": list(plan.notes)})
+    found |= {
+        "after": plan.after._asdict(),
+        "held_out": plan.held_out,
+        "threads": plan.threads,
+        "notes": list(plan.notes),
+    }
+    write_sealed(out / _FILE, found)

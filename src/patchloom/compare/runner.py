@@ -12,17 +12,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
+from patchloom.compare.alone import is_held
 from patchloom.errors import Stopped
 from patchloom.files import make_folder
 from patchloom.runs.folder import RunFolder
 from patchloom.stopping import ENDS_WITH_STDIN, Stop
 from patchloom.waiting import Waiting, duration
 
+_PROGRAM = (sys.executable, "-m", "patchloom", "pretrain")
 _LOOK = 0.5  # seconds between two looks at the processes
 _LAST = 2000  # bytes of a log in which its last line is
-STOPPING = "stopping after this update, with a checkpoint; the same command goes on from there"
+_PATIENCE = 10.0  # seconds in which a process that is asked to stop may do so
 
 
 @dataclass
@@ -30,7 +32,8 @@ class Job:
     """A pre-training that is to be made.
 
     Attributes:
-        name: such as "mae, seed 0".
+        task: what it is called in tables and folders.
+        seed: of the run.
         folder: of the run.
         words: of ``patchloom pretrain``.
         log: what it prints goes there.
@@ -38,12 +41,18 @@ class Job:
         failure: its last line, where it failed.
     """
 
-    name: str
+    task: str
+    seed: int
     folder: Path
     words: list[str]
     log: Path
     seconds: float
     failure: str = ""
+
+    @property
+    def name(self) -> str:
+        """Such as "mae, seed 0"."""
+        return f"{self.task}, seed {self.seed}"
 
     @property
     def finished(self) -> bool:
@@ -63,12 +72,18 @@ class Job:
 
 
 class Bar(Waiting):
-    """What is trained now, how far the whole is, and how long it still takes."""
+    """What is trained now, how far the whole is, and how long it still takes, by what took longer or shorter so far."""
 
     def __init__(self, jobs: Sequence[Job], at_once: int):
         super().__init__("training")
         self.jobs, self.at_once = jobs, at_once
-        self.running: Sequence[Job] = ()
+        self.running: Sequence[_Process] = ()
+        self.taken = self.planned = 0.0  # seconds of what ended since this began
+
+    def ended(self, one: _Process, seconds: float) -> None:
+        """A run has come to its end after so many seconds."""
+        self.taken += seconds
+        self.planned += one.job.seconds * (1 - one.share)
 
     def line(self) -> str:
         """The time left first, since a narrow terminal cuts the end."""
@@ -76,10 +91,19 @@ class Bar(Waiting):
         over = sum(job.seconds * job.done() for job in self.jobs)
         share = over / whole if whole else 1.0
         filled = "█" * round(20 * share) + "·" * (20 - round(20 * share))
-        names = "; ".join(job.name for job in self.running)
+        names = "; ".join(one.job.name for one in self.running)
         ended = sum(job.finished for job in self.jobs)
-        left = duration((whole - over) / self.at_once)
+        left = duration((whole - over) * self._slower() / self.at_once)
         return f"{left} left {filled} {share:.0%} · {ended} of {len(self.jobs)} runs are there · {names}"
+
+    def _slower(self) -> float:
+        """How many times longer than planned runs take: those that ended, and those that should have by now."""
+        taken, planned = self.taken, self.planned
+        for one in self.running:
+            seconds, due = time.monotonic() - one.begun, one.job.seconds * (1 - one.share)
+            if seconds > due:
+                taken, planned = taken + seconds, planned + one.job.seconds * max(0.0, one.job.done() - one.share)
+        return taken / planned if planned > 0 else 1.0
 
 
 @dataclass
@@ -88,21 +112,47 @@ class _Process:
     slot: int
     process: subprocess.Popen[bytes]
     log: IO[bytes]
+    share: float = 0.0  # of it that was over before
     begun: float = field(default_factory=time.monotonic)
+
+    def close(self) -> None:
+        """Close what this process has of it."""
+        self.log.close()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
+
+class Words(NamedTuple):
+    """What is said to whoever stops it: at once on a terminal, and at the end."""
+
+    now: str
+    then: str
+
+
+STOPPED = Words(
+    "stopping after this update, with a checkpoint; the same command goes on from there",
+    "stopped, and nothing is lost: the same command goes on from there",
+)
 
 
 def run_all(
-    jobs: Sequence[Job], at_once: int, devices: Sequence[str], told: Callable[[Job, float], None]
+    jobs: Sequence[Job],
+    at_once: int,
+    devices: Sequence[str],
+    told: Callable[[Job, float], None],
+    words: Words = STOPPED,
 ) -> dict[str, float]:
     """Make all pre-trainings that are not there yet.
 
-    One that fails is left out; the others go on. When this process ends, by whatever, the others stop with it.
+    One that fails is left out; the others go on. One in whose folder another process still trains, such as one that a
+    comparison left that was killed, waits for its end. When this process ends, by whatever, the others stop with it.
 
     Args:
         jobs: in the order in which they begin.
         at_once: how many run at the same time.
         devices: numbers of the GPUs among which they are dealt; none for a CPU.
         told: is called with each that has ended, and the seconds it took.
+        words: for whoever stops it.
 
     Returns:
         The seconds that each of them took now.
@@ -111,34 +161,52 @@ def run_all(
         Stopped: somebody stopped it; what was trained is kept.
     """
     taken: dict[str, float] = {}
-    todo = [job for job in jobs if not job.finished]
+    todo = list(jobs)
     running: list[_Process] = []
+    waiting: set[str] = set()  # names of those of which it was said
     bar = Bar(jobs, at_once)
-    with Stop(STOPPING) as stop, bar:
+    with Stop(words.now) as stop, bar:
         try:
             while (todo and not stop.asked) or running:
-                while todo and len(running) < at_once and not stop.asked:
+                todo = [job for job in todo if not job.finished]  # now, or by the process for which they waited
+                while len(running) < at_once and not stop.asked and (job := _next(todo, waiting)) is not None:
+                    todo.remove(job)
                     free = next(i for i in range(at_once) if i not in {one.slot for one in running})
-                    running.append(_start(todo.pop(0), free, devices))
-                bar.running = [one.job for one in running]
+                    running.append(_start(job, free, devices))
+                bar.running = [*running]
                 time.sleep(_LOOK)
                 if stop.asked:
                     for one in running:
                         _ask_to_stop(one.process)
                 for one in [one for one in running if one.process.poll() is not None]:
                     running.remove(one)
-                    one.log.close()
+                    one.close()
+                    if not one.job.finished and is_held(one.job.folder):  # by one that was a moment earlier
+                        todo.insert(0, one.job)
+                        continue
                     seconds = taken[one.job.name] = time.monotonic() - one.begun
-                    if not one.job.finished and not stop.asked:
+                    if one.job.finished:
+                        bar.ended(one, seconds)
+                    elif not stop.asked:
                         one.job.failure = last_line(one.job.log)
                     if not stop.asked:
                         told(one.job, seconds)
         finally:  # whatever went wrong here, nothing of it goes on unseen
-            for one in running:
-                _ask_to_stop(one.process)
+            _end(running)
     if stop.asked:
-        raise Stopped("stopped, and nothing is lost: the same command goes on from there")
+        raise Stopped(words.then)
     return taken
+
+
+def _next(todo: Sequence[Job], waiting: set[str]) -> Job | None:
+    """The first job whose folder no other process has; None where there is none."""
+    for job in todo:
+        if not is_held(job.folder):
+            return job
+        if job.name not in waiting:
+            waiting.add(job.name)
+            print(f"  {job.name} waits: another process is still training in {job.folder}", flush=True)
+    return None
 
 
 def _start(job: Job, slot: int, devices: Sequence[str]) -> _Process:
@@ -146,18 +214,34 @@ def _start(job: Job, slot: int, devices: Sequence[str]) -> _Process:
     environment = {**os.environ, ENDS_WITH_STDIN: "1"}
     if devices:
         environment["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
-    log = open(job.log, "ab")  # noqa: SIM115, it is closed when the process has ended
-    words = [sys.executable, "-m", "patchloom", "pretrain", *job.words]
+    share, log = job.done(), open(job.log, "ab")  # noqa: SIM115, it is closed when the process has ended
+    words = [*_PROGRAM, *job.words]
     # the pipe is never written to: its end tells the process that this one is gone
     options = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log, "env": environment}
     # a group of its own: Ctrl-C is for this process, which asks the others once
-    return _Process(job, slot, subprocess.Popen(words, start_new_session=os.name == "posix", **options), log)
+    return _Process(job, slot, subprocess.Popen(words, start_new_session=os.name == "posix", **options), log, share)
 
 
 def _ask_to_stop(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         with contextlib.suppress(OSError):
             process.send_signal(signal.SIGTERM)
+
+
+def _end(running: Sequence[_Process]) -> None:
+    """Ask processes to stop, and end those that have not some seconds later, or when Ctrl-C comes once more."""
+    try:
+        for one in running:
+            _ask_to_stop(one.process)
+        until = time.monotonic() + _PATIENCE
+        for one in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                one.process.wait(max(0.0, until - time.monotonic()))
+    finally:
+        for one in running:
+            one.process.kill()
+            one.process.wait()
+            one.close()
 
 
 def last_line(log: Path) -> str:

@@ -1,23 +1,21 @@
-"""Scores of encoders by labels: which test images each classifies rightly, kept so that none is measured twice."""
+"""Scores of encoders by labels: which test images each classifies rightly."""
 
 from __future__ import annotations
 
 import base64
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from patchloom.data import Source
-from patchloom.evaluate import KNN, LINEAR, EvalSettings, Parts, classes_of
+from patchloom.data.sources.base import Subset
+from patchloom.evaluate import KNN, LINEAR, EvalSettings, ImageFeatures, Parts, classes_of
 from patchloom.evaluate.frozen import FeatureExtractor, FrozenProtocol, rows_of
 from patchloom.evaluate.protocols.fewshot import few
-from patchloom.files import make_folder, write_whole
 
 
 class Way(NamedTuple):
@@ -39,6 +37,23 @@ class Scores:
 
     right: dict[str, Tensor]
     about: dict[str, str]
+
+    def plain(self) -> dict[str, Any]:
+        """As values for JSON: what is right in bits, by base64."""
+        bits = {
+            name: [len(right), base64.b64encode(np.packbits(right.numpy()).tobytes()).decode()]
+            for name, right in self.right.items()
+        }
+        return {"right": bits, "about": self.about}
+
+    @staticmethod
+    def of(values: dict[str, Any]) -> Scores:
+        """From what `plain` made."""
+        right = {
+            name: torch.from_numpy(np.unpackbits(np.frombuffer(base64.b64decode(bits), np.uint8))[:n].astype(bool))
+            for name, (n, bits) in values["right"].items()
+        }
+        return Scores(right, values["about"])
 
 
 def ways_of(shares: Sequence[float], train: Source) -> tuple[list[Way], list[str]]:
@@ -76,12 +91,13 @@ def scored(extractor: FeatureExtractor, ways: Sequence[Way], parts: Parts, setti
         PatchloomError: images that cannot be read.
     """
     right, about = {}, {}
+    once = read_once(extractor, parts.train)
     for way in ways:
         its = parts
         if way.few is not None:
             share, per_class = (way.few, None) if way.few < 1 else (None, int(way.few))
             its = few(parts, share, per_class, seed)[0]
-        rows, train, _ = rows_of(extractor, [way.protocol], its, settings)
+        rows, train, _ = rows_of(once, [way.protocol], its, settings)
         row = way.protocol.quoted(rows[way.protocol.name])
         assert row.right is not None
         right[way.name], k = row.right, row.settings.get("k")
@@ -89,33 +105,37 @@ def scored(extractor: FeatureExtractor, ways: Sequence[Way], parts: Parts, setti
     return Scores(right, about)
 
 
-def kept(path: Path, key: str, make: Callable[[], Scores]) -> Scores:
-    """Scores from a file, or made now and written there; those of another ``key`` are made anew.
+def read_once(extractor: FeatureExtractor, train: Source) -> FeatureExtractor:
+    """An extractor that reads every source once, and has the features of a part of ``train`` from all of it."""
+    found: dict[int, tuple[Source, ImageFeatures]] = {}  # with the source, or another one might get its place
 
-    Raises:
-        PatchloomError: the file cannot be written, or what ``make`` raises.
+    def features_of(source: Source) -> ImageFeatures:
+        if isinstance(source, Subset) and source.source is train:
+            return part_of(features_of(train), source)
+        if id(source) not in found:
+            found[id(source)] = source, extractor.features_of(source)
+        return found[id(source)][1]
+
+    return extractor._replace(features_of=features_of)
+
+
+def part_of(features: ImageFeatures, some: Subset) -> ImageFeatures:
+    """The features of some images, from those of all of them, of which all have labels.
+
+    Args:
+        features: of ``some.source``.
+        some: the images.
     """
-    found = _read(path, key)
-    if found is None:
-        found = make()
-        bits = {
-            name: [len(right), base64.b64encode(np.packbits(right.numpy()).tobytes()).decode()]
-            for name, right in found.right.items()
-        }
-        make_folder(path.parent)
-        write_whole(path, json.dumps({"key": key, "right": bits, "about": found.about}, indent=1))
-    return found
-
-
-def _read(path: Path, key: str) -> Scores | None:
-    try:
-        values = json.loads(path.read_bytes())
-        if values["key"] != key:
-            return None
-        right = {
-            name: torch.from_numpy(np.unpackbits(np.frombuffer(base64.b64decode(bits), np.uint8))[:n].astype(bool))
-            for name, (n, bits) in values["right"].items()
-        }
-        return Scores(right, values["about"])
-    except (OSError, ValueError, KeyError, TypeError):  # missing, or damaged: it is made anew
-        return None
+    rows = {index: row for row, index in enumerate(features.indices.tolist())}
+    there = [(place, rows[index]) for place, index in enumerate(some.indices.tolist()) if index in rows]
+    places, chosen = (torch.tensor(one, dtype=torch.int64) for one in zip(*there, strict=True))
+    lost = [some.describe(place) for place, index in enumerate(some.indices.tolist()) if index not in rows]
+    return ImageFeatures(
+        {name: values[chosen] for name, values in features.tokens.items()},
+        features.labels[chosen],
+        places,
+        lost,
+        features.cached,
+        None if features.groups is None else features.groups[chosen],
+        features.noun,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -11,16 +12,17 @@ from typing import Any, Literal
 import torch
 
 from patchloom.calls import checked
-from patchloom.compare.free import unlabelled
-from patchloom.compare.labels import all_scores, contenders, labelled_parts
+from patchloom.compare.after import After, timed_after
+from patchloom.compare.alone import alone_in
+from patchloom.compare.free import held_out_of, too_few, unlabelled
+from patchloom.compare.labels import Labelled, all_scores, contenders, labelled_parts
 from patchloom.compare.outcome import Comparison, judged
 from patchloom.compare.page import write_page
 from patchloom.compare.plan import USUAL, Asked, Plan, new_plan, store, stored_plan
 from patchloom.compare.runner import Job, run_all
 from patchloom.data import Data, DataLike, is_object, named, open_data
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import EvalSettings
-from patchloom.machine import cores
+from patchloom.evaluate import EvalSettings, classes_of
 from patchloom.runs.encoder import check_place, load_encoder
 from patchloom.runs.folder import plain_name
 from patchloom.sides import PatchSize
@@ -100,54 +102,63 @@ def compare(
         other = None if labels is None else open_data(str(labels), group=group)  # a slip in it is told now
     settings = EvalSettings(device=device or "auto", max_train=_LABELLED, group=group)
 
-    # ---- the plan: that of a comparison that was stopped, or a new one
-    plan = stored_plan(asked, folder)
-    if plan is None:
-        print(MEASURING.format(", ".join(asked.tasks)), flush=True)
-        plan = new_plan(asked, opened, tasks is not None, devices)
-    for line in _announced(plan, opened, folder, other):
-        print(line, flush=True)
-    if dry_run:
-        return Comparison(folder, [DRY], [], None)
-    if not plan.resumed:
-        store(plan, folder)
+    def parts(run: Path) -> Labelled | None:
+        card = load_encoder(run)[1]
+        return labelled_parts(opened, None if labels is None else str(labels), run, card, settings, few)
 
-    # ---- the runs
-    jobs = plan.jobs(folder)
-    begun = time.monotonic()
-    taken = run_all(jobs, parallel, devices, _tell)
-    failed = [f"{job.name} failed: {job.failure}" for job in jobs if job.failure]
-    if sum(all(job.finished for job in jobs if job.name.startswith(f"{task},")) for task in plan.epochs) < 2:
-        raise PatchloomError(f"fewer than two tasks could be trained: {'; '.join(failed)}")
-    if taken:
-        print(f"trained in {duration(time.monotonic() - begun)}", flush=True)
+    def ending(run: Path) -> After:
+        return timed_after(run, parts(run), held_out_of(opened, run), settings)
 
-    # ---- what they learnt
-    first = next(job for job in jobs if job.finished)
-    card = load_encoder(first.folder)[1]
-    on = labelled_parts(opened, None if labels is None else str(labels), first.folder, card, settings, few)
-    notes = [*plan.notes, *failed]
-    those = contenders([job for job in jobs if _complete(job, jobs)], asked.seeds, others)
-    if on is None:
-        found = unlabelled(those, opened, first.folder, settings, folder, notes)
-    else:
-        pairs = list(_scored(all_scores(those, on, settings, folder), len(those)))
-        found = judged(pairs, on, folder, [*notes, *on.notes])
-    found.write()
-    write_page(found, _one_of_each(jobs, found.order))
-    return found
+    # ---- alone in the folder, once it is known to be nobody else's
+    stored_plan(asked, folder)
+    with contextlib.nullcontext() if dry_run else alone_in(folder):
+        # ---- the plan: that of a comparison that was stopped, or a new one
+        plan = stored_plan(asked, folder)
+        if plan is None:
+            print(MEASURING.format(", ".join(asked.tasks)), flush=True)
+            plan = new_plan(asked, opened, tasks is not None, devices, ending)
+        for line in _announced(plan, opened, folder, other, len(others)):
+            print(line, flush=True)
+        if dry_run:
+            return Comparison(folder, [DRY], [], None)
+        if not plan.resumed:
+            store(plan, folder)
+
+        # ---- the runs
+        jobs = plan.jobs(folder)
+        begun = time.monotonic()
+        taken = run_all(jobs, parallel, devices, _tell)
+        failed = [f"{job.name} failed: {job.failure}" for job in jobs if job.failure]
+        complete = [job for job in jobs if _complete(job, jobs)]
+        if len({job.task for job in complete}) < 2:
+            raise PatchloomError(f"fewer than two tasks could be trained: {'; '.join(failed)}")
+        if taken:
+            print(f"trained in {duration(time.monotonic() - begun)}", flush=True)
+
+        # ---- what they learnt
+        first = next(job for job in jobs if job.finished)
+        on = parts(first.folder)
+        notes = [*plan.notes, *failed]
+        those = contenders(complete, asked.seeds, others)
+        if on is None:
+            found = unlabelled(those, opened, first.folder, settings, folder, notes)
+        else:
+            pairs = list(_scored(all_scores(those, on, settings, folder), len(those)))
+            found = judged(pairs, on, folder, [*notes, *on.notes])
+        found.write()
+        write_page(found, _one_of_each(jobs, found.order))
+        return found
 
 
 def _one_of_each(jobs: Sequence[Job], order: Sequence[str]) -> list[Path]:
     """The run of the first seed of each task that was trained, the best task first."""
-    folders = {job.folder.name.rpartition("-seed")[0]: job.folder for job in reversed(jobs) if job.finished}
+    folders = {job.task: job.folder for job in reversed(jobs) if job.finished}
     return [folders[task] for task in dict.fromkeys((*order, *folders)) if task in folders]
 
 
 def _complete(job: Job, jobs: Sequence[Job]) -> bool:
     """Whether all seeds of a job's task are there: means over other seeds would not be comparable."""
-    task = job.name.partition(",")[0]
-    return all(one.finished for one in jobs if one.name.partition(",")[0] == task)
+    return all(one.finished for one in jobs if one.task == job.task)
 
 
 def _asked(
@@ -178,8 +189,6 @@ def _asked(
     for name, value in {"samples": samples, "seeds": seeds, "parallel": parallel}.items():
         if value is not None and value < 1:
             raise PatchloomError(f"--{name} must be 1 or more, not {value}")
-    if parallel > 1 and given.get("device") != "cuda" and "threads" not in given:
-        given = {**given, "threads": max(1, cores() // parallel)}
     words = tuple(map(str, named(data)))
     return Asked(words, tuple(names), seeds, minutes, samples, given, parallel)
 
@@ -197,20 +206,32 @@ def _devices(parallel: int, device: str | None) -> list[str]:
     return visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
 
 
-def _announced(plan: Plan, opened: Data, folder: Path, labels: Data | None) -> list[str]:
+def _announced(plan: Plan, opened: Data, folder: Path, labels: Data | None, beside: int) -> list[str]:
     asked, noun, n = plan.asked, opened.train.noun, len(opened.train)
-    by = labels.train.name if labels is not None else "the data's own" if opened.train.labels is not None else "no"
+    by = labels.train.name if labels is not None else "the data's own" if classes_of(opened.train) > 1 else "no"
     equal = f"{asked.samples:,} samples" if asked.minutes is None else f"{asked.minutes:g} minutes of training"
     said = [f"comparing {len(plan.epochs)} tasks on {n:,} {noun} of {opened.train.name}, by {by} labels"]
     said += [f"  {note}" for note in (*opened.notes, *plan.notes)]
+    if by == "no" and (few := too_few(plan.held_out, noun)):
+        said.append(f"  {few.removesuffix('.')}")
     said += plan.lines(n, noun)
     runs = len(plan.epochs) * asked.seeds
-    training = sum(map(plan.training, plan.epochs)) * asked.seeds / asked.at_once
-    said += [
-        f"  {runs} runs, {asked.seeds} of each task, with {equal} each, take about {duration(plan.total())}: "
-        f"{duration(training)} of training, and {duration(plan.total() - training)} of starts, measures and pictures; "
-        "then all encoders are scored"
-    ]
+    begun = [job for job in plan.jobs(folder) if job.done()]
+    said += [f"  {runs} runs, {asked.seeds} of each task, with {equal} each, take about {duration(plan.left(folder))}"]
+    if begun:
+        there = sum(job.finished for job in begun)
+        said[-1] += f" from here on: {there} of them are there" + (
+            f", and {more} begun" if (more := len(begun) - there) else ""
+        )
+    else:
+        training = sum(map(plan.training, plan.epochs)) * asked.seeds / asked.at_once
+        over = duration(plan.left(folder) - training)
+        said[-1] += f": {duration(training)} of training, and {over} of starts, measures and pictures"
+    if asked.at_once > 1:
+        said += [f"  steps are timed one run at a time: {asked.at_once} at once may each be slower"]
+    encoders = runs + asked.seeds + 1 + beside  # with untrained ones, and raw pixels
+    still = max(0, encoders - len([*(folder / "scores").glob("*.json")]))
+    said += [f"  then {still} encoders are scored and the page is written, in some {duration(plan.lasts(still))}"]
     said += [f"  everything goes to {folder}" + (", where it goes on" if plan.resumed else "")]
     return said
 

@@ -35,6 +35,10 @@ _NAMED_SOURCES = 3  # in the name of a folder
 _NAMED = 6  # settings that differ, in the sentence about them
 
 
+class Locked(PatchloomError):
+    """Another process is at work in a folder."""
+
+
 class RunFolder:
     """The files of one run.
 
@@ -88,7 +92,8 @@ class RunFolder:
         """Keep other processes from training in this folder, until this one ends.
 
         Raises:
-            PatchloomError: another one is training there.
+            Locked: another one is training there.
+            PatchloomError: the folder was replaced meanwhile.
         """
         with suppress(OSError):  # read-only, or a file system without locks: what is written next will tell
             self._lock = open(self.path / ".lock", "w")
@@ -98,10 +103,16 @@ class RunFolder:
                 # such a lock is not inherited by processes that read images, and ends with this process
                 fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
-                raise PatchloomError(
+                raise Locked(
                     f"another process is training in {self.path}: wait for its end, or choose another folder with --out"
                 ) from None
         self.check_lock()
+
+    def unlock(self) -> None:
+        """Let other processes work in this folder again."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def check_lock(self) -> None:
         """Before something is written: make sure that this is still the folder that was locked, if one was.

@@ -1,0 +1,149 @@
+"""Processes of a comparison: several at once, one that fails, one that waits, and what a stop leaves of them.
+
+The processes are small programs in the place of ``patchloom pretrain``.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from holding import hold
+
+from patchloom import PatchloomError
+from patchloom.compare import runner
+from patchloom.compare.runner import Job, Words, run_all
+from patchloom.errors import Stopped
+
+CHILD = """
+import pathlib, signal, sys, time
+how, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+folder.mkdir(exist_ok=True)
+if how == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+(folder / "begun").write_text(repr(time.time()))
+if how == "fails":
+    print("patchloom: the images are gone: restore them", file=sys.stderr)
+    sys.exit(2)
+time.sleep(0.4 if how == "works" else 60)
+(folder / "summary.txt").write_text("done\\n")
+"""
+
+
+@pytest.fixture(autouse=True)
+def small_programs(monkeypatch):
+    monkeypatch.setattr(runner, "_PROGRAM", (sys.executable, "-c", CHILD))
+    monkeypatch.setattr(runner, "_LOOK", 0.02)
+
+
+@pytest.fixture
+def begun(monkeypatch) -> list[runner._Process]:
+    """The processes that are begun."""
+    begin, found = runner._start, []
+
+    def start(*given) -> runner._Process:
+        found.append(begin(*given))
+        return found[-1]
+
+    monkeypatch.setattr(runner, "_start", start)
+    return found
+
+
+def job_of(place: Path, task: str, how: str = "works") -> Job:
+    folder = place / f"{task}-seed0"
+    return Job(task, 0, folder, [how, str(folder)], place / "logs" / f"{task}.txt", 1.0)
+
+
+def wait_for(path: Path) -> None:
+    until = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < until, path
+        time.sleep(0.02)
+
+
+def soon(*actions) -> threading.Thread:
+    """Calls of which one comes after the other, in a thread beside the test."""
+    thread = threading.Thread(target=lambda: [action() for action in actions], daemon=True)
+    thread.start()
+    return thread
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_one_that_fails_leaves_the_others(tmp_path):
+    jobs = [job_of(tmp_path, "one", "fails"), job_of(tmp_path, "two")]
+    told = []
+    taken = run_all(jobs, 1, [], lambda job, seconds: told.append(job.name))
+    assert jobs[0].failure == "the images are gone: restore them" and not jobs[0].finished
+    assert jobs[1].finished and not jobs[1].failure and told == ["one, seed 0", "two, seed 0"]
+    assert taken.keys() == {*told} and taken["two, seed 0"] >= 0.4
+    assert run_all(jobs[1:], 1, [], lambda *_: None) == {}  # it is there already
+
+
+def test_as_many_run_at_once_as_are_asked_for(tmp_path, begun):
+    jobs = [job_of(tmp_path, "slow", "sleeps"), *(job_of(tmp_path, task) for task in ("two", "three"))]
+    ended = []
+
+    def told(job: Job, seconds: float) -> None:
+        assert len([one for one in begun if one.process.poll() is None]) <= 2
+        ended.append(job.task)
+        if len(ended) == 2:  # both of the others, beside the slow one
+            interrupt()
+
+    with pytest.raises(Stopped):
+        run_all(jobs, 2, [], told)
+    assert [(one.job.task, one.slot) for one in begun] == [("slow", 0), ("two", 1), ("three", 1)]
+    assert ended == ["two", "three"]
+
+
+def test_a_run_in_which_another_process_trains_is_waited_for(tmp_path, capsys):
+    jobs = [job_of(tmp_path, "one"), job_of(tmp_path, "two")]
+    jobs[0].folder.mkdir()
+    other = hold(jobs[0].folder / ".lock")
+    soon(lambda: wait_for(jobs[1].folder / "summary.txt"), other.communicate)
+    run_all(jobs, 1, [], lambda *_: None)
+    assert all(job.finished and not job.failure for job in jobs)
+    begun = [float((job.folder / "begun").read_text()) for job in jobs]
+    assert begun[1] < begun[0]
+    said = capsys.readouterr().out
+    assert said == f"  one, seed 0 waits: another process is still training in {jobs[0].folder}\n"
+
+
+def test_a_stop_is_told_in_the_words_of_what_is_stopped(tmp_path):
+    job = job_of(tmp_path, "one", "sleeps")
+    soon(lambda: wait_for(job.folder / "begun"), interrupt)
+    with pytest.raises(Stopped, match="nothing is planned yet"):
+        run_all([job], 1, [], lambda *_: None, Words("stopping", "nothing is planned yet"))
+    assert not job.failure
+
+
+def test_nothing_is_left_after_a_second_stop(tmp_path, monkeypatch, begun):
+    monkeypatch.setattr(runner, "_PATIENCE", 0.2)
+    job = job_of(tmp_path, "one", "deaf")
+    # a second one within a second is taken for the same
+    soon(lambda: wait_for(job.folder / "begun"), interrupt, lambda: time.sleep(1.5), interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_all([job], 1, [], lambda *_: None)
+    (one,) = begun
+    assert one.process.returncode == -signal.SIGKILL and one.log.closed and one.process.stdin.closed
+
+
+def test_a_process_that_has_ended_is_closed(tmp_path, begun):
+    run_all([job_of(tmp_path, "one")], 1, [], lambda *_: None)
+    assert begun[0].process.returncode == 0 and begun[0].log.closed and begun[0].process.stdin.closed
+
+
+def test_an_error_amid_it_leaves_no_process(tmp_path, begun):
+    jobs = [job_of(tmp_path, "one", "fails"), job_of(tmp_path, "two", "sleeps")]
+
+    def told(job: Job, seconds: float) -> None:
+        raise PatchloomError("told")
+
+    with pytest.raises(PatchloomError, match="told"):
+        run_all(jobs, 2, [], told)
+    assert [one.process.returncode for one in begun] == [2, -signal.SIGTERM]
