@@ -112,14 +112,14 @@ def test_a_swin_has_no_row_of_patches(tmp_path: Path) -> None:
 
 
 def test_too_few_images_are_refused(tiny_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(PatchloomError, match="31 images of digits are too few .* give 32 or more"):
+    with pytest.raises(PatchloomError, match="31 test images of digits are too few .* 32 or more"):
         evaluate("label-free", tiny_encoder, "digits", device="cpu", images=31)
     for i in range(34):
         Image.fromarray(np.full((8, 8), i, np.uint8)).save(tmp_path / f"{i}.png")
     for i in range(4):
         (tmp_path / f"{i}.png").write_bytes(b"broken")
     vit, card = load_encoder(tiny_encoder)
-    with pytest.raises(PatchloomError, match="30 images of .* are too few"):
+    with pytest.raises(PatchloomError, match="30 test images of .* are too few"):
         label_free_rows("tiny", vit, card, open_data(str(tmp_path)).train, ON)
     assert main(["evaluate", "label-free", str(tiny_encoder), "digits", "--images", "5"]) == 2
-    assert "5 images of digits are too few" in capsys.readouterr().err
+    assert "5 test images of digits are too few" in capsys.readouterr().err
