@@ -206,11 +206,10 @@ def test_equal_time_makes_epochs_by_the_pace():
     assert slow.epochs_in(0.001) == 0.05  # a step
 
 
-def test_a_plan_is_read_back(tmp_path, compared):
-    asked = asked_of(compared[0])
-    plan = Plan(
-        asked, {"mae": 1.5, "mp3": 2}, {"mae": Pace(0.1, 16, 3), "mp3": Pace(0.2, 16, 3)}, 4.0, 40, 1, ("a note",)
-    )
+def test_a_plan_is_read_back(tmp_path):
+    asked = asked_of(tmp_path)
+    paces = {"mae": Pace(0.1, 16, 3), "mp3": Pace(0.2, 16, 3)}
+    plan = Plan(asked, {"mae": 1.5, "mp3": 2}, paces, 4.0, After(2.5, 1.5), 40, 1, ("a note",))
     store(plan, tmp_path / "new")
     found = stored_plan(asked, tmp_path / "new")
     assert found == replace(plan, resumed=True)
