@@ -26,8 +26,9 @@ from patchloom.compare.plan import Asked, Plan, called, resolved, store, stored_
 from patchloom.compare.runner import Bar, Job, _Process, last_line
 from patchloom.compare.scores import Scores, Way, ways_of
 from patchloom.compare.verb import _announced
-from patchloom.data import open_data
+from patchloom.data import Data, open_data
 from patchloom.evaluate import LINEAR, EvalSettings, Parts, Row
+from patchloom.evaluate.label_free import encoded
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.sealed import read_sealed, write_sealed
 
@@ -205,11 +206,10 @@ def test_equal_time_makes_epochs_by_the_pace():
     assert slow.epochs_in(0.001) == 0.05  # a step
 
 
-def test_a_plan_is_read_back(tmp_path, compared):
-    asked = asked_of(compared[0])
-    plan = Plan(
-        asked, {"mae": 1.5, "mp3": 2}, {"mae": Pace(0.1, 16, 3), "mp3": Pace(0.2, 16, 3)}, 4.0, 40, 1, ("a note",)
-    )
+def test_a_plan_is_read_back(tmp_path):
+    asked = asked_of(tmp_path)
+    paces = {"mae": Pace(0.1, 16, 3), "mp3": Pace(0.2, 16, 3)}
+    plan = Plan(asked, {"mae": 1.5, "mp3": 2}, paces, 4.0, After(2.5, 1.5), 40, 1, ("a note",))
     store(plan, tmp_path / "new")
     found = stored_plan(asked, tmp_path / "new")
     assert found == replace(plan, resumed=True)
@@ -354,42 +354,49 @@ def test_the_verdict_names_a_winner_or_what_is_missing():
     assert said[0].startswith("No winner: mae 55.0% is ahead") and "labelled test images" in said[1]
 
 
-def test_without_labels_nobody_wins(compared, tmp_path, capsys):
-    flat = tmp_path / "flat"
-    flat.mkdir()
-    for number, path in enumerate(sorted(compared[0].rglob("*.png"))):
-        for copy in range(6):  # other pixels, or they would be copies
-            pixels = np.asarray(Image.open(path)).copy()
-            pixels[0, 0] = (copy, number, 7)
-            Image.fromarray(pixels).save(flat / f"{number}-{copy}.png")
-    asked = asked_of(flat)
-    some = Pace(0.1, 16, 21)
-    store(
-        Plan(asked, {"mae": 0.25, "mp3": 0.25}, {"mae": some, "mp3": some}, 4.0, After(2.5, 1.5), 64, 1, ()),
-        tmp_path / "out",
-    )
-    words = ["compare", str(flat), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", *SMALL]
-    assert main([*words, "--out", str(tmp_path / "out")]) == 0
-    said = capsys.readouterr().out
-    assert "There are no labels, so none of the tasks is named the best one" in " ".join(said.split())
-    assert "RankMe" in said
-    assert (tmp_path / "out" / "comparison.csv").read_text().splitlines()[0] == ",".join(HEADING)
-
-
-def test_without_labels_too_few_images_cost_one_table_and_not_the_comparison(compared, tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def without_labels(compared, tmp_path, monkeypatch) -> list[str]:
+    """The words of the same comparison of images without labels, of which all runs are there."""
     images, out = compared
-    monkeypatch.setattr("patchloom.compare.verb.labelled_parts", lambda *_: None)
-    monkeypatch.setattr("patchloom.compare.verb.classes_of", lambda source: 0)
+
+    def opened(*given, **named) -> Data:
+        found = open_data(*given, **named)
+        found.train.labels = None
+        return found
+
+    monkeypatch.setattr("patchloom.compare.verb.open_data", opened)
     again = tmp_path / "again"
     shutil.copytree(out, again)
-    for name in ("summary.txt", "report.html"):
+    for name in ("comparison.csv", "summary.txt", "report.html"):
         (again / name).unlink()
     words = ["compare", str(images), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", *SMALL]
-    assert main([*words, "--out", str(again)]) == 0
+    return [*words, "--out", str(again)]
+
+
+def test_without_labels_nobody_wins(without_labels, capsys, monkeypatch):
+    for place in (free, encoded):  # 12 images are held out
+        monkeypatch.setattr(place, "LEAST", 12)
+    assert main(without_labels) == 0
+    said = capsys.readouterr().out
+    assert "There are no labels, so none of the tasks is named the best one" in " ".join(said.split())
+    assert "RankMe" in said and "by no labels" in said
+    out = Path(without_labels[-1])
+    assert (out / "comparison.csv").read_text().splitlines()[0] == ",".join(HEADING)
+    assert {row["encoder"] for row in rows_of(out)} == {"mae", "mp3", "untrained"}
+    monkeypatch.setattr(free, "label_free_rows", None)  # nothing is measured a second time
+    before = (out / "comparison.csv").read_bytes()
+    assert main(without_labels) == 0
+    assert (out / "comparison.csv").read_bytes() == before
+
+
+def test_without_labels_too_few_images_cost_one_table_and_not_the_comparison(without_labels, capsys):
+    out = Path(without_labels[-1])
+    assert main(without_labels) == 0
     said = "table of measures without labels is left out: each run holds out 12 images, and 32 are needed"
     before, _, after = capsys.readouterr().out.partition("everything goes to")
     assert said in before and said in " ".join(after.split())
-    assert said in (again / "summary.txt").read_text() and said in (again / "report.html").read_text()
+    assert "then the page is written" in before
+    assert said in (out / "summary.txt").read_text() and said in (out / "report.html").read_text()
     assert "How each task went" in after and "Measures without labels" not in after
 
 

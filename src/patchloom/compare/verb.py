@@ -30,7 +30,7 @@ from patchloom.tasks import TASKS, task_class
 from patchloom.waiting import Waiting, duration
 
 MEASURING = "measuring how fast this machine trains {}, and what a run takes on top: about a minute"
-DRY = "This was a dry run: nothing is trained, and there is no such folder yet."
+DRY = "This was a dry run: nothing is trained, and nothing is written."
 _LABELLED = 5000  # training images by which encoders are scored, at most
 
 
@@ -212,7 +212,8 @@ def _announced(plan: Plan, opened: Data, folder: Path, labels: Data | None, besi
     equal = f"{asked.samples:,} samples" if asked.minutes is None else f"{asked.minutes:g} minutes of training"
     said = [f"comparing {len(plan.epochs)} tasks on {n:,} {noun} of {opened.train.name}, by {by} labels"]
     said += [f"  {note}" for note in (*opened.notes, *plan.notes)]
-    if by == "no" and (few := too_few(plan.held_out, noun)):
+    few = too_few(plan.held_out, noun) if by == "no" else ""
+    if few:
         said.append(f"  {few.removesuffix('.')}")
     said += plan.lines(n, noun)
     runs = len(plan.epochs) * asked.seeds
@@ -220,18 +221,18 @@ def _announced(plan: Plan, opened: Data, folder: Path, labels: Data | None, besi
     said += [f"  {runs} runs, {asked.seeds} of each task, with {equal} each, take about {duration(plan.left(folder))}"]
     if begun:
         there = sum(job.finished for job in begun)
-        said[-1] += f" from here on: {there} of them are there" + (
-            f", and {more} begun" if (more := len(begun) - there) else ""
-        )
+        more = f", and {len(begun) - there} begun" if there < len(begun) else ""
+        said[-1] += f" from here on: {there} of them are there{more}"
     else:
         training = sum(map(plan.training, plan.epochs)) * asked.seeds / asked.at_once
         over = duration(plan.left(folder) - training)
         said[-1] += f": {duration(training)} of training, and {over} of starts, measures and pictures"
     if asked.at_once > 1:
         said += [f"  steps are timed one run at a time: {asked.at_once} at once may each be slower"]
-    encoders = runs + asked.seeds + 1 + beside  # with untrained ones, and raw pixels
+    encoders = 0 if few else runs + asked.seeds + beside + (by != "no")  # with untrained ones, and raw pixels
     still = max(0, encoders - len([*(folder / "scores").glob("*.json")]))
-    said += [f"  then {still} encoders are scored and the page is written, in some {duration(plan.lasts(still))}"]
+    what = f"{still} encoders are scored and the page is written" if still else "the page is written"
+    said += [f"  then {what}, in some {duration(plan.lasts(still))}"]
     said += [f"  everything goes to {folder}" + (", where it goes on" if plan.resumed else "")]
     return said
 
