@@ -83,7 +83,7 @@ def _same_outputs(signs: Signs) -> _Found | None:
         return None
     found = ", ".join(f"{name} {value:.2f}" for name, value in signs.measure.diversity.items())
     why = f"the teacher gives all images nearly the same output ({found}), so that agreement with it means little"
-    if not signs.tells_classes():
+    if signs.classes is None or not signs.tells_classes():
         return _Found(COLLAPSED, why, _for_teacher(signs))
     why += f"; yet by kNN the features tell classes better than an untrained encoder's ({_by_knn(signs.classes)})"
     return _Found(WEAK, why, _for_teacher(signs))
