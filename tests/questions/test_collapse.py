@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from patchloom.questions.collapse import distance_from_mean, effective_rank, output_spread
+from patchloom.questions.collapse import centred_rank, deviation, distance_from_mean, effective_rank, output_spread
 
 
 def seeded(*shape):
@@ -39,6 +39,25 @@ def test_effective_rank_by_its_formula():
     expected = math.exp(-sum(p * math.log(p) for p in share.tolist()))
     assert effective_rank(outputs) == pytest.approx(expected, rel=1e-6) and 1 < expected < 6
     assert effective_rank(outputs.bfloat16()) == pytest.approx(expected, rel=1e-2)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 20, 1e4])
+def test_what_all_have_in_common_moves_neither_deviation_nor_centred_rank(offset):
+    """It does move spread and effective rank."""
+    features = seeded(500, 64)
+    moved = features + offset
+    assert deviation(moved) == pytest.approx(deviation(features), rel=1e-3) == pytest.approx(1, rel=0.01)
+    assert centred_rank(moved) == pytest.approx(centred_rank(features), rel=1e-3) and centred_rank(features) > 60
+    if offset >= 20:
+        assert output_spread(moved) < 0.1 and effective_rank(moved) < 10
+
+
+def test_features_that_are_the_same_or_on_a_line():
+    same = seeded(1, 16).expand(50, 16)
+    assert deviation(same) == pytest.approx(0, abs=1e-7)
+    line = 5 + seeded(1, 16) * seeded(50, 1)
+    assert centred_rank(line) == pytest.approx(1, abs=1e-3)  # of a single line beside the origin
+    assert deviation(3 * line) == pytest.approx(3 * deviation(line))
 
 
 def test_rows_that_are_the_same_have_no_distance_from_their_mean():

@@ -15,7 +15,7 @@ def with_metrics(found, name="one", task="droppos", measured="position accuracy 
     folder = type(found.folder)(found.folder.path.with_name(name))
     settings = replace(found.settings, task=found.settings.task | {"name": task})
     metrics = {key.replace("__", ":").replace("_of_", ":"): np.array(value, float) for key, value in columns.items()}
-    return replace(found, folder=folder, settings=settings, metrics=metrics, about={"measured": [measured]})
+    return replace(found, folder=folder, name=name, settings=settings, metrics=metrics, about={"measured": [measured]})
 
 
 def by_title(charts):

@@ -2,11 +2,13 @@
 
 import os
 import time
+from dataclasses import replace
 
 import pytest
 
 from patchloom.errors import PatchloomError
-from patchloom.report.gather import gather
+from patchloom.report.gather import gather, told_apart
+from patchloom.runs.folder import RunFolder
 from patchloom.runs.health import Health, write_health
 
 
@@ -61,6 +63,21 @@ def test_what_is_damaged_costs_its_own_part(run):
     found = gather(run)
     assert (found.metrics, found.data, found.asked) == ({}, {}, {})
     assert len(found.problems) == 3 and all("\n" not in one for one in found.problems)
+
+
+@pytest.mark.parametrize(
+    ("places", "names"),
+    [
+        (["a/one", "b/two"], ["one", "two"]),
+        (["a/run", "b/run", "b/two"], ["a/run", "b/run", "two"]),
+        (["x/a/run", "y/a/run", "x/b/run"], ["x/a/run", "y/a/run", "b/run"]),
+        (["run", "run/run"], [".../run", "run/run"]),
+    ],
+)
+def test_runs_of_one_name_are_told_apart_by_the_folders_above(run, tmp_path, places, names):
+    found = gather(run)
+    runs = [replace(found, name=place[-3:], folder=RunFolder(tmp_path / place)) for place in places]
+    assert [one.name for one in told_apart(runs)] == [name.replace("...", tmp_path.name) for name in names]
 
 
 def test_no_run_is_refused(tmp_path):

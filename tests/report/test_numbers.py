@@ -1,9 +1,14 @@
 """Key numbers: those that are quoted, the newest of each, with intervals, beside their controls."""
 
+import csv
+
 import pytest
 
+from patchloom.errors import PatchloomError
+from patchloom.report import verb
 from patchloom.report.gather import gather
 from patchloom.report.numbers import numbers_of, results_of
+from patchloom.report.verb import page_of
 
 HEAD = "date,protocol,encoder,pooling,settings,data,data_fingerprint,seed,value,low,high,n_test,quoted"
 
@@ -63,11 +68,55 @@ def test_what_is_no_share_is_no_percentage(run):
     assert numbers_of(gather(run))[1].value == "12.3"
 
 
-@pytest.mark.parametrize("text", ["nothing\n1\n", HEAD + "\n" + ",".join(["x"] * 12) + ",True\n"])
+@pytest.mark.parametrize("name", HEAD.split(","))
+def test_a_table_of_another_version_is_named(run, name):
+    """One column is not there, whichever it is."""
+    write(run, {})
+    path = run / "results.csv"
+    head, row = csv.reader(path.read_text().splitlines())
+    with open(path, "w", newline="") as file:
+        left = [(column, cell) for column, cell in zip(head, row, strict=True) if column != name]
+        csv.writer(file).writerows(zip(*left, strict=True))
+    for read in (numbers_of, results_of):
+        with pytest.raises(ValueError, match=rf"results.csv could not be read \(no column {name}\)"):
+            read(gather(run))
+
+
+@pytest.mark.parametrize(
+    ("cells", "named"),
+    [
+        ({"settings": "null"}, "settings null"),
+        ({"settings": "[1]"}, r"settings \[1\]"),
+        ({"settings": "{"}, "Expecting"),
+        ({"n_test": "many"}, "many"),
+        ({"n_test": "inf"}, "inf"),
+        ({"n_test": 1.5}, "n_test 1.5"),
+        ({"value": ""}, "could not convert"),
+    ],
+)
+def test_a_damaged_row_is_named(run, cells, named):
+    write(run, cells)
+    with pytest.raises(ValueError, match=f"results.csv could not be read .*{named}"):
+        numbers_of(gather(run))
+
+
+@pytest.mark.parametrize("text", ["", "nothing\n1\n", HEAD + "\n" + "x,x\n" + ",".join(["x"] * 12) + ",True\n"])
 def test_a_damaged_table_is_named(run, text):
     (run / "results.csv").write_text(text)
     with pytest.raises(ValueError, match="results.csv could not be read"):
         numbers_of(gather(run))
+
+
+def test_a_damaged_table_costs_its_own_part_of_the_page(run, monkeypatch):
+    monkeypatch.setattr(verb, "cloud_of", refused)
+    write(run, {"settings": "null"})
+    page = page_of([run])
+    assert page.runs[0].numbers == page.runs[0].tables == [] and page.charts and page.runs[0].pictures
+    assert any("results.csv could not be read (settings null" in note for note in page.notes)
+
+
+def refused(*_):
+    raise PatchloomError("no map is drawn here")
 
 
 def test_without_results_and_rows_there_are_none(run):

@@ -54,6 +54,16 @@ def test_many_pictures_become_smaller_and_then_fewer(run, monkeypatch):
     assert said == [f"{len(many) - len(few)} of {len(many)} pictures are left out, so that the page stays small."]
 
 
+def test_a_large_sheet_is_made_small_when_it_is_opened(run, monkeypatch):
+    """All sheets are held at once, while their quality is tried."""
+    seen = []
+    monkeypatch.setattr(pictures, "_STEPS", ((200, 85), (100, 60)))
+    monkeypatch.setattr(pictures, "webp", lambda image, *how: (seen.append(image.size), webp(image, *how))[1])
+    noise(run / "pictures" / "views.png", 900, 300)
+    pictures_of([gather(run)], budget=1000)
+    assert (200, 67) in seen and max(width for width, _ in seen) == 200
+
+
 def test_what_is_no_picture_is_named(run):
     (run / "pictures" / "broken.png").write_bytes(b"\x89PNG\r\n")
     _, said = pictures_of([gather(run)])

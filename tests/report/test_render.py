@@ -10,7 +10,7 @@ from importlib.resources import files
 import pages
 import pytest
 
-from patchloom.report.content import Chart, Line, Number, Page, RunPart, Table
+from patchloom.report.content import Chart, Curve, Number, Page, RunPart, Table
 from patchloom.report.render import as_json, bars, chart_rows, curves, line_numbers, numeric_columns, render
 
 VOID = {"meta", "link", "img", "input", "br"}
@@ -211,14 +211,14 @@ def test_one_image_has_no_neighbours():
 
 
 def test_points_that_are_not_finite_are_holes():
-    chart = Chart("loss", "", [Line("a", [1, 2, math.inf], [0.5, math.nan, 1]), Line("b", [2, 3], [0.25, -math.inf])])
+    chart = Chart("loss", "", [Curve("a", [1, 2, math.inf], [0.5, math.nan, 1]), Curve("b", [2, 3], [0.25, -math.inf])])
     first, second = (line["points"] for line in curves(chart, line_numbers([chart]))["lines"])
     assert first == [[1, 0.5], [2, None]] and second == [[2, 0.25], [3, None]]
     assert chart_rows(chart) == [["1", "0.5", ""], ["2", "", "0.25"], ["3", "", ""]]
 
 
 def test_a_run_has_one_colour_in_all_charts():
-    lines = {name: Line(name, [0, 1], [0, 1], name == "chance") for name in ("mae", "mp3", "chance")}
+    lines = {name: Curve(name, [0, 1], [0, 1], name == "chance") for name in ("mae", "mp3", "chance")}
     charts = [Chart("loss", "", [lines["mae"], lines["mp3"]]), Chart("accuracy", "", [lines["chance"], lines["mp3"]])]
     numbers = line_numbers(charts)
     assert [line["number"] for line in curves(charts[0], numbers)["lines"]] == [0, 1]
@@ -228,7 +228,7 @@ def test_a_run_has_one_colour_in_all_charts():
 
 def test_a_long_curve_as_a_table_keeps_its_ends():
     x = list(range(10_000))
-    rows = chart_rows(Chart("accuracy", "", [Line("a", x, [one / 10_000 for one in x])], percent=True))
+    rows = chart_rows(Chart("accuracy", "", [Curve("a", x, [one / 10_000 for one in x])], percent=True))
     assert len(rows) == 200 and rows[0] == ["0", "0.0 %"] and rows[-1] == ["9999", "100.0 %"]
     assert len({row[0] for row in rows}) == 200
 

@@ -60,6 +60,23 @@ def test_several_runs_share_a_page(run, pages, tmp_path, monkeypatch, capsys):
     assert report([run, other], out=place) == place and place.exists()
 
 
+def test_runs_whose_folders_are_called_the_same_are_told_apart(run, tmp_path):
+    places = [tmp_path / above / "run" for above in ("a", "b")]
+    for place in places:
+        shutil.copytree(run, place)
+    (places[1] / "results.csv").write_text("nothing\n1\n")
+    page = page_of(places)
+    names = ["a/run", "b/run"]
+    assert page.title == "a/run and b/run" and [part.name for part in page.runs] == names
+    assert [line.name for line in page.charts[0].lines] == names
+    assert all(lead.startswith(f"{name}: ") for lead, name in zip(page.lead, names, strict=True))
+    assert [note.partition(": ")[0] for note in page.notes] == ["b/run"]
+    assert all(name in part.pictures[0].alt for name, part in zip(names, page.runs, strict=True))
+    assert [part.command.endswith(f"{place}-again") for part, place in zip(page.runs, places, strict=True)] == [
+        True
+    ] * 2
+
+
 @pytest.mark.parametrize(
     ("verdict", "tone"),
     [("healthy", "good"), ("learning but weak", "fair"), ("collapsed", "bad"), ("not learning", "bad"),

@@ -26,6 +26,23 @@ def effective_rank(outputs: Tensor) -> float:
     return math.exp(-(share * (share + 1e-12).log()).sum().item())
 
 
+def deviation(features: Tensor) -> float:
+    """The root mean square of what features [b d] are apart from their mean over b, in their own unit: 0 if all are
+    the same, whatever they are.
+    """
+    features = features.cpu().double()
+    return math.sqrt((features - features.mean(0)).square().mean().item())
+
+
+def centred_rank(features: Tensor) -> float:
+    """`effective_rank` of features [b d] without their mean over b: in how many directions they differ.
+
+    What all of them have in common is one direction of `effective_rank`, and where it is large, nearly the only one.
+    """
+    features = features.cpu().double()
+    return effective_rank(features - features.mean(0))
+
+
 def distance_from_mean(values: Tensor) -> float:
     """How far values [b d] are from their mean over b, as a share of their deviation over all of them.
 

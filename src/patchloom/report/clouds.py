@@ -42,17 +42,17 @@ _COMPONENTS = 50  # to which features are reduced before t-SNE, as its paper doe
 _DIGITS = 4
 
 
-class Shown(NamedTuple):
-    """Images as an encoder sees them.
+class Thumbnails(NamedTuple):
+    """Images in small, with what an encoder gives for them.
 
     Attributes:
         features: float32 [n d], the mean of the patch tokens.
-        thumbnails: uint8 [n side side 3].
+        pictures: uint8 [n side side 3].
         indices: [n] of the images in their source; what cannot be read is left out.
     """
 
     features: Tensor
-    thumbnails: np.ndarray
+    pictures: np.ndarray
     indices: list[int]
 
 
@@ -91,7 +91,7 @@ def cloud_of(run: str | Path, source: Source, what: str, most: int = MOST, seed:
     columns = math.ceil(math.sqrt(len(order)))
     with Waiting("drawing a map of embeddings"):
         projections = projections_of(shown.features.double().numpy(), seed)
-        sprite = _sprite(shown.thumbnails, columns)
+        sprite = _sprite(shown.pictures, columns)
     left = f"{len(order):,} of {len(source):,}" if len(order) < len(source) else f"{len(order):,}"
     return Cloud(
         projections=projections,
@@ -107,7 +107,7 @@ def cloud_of(run: str | Path, source: Source, what: str, most: int = MOST, seed:
     )
 
 
-def shown_of(one: NamedEncoder, source: Source, device: torch.device) -> Shown:
+def shown_of(one: NamedEncoder, source: Source, device: torch.device) -> Thumbnails:
     """Features and thumbnails of the images of a source, each of which is read once, until `_SECONDS` are over.
 
     Raises:
@@ -125,7 +125,7 @@ def shown_of(one: NamedEncoder, source: Source, device: torch.device) -> Shown:
             waiting.advance(len(batch.indices))
             if len(indices) >= LEAST and time.monotonic() - begun > _SECONDS:
                 break
-    return Shown(torch.cat(features), np.concatenate(thumbnails), indices)
+    return Thumbnails(torch.cat(features), np.concatenate(thumbnails), indices)
 
 
 def projections_of(features: np.ndarray, seed: int = 0) -> dict[str, tuple[list[float], list[float]]]:

@@ -54,7 +54,7 @@ class Setting(NamedTuple):
     reason: str = ""
 
 
-class Line(NamedTuple):
+class Curve(NamedTuple):
     """A line of a chart: its name, points [n] each, and whether it is a run's or what a run stands beside."""
 
     name: str
@@ -76,7 +76,7 @@ class Chart:
 
     title: str
     note: str
-    lines: Sequence[Line]
+    lines: Sequence[Curve]
     percent: bool = False
     along: str = "epochs"
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from patchloom.look.curves import curve_of
-from patchloom.report.content import Chart, Line
+from patchloom.report.content import Chart, Curve
 from patchloom.report.gather import Gathered
 from patchloom.sound import in_words
 
@@ -61,7 +61,7 @@ def _measured(
     percent: bool,
 ) -> Chart:
     """The chart of a column of ``some`` of the ``runs``, with the columns that begin with ``prefix`` beside it."""
-    lines, beside = list[Line](), list[Line]()
+    lines, beside = list[Curve](), list[Curve]()
     for run in some:
         epochs, values = curve_of(run.metrics, column)
         if not len(values):
@@ -75,18 +75,18 @@ def _measured(
     return Chart(title, note, [*lines, *(_each_once(beside) if len(some) > 1 else beside)], percent)
 
 
-def _baseline(name: str, epochs: np.ndarray, values: np.ndarray, end: float) -> Line | None:
+def _baseline(name: str, epochs: np.ndarray, values: np.ndarray, end: float) -> Curve | None:
     """A baseline up to ``end``: flat if it was measured once or never changed."""
     if not len(values):
         return None
     if np.ptp(values) == 0:
-        return Line(name, [0.0, max(end, float(epochs.max()))], [float(values[0])] * 2, baseline=True)
+        return Curve(name, [0.0, max(end, float(epochs.max()))], [float(values[0])] * 2, baseline=True)
     return _line(name, epochs, values, baseline=True)
 
 
-def _each_once(lines: Sequence[Line]) -> list[Line]:
+def _each_once(lines: Sequence[Curve]) -> list[Curve]:
     """Baselines of several runs; those of one name and nearly one value, such as chance, are one, as long as any."""
-    kept: dict[tuple[str, int], Line] = {}
+    kept: dict[tuple[str, int], Curve] = {}
     for line in lines:
         name = line.name.partition(", ")[0]
         flat = len(set(line.y)) == 1
@@ -95,7 +95,7 @@ def _each_once(lines: Sequence[Line]) -> list[Line]:
         if before is None:
             kept[key] = line
         else:
-            kept[key] = Line(name, max(before.x, line.x, key=lambda x: x[-1]), before.y, baseline=True)
+            kept[key] = Curve(name, max(before.x, line.x, key=lambda x: x[-1]), before.y, baseline=True)
     return list(kept.values())
 
 
@@ -115,11 +115,11 @@ def _named(run: Gathered, runs: Sequence[Gathered], alone: str) -> str:
     return alone if len(runs) == 1 else run.name
 
 
-def _line(name: str, x: np.ndarray, y: np.ndarray, baseline: bool = False) -> Line:
+def _line(name: str, x: np.ndarray, y: np.ndarray, baseline: bool = False) -> Curve:
     """A line of at most `_POINTS` points, evenly chosen, the last one among them."""
     some = np.unique(np.linspace(0, len(x) - 1, min(len(x), _POINTS)).round().astype(int))
     # six digits are more than can be seen, and half of the page's bytes
-    return Line(name, [float(f"{v:.6g}") for v in x[some]], [float(f"{v:.6g}") for v in y[some]], baseline)
+    return Curve(name, [float(f"{v:.6g}") for v in x[some]], [float(f"{v:.6g}") for v in y[some]], baseline)
 
 
 def _in_words(chart: Chart, runs: Sequence[Gathered]) -> Chart:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +41,7 @@ class Gathered:
         summary: the closing sentence of a finished run.
         health: the verdict, if there is one.
         problems: a sentence for each file that could not be read.
+        name: what the page calls it; that of its folder, lengthened by those above where others are called the same.
     """
 
     folder: RunFolder
@@ -53,11 +54,7 @@ class Gathered:
     summary: str | None
     health: Health | None
     problems: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """Of its folder."""
-        return self.folder.path.absolute().name
+    name: str
 
     @property
     def epoch(self) -> float:
@@ -142,7 +139,23 @@ def gather(run: str | Path) -> Gathered:
         summary=folder.read_summary(),
         health=read_health(folder.path),
         problems=tuple(problems),
+        name=folder.path.absolute().name,
     )
+
+
+def told_apart(runs: Sequence[Gathered]) -> list[Gathered]:
+    """The same runs, each by a name of its own: those of one name have as many folders above them in it as that takes.
+
+    Args:
+        runs: of different folders.
+    """
+    places = [run.folder.path.absolute().parts for run in runs]
+    named = []
+    for run, place in zip(runs, places, strict=True):
+        others = [other for other in places if other != place]
+        count = next(n for n in range(1, len(place) + 1) if place[-n:] not in [other[-n:] for other in others])
+        named.append(replace(run, name=str(Path(*place[-count:]))))
+    return named
 
 
 def _reasons(config: str) -> dict[str, str]:

@@ -39,7 +39,10 @@ _TOLD = {
 }
 _LARGEST = 1.0  # share
 
-Report = list[Mapping[str, str]]  # its quoted rows
+_NUMERIC = ("value", "low", "high", "n_test")
+_WORDS = ("protocol", "encoder", "pooling", "settings", "data", "data_fingerprint", "date", "seed", "quoted")
+
+QuotedRows = list[Mapping[str, str]]  # of one evaluation
 
 
 def numbers_of(run: Gathered) -> list[Number]:
@@ -62,7 +65,7 @@ def results_of(run: Gathered) -> list[Table]:
     cells = [
         (
             row["encoder"], _title(row), _settings(row), row["data"], row["seed"], _value(row), _interval(row),
-            f"{int(row['n_test']):,}", row["date"][:10],
+            f"{int(float(row['n_test'])):,}", row["date"][:10],
         )
         for row in rows
     ]  # fmt: skip
@@ -94,27 +97,47 @@ def _rows(path: Path) -> list[Mapping[str, str]]:
     """The quoted rows of a ``results.csv``, as they stand; [] without one."""
     try:
         with open(path, newline="", encoding="utf-8") as file:
-            rows = [row for row in csv.DictReader(file) if row["quoted"] == "True"]
+            table = csv.DictReader(file)
+            absent = [name for name in (*_WORDS, *_NUMERIC) if name not in (table.fieldnames or ())]
+            if absent:
+                raise ValueError(f"no column {', '.join(absent)}")
+            rows = [row for row in table if row["quoted"] == "True"]
         for row in rows:
-            [float(row[name]) for name in ("value", "low", "high", "n_test")]
-            json.loads(row["settings"])
+            _check(row)
     except FileNotFoundError:
         return []
-    except (OSError, UnicodeDecodeError, csv.Error, KeyError, TypeError, ValueError) as problem:
+    except (OSError, UnicodeDecodeError, csv.Error, ValueError) as problem:
         raise ValueError(f"{path} could not be read ({problem}): its results are left out") from problem
     return rows
 
 
-def _reports(path: Path) -> list[list[Report]]:
+def _check(row: Mapping[str, str | None]) -> None:
+    """That a row has all of what is read of it.
+
+    Raises:
+        ValueError: it is too short, a number is none, or its settings are no mapping.
+    """
+    short = [name for name in (*_WORDS, *_NUMERIC) if row[name] is None]
+    if short:
+        raise ValueError(f"a row without {', '.join(short)}")
+    for name in _NUMERIC:
+        number = float(row[name] or "")
+        if name == "n_test" and not number.is_integer():
+            raise ValueError(f"n_test {row[name]} is no number of images")
+    if not isinstance(json.loads(row["settings"] or ""), dict):
+        raise ValueError(f"settings {row['settings']} are no names with values")
+
+
+def _reports(path: Path) -> list[list[QuotedRows]]:
     """Reports of which one number is told: of one protocol, data and settings, one of each seed, the newest last.
 
     Raises:
         ValueError: ``results.csv`` is damaged.
     """
-    reports: dict[tuple[str, ...], Report] = {}
+    reports: dict[tuple[str, ...], QuotedRows] = {}
     for row in _rows(path):
         reports.setdefault(tuple(row[name] for name in ("protocol", "data", "date", "seed")), []).append(row)
-    alike: dict[tuple[str, ...], dict[str, Report]] = {}
+    alike: dict[tuple[str, ...], dict[str, QuotedRows]] = {}
     for report in reports.values():
         first = report[0]
         seeds = alike.setdefault((first["protocol"], first["data"], first["data_fingerprint"], _settings(first)), {})
@@ -123,7 +146,7 @@ def _reports(path: Path) -> list[list[Report]]:
     return [list(seeds.values()) for seeds in alike.values()]
 
 
-def _quoted(reports: Sequence[Report], noun: str) -> Number:
+def _quoted(reports: Sequence[QuotedRows], noun: str) -> Number:
     """A number of the quoted rows of reports: the encoder's first, then what it stands beside; the newest seed's."""
     first, *controls = reports[-1]
     told, several = _settings(first), len({row["encoder"] for row in controls}) < len(controls)
@@ -133,7 +156,7 @@ def _quoted(reports: Sequence[Report], noun: str) -> Number:
             f"{row['encoder']}, {_settings(row)}" if several or row["encoder"] == first["encoder"] else row["encoder"]
         )
         beside.append((name, f"{_value(row)} {_interval(row)}".strip()))
-    note = f"{told}{'; ' if told else ''}on {int(first['n_test']):,} test {noun} of {first['data']}."
+    note = f"{told}{'; ' if told else ''}on {int(float(first['n_test'])):,} test {noun} of {first['data']}."
     if len(reports) > 1:
         each = ", ".join(_value(report[0]) for report in reports)
         note += f" Seeds {', '.join(report[0]['seed'] for report in reports)} gave {each}."

@@ -41,7 +41,7 @@ def encoded(sheets: Mapping[Path, tuple[Gathered, str]], budget: int = BUDGET) -
             with Image.open(path) as image:
                 if image.width * image.height > _MOST_PIXELS:
                     raise ValueError(f"it has {image.width}x{image.height} pixels")
-                opened[path] = image.convert("RGB")
+                opened[path] = _reduced(image.convert("RGB"), _STEPS[0][0])
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
             said.append(f"{path.name} could not be shown ({problem}).")
     made: dict[Path, tuple[str, int, int]] = {}
@@ -75,13 +75,19 @@ def pictures_of(runs: Sequence[Gathered], budget: int = BUDGET) -> tuple[list[li
 
 def webp(image: Image.Image, width: int, quality: int) -> tuple[str, int, int]:
     """An image as the data URI of a WebP that is at most so wide, and twice as high; its width and its height."""
-    scale = min(1.0, width / image.width, 2 * width / image.height)
-    if scale < 1:
-        smaller = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-        image = image.resize(smaller, Image.Resampling.LANCZOS)
+    image = _reduced(image, width)
     buffer = io.BytesIO()
     image.save(buffer, "WEBP", quality=quality, method=4)
     return data_uri("image/webp", buffer.getvalue()), image.width, image.height
+
+
+def _reduced(image: Image.Image, width: int) -> Image.Image:
+    """At most so wide, and twice as high; the image itself where it is."""
+    scale = min(1.0, width / image.width, 2 * width / image.height)
+    if scale == 1:
+        return image
+    smaller = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    return image.resize(smaller, Image.Resampling.LANCZOS)
 
 
 def data_uri(kind: str, content: bytes) -> str:

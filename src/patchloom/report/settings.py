@@ -68,7 +68,7 @@ def command_of(run: Gathered) -> str:
         option, word = {"from_run": "--from", "model.name": "--model"}.get(name, f"--{name}"), _typed(name, value)
         words += [f"{option}={word}"] if word.startswith("--") else [option, word]
     place = run.folder.path
-    again = place if not run.finished else place.with_name(f"{run.name}-again")
+    again = place if not run.finished else place.with_name(f"{place.absolute().name}-again")
     return shlex.join([*words, "--out", str(again)])
 
 

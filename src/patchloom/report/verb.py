@@ -21,7 +21,7 @@ from patchloom.report.curves import charts_of
 from patchloom.report.dense import BUDGET as SLIDERS
 from patchloom.report.dense import sliders_of
 from patchloom.report.files import files_of
-from patchloom.report.gather import Gathered, gather
+from patchloom.report.gather import Gathered, gather, told_apart
 from patchloom.report.images import Images, images_of
 from patchloom.report.numbers import numbers_of, results_of
 from patchloom.report.pictures import pictures_of
@@ -92,6 +92,7 @@ def page_of(runs: Sequence[Path], data: DataLike | None = None) -> Page:
     for run, place in zip(found, real, strict=True):
         if real.count(place) > 1:
             raise PatchloomError(f"{run.folder.path} is given twice: give each run once")
+    found = told_apart(found)
     with Waiting("fitting the pictures onto the page"):
         pictures, notes = pictures_of(found)
     parts = []

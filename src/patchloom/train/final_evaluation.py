@@ -27,8 +27,9 @@ from patchloom.runs.settings import Settings
 from patchloom.sound import in_words
 from patchloom.train.closing import closing_sentence
 from patchloom.train.drawing import draw_run
-from patchloom.train.health import Signs, classes_of, health_of
+from patchloom.train.health import health_of
 from patchloom.train.progress import Reporter
+from patchloom.train.signs import Signs, classes_of
 from patchloom.train.state import TrainState
 from patchloom.train.validation import Validation, instance_head
 

@@ -12,9 +12,10 @@ from patchloom.runs.health import UNKNOWN, read_health, write_health
 from patchloom.runs.settings import Settings
 from patchloom.sound import noun_of
 from patchloom.train.drawing import draw_run, drawn_after
-from patchloom.train.health import Signs, classes_in, health_of
+from patchloom.train.health import health_of
 from patchloom.train.lines import Line
 from patchloom.train.progress import Pace, Reporter, about, in_words, line, measured_after, points
+from patchloom.train.signs import Signs, classes_in
 from patchloom.train.state import TrainState
 from patchloom.train.step import Stepper
 from patchloom.train.validation import Validation

@@ -19,7 +19,7 @@ from patchloom.nets.heads import InstanceHead
 from patchloom.nets.hierarchical import Encoder
 from patchloom.nets.pooling import pooled_tokens
 from patchloom.nets.weights import EncoderCard, untrained_twin
-from patchloom.questions.collapse import distance_from_mean, effective_rank, output_spread
+from patchloom.questions.collapse import centred_rank, deviation, distance_from_mean, effective_rank, output_spread
 from patchloom.questions.measure import Measure
 from patchloom.runs.settings import Settings
 from patchloom.tasks.task import Task
@@ -29,6 +29,7 @@ _K = 20
 _GALLERY = 2000
 _BATCH = 250
 _FEATURED = 500  # held-out images whose features tell whether the encoder tells images apart
+_BESIDE_UNTRAINED = ("features:effective rank", "features:centred rank", "features:deviation")
 
 
 class Validation:
@@ -89,9 +90,9 @@ class Validation:
     def _without_training(self, now: Mapping[str, float], device: torch.device) -> dict[str, float]:
         """Columns of what needs no training; ``now`` has those of the encoder, which may begin with fresh weights."""
         row = {"images:apart": self._apart(device)}
-        rank, pixels = "features:effective rank", None if self.gallery is None else self._raw_pixel_knn()
+        pixels = None if self.gallery is None else self._raw_pixel_knn()
         for name, untrained in (now if self.fresh else self._untrained(device)).items():
-            if name == rank:
+            if name in _BESIDE_UNTRAINED:
                 row[f"{name}:untrained"] = untrained
             elif name in ("knn", "instance_knn"):
                 row |= {f"{name}:untrained": untrained, f"{name}:raw pixels": pixels}
@@ -115,19 +116,23 @@ class Validation:
 
     @torch.inference_mode()
     def _features_of(self, vit: Encoder, device: torch.device) -> dict[str, float]:
-        """Spread and effective rank of an encoder's features of whole images, means of its patch tokens.
+        """Figures of an encoder's features of whole images, means of its patch tokens; nan where these are not finite.
 
-        Features that are not finite have neither: nan, for both.
+        Spread and effective rank are of the features as they are. A vector that all images have in common makes both
+        small, so whether images are told apart is judged by the other two, which it does not move.
         """
         training = vit.training
         vit.eval()
         features = torch.cat([pooled_tokens(vit, images)["mean"] for images in self._featured(device)])
         vit.train(training)
         known = bool(features.isfinite().all())
-        return {
-            "features:spread": output_spread(features) if known else math.nan,
-            "features:effective rank": effective_rank(features) if known else math.nan,
+        figures = {
+            "features:spread": output_spread,
+            "features:effective rank": effective_rank,
+            "features:deviation": deviation,
+            "features:centred rank": centred_rank,
         }
+        return {name: figure(features) if known else math.nan for name, figure in figures.items()}
 
     @torch.inference_mode()
     def _apart(self, device: torch.device) -> float:

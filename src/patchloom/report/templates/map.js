@@ -44,7 +44,8 @@ function map(figure) {
     return canvas;
   }
 
-  const svg = drawn("svg", { viewBox: `0 0 ${SIDE} ${SIDE}`, "aria-hidden": "true" });
+  // without a size, places would not count, and once there is one all points would fly there from the corner
+  const svg = drawn("svg", { viewBox: `0 0 ${SIDE} ${SIDE}`, "aria-hidden": "true", style: "--dot: 1" });
   const links = drawn("g", { class: "links" }),
     dots = drawn("g"),
     ring = drawn("circle", { class: "ring", r: 9, visibility: "hidden" });
