@@ -68,8 +68,9 @@ def drawn_images(source: Source, images: int, seed: int) -> Source:
 def _check_count(n: int, source: Source) -> None:
     if n < LEAST:
         raise PatchloomError(
-            f"{n} test {source.noun} of {source.name} are too few to measure neighbours among: {LEAST} or more that can "
-            f"be read are needed (of a folder without a test part, a fifth is for testing: give {5 * LEAST} or more)"
+            f"{n} test {source.noun} of {source.name} are too few to measure neighbours among: {LEAST} or more that "
+            "can be read are needed (of a folder without a test part, a fifth is for testing: "
+            f"give {5 * LEAST} or more)"
         )
 
 
