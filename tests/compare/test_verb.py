@@ -18,9 +18,8 @@ from patchloom import PatchloomError, compare
 from patchloom.cli import main
 from patchloom.compare import free, pace, runner
 from patchloom.compare.after import After, scaled
-from patchloom.compare.judge import standing
 from patchloom.compare.labels import Contender, Labelled
-from patchloom.compare.outcome import HEADING, judged, verdict_of
+from patchloom.compare.outcome import HEADING, judged
 from patchloom.compare.pace import Pace
 from patchloom.compare.plan import Asked, Plan, called, resolved, store, stored_plan, words_of
 from patchloom.compare.runner import Bar, Job, _Process, last_line
@@ -339,19 +338,6 @@ def test_few_labels_that_cannot_be_drawn_are_left_out_with_a_word(compared):
     ways, notes = ways_of((0.01, 0.5, 3, 1000), source)
     assert [way.name for way in ways] == ["linear", "kNN", "linear, 50 % of labels", "linear, 3 labels a class"]
     assert len(notes) == 2 and "fewer than the 2 classes" in notes[0] and "a class has 30" in notes[1]
-
-
-def test_the_verdict_names_a_winner_or_what_is_missing():
-    n = 2000
-    tasks = {"mae": torch.arange(n)[None] < 900, "mp3": torch.arange(n)[None] < 1100}
-    low = {"untrained": torch.arange(n)[None] < 400}
-    (said,) = verdict_of(standing(tasks, low), "linear", 2, n)
-    assert said.startswith("mp3 suits these images best") and "ahead of mae" in said and "untrained (20.0%)" in said
-    (said,) = verdict_of(standing(tasks, {"raw pixels": torch.arange(n)[None] < 1500}), "linear", 2, n)
-    assert said.startswith("No winner") and "raw pixels (75.0%)" in said
-    tasks = {"mae": torch.arange(100)[None] < 55, "mp3": torch.arange(100)[None] >= 50}
-    said = verdict_of(standing(tasks, {"untrained": torch.zeros(1, 100).bool()}), "linear", 2, 100)
-    assert said[0].startswith("No winner: mae 55.0% is ahead") and "labelled test images" in said[1]
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.compare.kept import kept, key_of
-from patchloom.compare.labels import PIXELS, TASK, UNTRAINED, Contender, file_of
-from patchloom.compare.outcome import Comparison
+from patchloom.compare.labels import PIXELS, UNTRAINED, Contender, file_of
+from patchloom.compare.outcome import Comparison, how_each_went
 from patchloom.data import Data, Source
 from patchloom.data.sound.hearing import heard_by
 from patchloom.errors import PatchloomError
@@ -20,7 +20,6 @@ from patchloom.evaluate.label_free.encoded import LEAST
 from patchloom.nets.weights import untrained_twin
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.health import read_health
 from patchloom.runs.held_out import stored_held_out
 from patchloom.shown import Grid
 from patchloom.waiting import Waiting
@@ -85,16 +84,9 @@ def unlabelled(
                 said.append(f"{one.name}, seed {one.seed}, has no measures without labels: {problem}.")
             waiting.advance()
     found = {name: rows for name, rows in found.items() if rows}
-    own = tuple(
-        (one.name, str(one.seed), health.verdict, health.why)
-        for one in those
-        if one.kind == TASK and (health := read_health(Path(one.place))) is not None
-    )
-    how = Grid(("task", "seed", "verdict", "its own measure"), own, texts=frozenset({3}))
     note = f"On {len(held_out):,} {held_out.noun} that no run was trained on; mean over seeds (lowest to highest)."
     tables = [("Measures without labels", _table(found), note)] if found else []
-    tables += [("How each task went", how, "")] if own else []
-    return Comparison(folder, [NO_LABELS, *said], tables, "", tuple(notes), _csv(found))
+    return Comparison(folder, [NO_LABELS, *said], [*tables, *how_each_went(those)], None, tuple(notes), (), _csv(found))
 
 
 def _kept_rows(one: Contender, number: int, source: Source, settings: EvalSettings, out: Path) -> list[Row]:

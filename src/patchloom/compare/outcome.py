@@ -17,6 +17,7 @@ from patchloom.compare.scores import Scores, Way
 from patchloom.evaluate import wilson
 from patchloom.files import write_whole
 from patchloom.hints import listing
+from patchloom.runs.health import read_health
 from patchloom.shown import Grid, Shown, Verbatim
 
 HEADING = ("way", "encoder", "kind", "seeds", "mean", "lowest", "highest", "low", "high", "behind", "behind_low")
@@ -34,6 +35,7 @@ class Comparison(Shown):
         tables: what they rest on, each with a title, and with what is to be known of it.
         winner: the task that suits the images best; "" where none is told apart; None where nothing was compared.
         notes: what else is to be known.
+        about: what was asked for, as pairs of a name and a text.
         rows: of ``comparison.csv``, below `HEADING`.
         order: of the tasks, the best first, where labels tell.
     """
@@ -43,6 +45,7 @@ class Comparison(Shown):
     tables: list[tuple[str, Grid, str]]
     winner: str | None
     notes: tuple[str, ...] = ()
+    about: tuple[tuple[str, str], ...] = ()
     rows: list[tuple[str, ...]] = field(default_factory=list)
     order: tuple[str, ...] = ()
 
@@ -52,7 +55,8 @@ class Comparison(Shown):
         for title, table, note in self.tables:
             said += [title, "", table, *[note] * bool(note), ""]
         said += [*self.notes, "", *self.verdict]
-        return [*said, *(Verbatim(f"{name}: {self.folder / file}") for name, file in self._files())]
+        files = self._files() if self.tables else []  # none of a dry run, whatever is there
+        return [*said, *(Verbatim(f"{name}: {self.folder / file}") for name, file in files)]
 
     def _files(self) -> list[tuple[str, str]]:
         named = [("Table", "comparison.csv"), ("Report", "report.html")]
@@ -94,11 +98,25 @@ def judged(found: Sequence[tuple[Contender, Scores]], on: Labelled, folder: Path
     note = f"Mean over seeds (lowest to highest), 95 % interval over {n:,} test {on.parts.test.noun}. {on.parts.story}"
     if any(way.few is not None for way in on.ways):
         note += " Few labels are drawn anew for each seed, the same for all encoders."
+    shape = next(one.name for one, _ in found if one.kind == TASK)
+    note += f" Untrained: the encoder of {shape} with fresh weights."
     said = [
         ("Accuracy by labels", grid, note),
         (f"By {first.name} probe, {main.order[0]} less each of these", _behind(main), ""),
+        *how_each_went([one for one, _ in found]),
     ]
-    return Comparison(folder, verdict_of(main, first.name, n), said, main.winner, tuple(notes), rows, main.order)
+    return Comparison(folder, verdict_of(main, first.name, n), said, main.winner, tuple(notes), (), rows, main.order)
+
+
+def how_each_went(those: Sequence[Contender]) -> list[tuple[str, Grid, str]]:
+    """A table of the verdicts that the runs themselves left; none where there is no such verdict."""
+    own = tuple(
+        (one.name, str(one.seed), health.verdict, health.why)
+        for one in those
+        if one.kind == TASK and (health := read_health(Path(one.place))) is not None
+    )
+    grid = Grid(("task", "seed", "verdict", "its own measure"), own, texts=frozenset({3}))
+    return [("How each task went", grid, "")] if own else []
 
 
 def verdict_of(main: Standing, way: str, n: int) -> list[str]:

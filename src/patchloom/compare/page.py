@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from patchloom.compare.outcome import Comparison
+from patchloom.compare.plan import Plan, called
 from patchloom.files import write_whole
 from patchloom.report.content import Page, Table
 from patchloom.report.render import render
 from patchloom.report.verb import page_of
+from patchloom.runs.folder import RunFolder
 from patchloom.waiting import Waiting
 
 
@@ -40,6 +44,8 @@ def comparison_page(found: Comparison, page: Page) -> Page:
     for title, grid, note in found.tables:
         rows = [tuple(cell.replace("\n", " ") for cell in row) for row in grid.rows]
         tables.append(Table(title, grid.heading, rows, note))
+    if found.about:
+        tables.append(Table("What was compared", ("", ""), list(found.about)))
     return replace(
         page,
         title=f"Comparison {found.folder.name}",
@@ -48,3 +54,34 @@ def comparison_page(found: Comparison, page: Page) -> Page:
         tables=tables,
         notes=[*found.notes, *page.notes],
     )
+
+
+def about_of(
+    plan: Plan, folder: Path, labels: str | None, few: Sequence[float], beside: Sequence[str], run: Path
+) -> tuple[tuple[str, str], ...]:
+    """What was asked for, and the command that repeats it, as pairs of a name and a text.
+
+    Args:
+        plan: of the comparison.
+        folder: of it.
+        labels, few, beside: as in `patchloom.compare.verb.compare`.
+        run: one of its runs.
+    """
+    asked, its = plan.asked, RunFolder(run).read_config()
+    budget = {"minutes": f"{asked.minutes:g}"} if asked.samples is None else {"samples": str(asked.samples)}
+    given = {"tasks": ",".join(asked.tasks), **budget, "seeds": str(asked.seeds), "labels": labels or ""}
+    given |= {"few": ",".join(f"{one:g}" for one in few), "beside": ",".join(beside)}
+    given |= {name: _word(value) for name, value in asked.plain()["settings"].items()}
+    words = [f"--{name}={value}" for name, value in given.items() if value]
+    equal = f"{asked.samples:,} samples" if asked.minutes is None else f"{asked.minutes:g} min of training"
+    return (
+        ("command", shlex.join(["patchloom", "compare", *asked.data, *words, f"--out={folder}"])),
+        ("runs", f"{len(plan.epochs)} tasks, {asked.seeds} of each, with {equal} each"),
+        *((name, f"{plan.epochs[task]:,g} epochs") for task, name in called(plan.epochs).items()),
+        ("encoder", f"{its.model}, images of {_word(its.img_size)}, patches of {_word(its.patch_size)}"),
+    )
+
+
+def _word(value: Any) -> str:
+    """A setting as the command line takes it."""
+    return "x".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -132,8 +132,8 @@ class Plan:
         """Seconds that so many encoders and the page take when all is trained."""
         return encoders * self.after.scoring + len(self.epochs) * self.after.page
 
-    def lines(self, training: int, noun: str) -> list[str]:
-        """A line for each task."""
+    def lines(self, images: int, noun: str) -> list[str]:
+        """A line for each task, of so many images with those that are held out."""
         said = []
         names = called(self.epochs)
         wide = max(map(len, names.values()))
@@ -141,7 +141,8 @@ class Plan:
             pace = self.paces[task]
             said.append(
                 f"  {names[task]:<{wide}}  {duration(self.training(task))} of training: {epochs:,g} epochs of "
-                f"{training:,} {noun}, {pace.step:.2g} s for a step of {pace.images}"
+                f"{images - self.held_out:,} {noun} ({self.held_out:,} are held out), {pace.step:.2g} s for a step of "
+                f"{pace.images}"
             )
         return said
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,12 +18,13 @@ from patchloom.compare.alone import alone_in
 from patchloom.compare.free import held_out_of, too_few, unlabelled
 from patchloom.compare.labels import Labelled, all_scores, contenders, labelled_parts
 from patchloom.compare.outcome import Comparison, judged
-from patchloom.compare.page import write_page
+from patchloom.compare.page import about_of, write_page
 from patchloom.compare.plan import USUAL, Asked, Plan, new_plan, store, stored_plan
 from patchloom.compare.runner import Job, run_all
 from patchloom.data import Data, DataLike, is_object, named, open_data
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import EvalSettings, classes_of
+from patchloom.evaluate import EvalSettings, classes_of, labelled
+from patchloom.hints import listing
 from patchloom.runs.encoder import check_place, load_encoder
 from patchloom.runs.folder import plain_name
 from patchloom.sides import PatchSize
@@ -99,7 +101,7 @@ def compare(
     devices = _devices(parallel, device)
     with Waiting("listing the images"):
         opened = open_data(asked.source, group=group)
-        other = None if labels is None else open_data(str(labels), group=group)  # a slip in it is told now
+        other = None if labels is None else _labels_of(str(labels), group)  # a slip in it is told now
     settings = EvalSettings(device=device or "auto", max_train=_LABELLED, group=group)
 
     def parts(run: Path) -> Labelled | None:
@@ -145,6 +147,8 @@ def compare(
         else:
             pairs = list(_scored(all_scores(those, on, settings, folder), len(those)))
             found = judged(pairs, on, folder, [*notes, *on.notes])
+        about = about_of(plan, folder, None if labels is None else str(labels), few, others, first.folder)
+        found = replace(found, about=about)
         found.write()
         write_page(found, _one_of_each(jobs, found.order))
         return found
@@ -179,6 +183,11 @@ def _asked(
             raise PatchloomError(
                 f"{name} needs the option {TASKS[name].needs}, which compare cannot give: leave it out"
             )
+    words = tuple(map(str, named(data)))
+    if stray := [word for word in words[1:] if word in TASKS]:
+        raise PatchloomError(
+            f"{listing(stray, 'and')} was read as data: put commas between tasks, --tasks={','.join([*names, *stray])}"
+        )
     if len(set(names)) < 2 or len(set(names)) < len(names):
         raise PatchloomError("--tasks needs two tasks or more, each once, as in --tasks mae,droppos")
     if minutes is not None and samples is not None:
@@ -189,8 +198,19 @@ def _asked(
     for name, value in {"samples": samples, "seeds": seeds, "parallel": parallel}.items():
         if value is not None and value < 1:
             raise PatchloomError(f"--{name} must be 1 or more, not {value}")
-    words = tuple(map(str, named(data)))
     return Asked(words, tuple(names), seeds, minutes, samples, given, parallel)
+
+
+def _labels_of(labels: str, group: str | None) -> Data:
+    """The images of --labels.
+
+    Raises:
+        PatchloomError: no such data, no labels in it, or all of one class.
+    """
+    found = open_data(labels, group=group)
+    if classes_of(labelled(found.train)) < 2:
+        raise PatchloomError(f"--labels {labels} has one class only, by which nothing can be told apart: add another")
+    return found
 
 
 def _names(given: Sequence[str] | str) -> list[str]:
