@@ -250,9 +250,12 @@ def test_scoring_is_scaled_by_the_images(monkeypatch):
     monkeypatch.setattr("patchloom.compare.after.time.perf_counter", lambda: now[0])
     assert scaled(work, 10_000) == pytest.approx(101) and done == [32, 32, 320]
     done.clear()
-    assert scaled(work, 100) == pytest.approx(2) and done == [32, 100]
+    assert scaled(work, 100) == pytest.approx(2) and done == [32, 32, 100]
     done.clear()
-    assert scaled(lambda count: work(100 * count), 64) == pytest.approx(66) and done == [3200]  # too long for more
+    assert scaled(work, 20) == pytest.approx(1.2) and done == [20]
+    done.clear()
+    slow = scaled(lambda count: work(100 * count), 10_000)  # few take long: twice as many are enough
+    assert slow == pytest.approx(10_001) and done == [3200, 3200, 6400]
 
 
 def test_sizes_of_both_sides_are_read_back(tmp_path):

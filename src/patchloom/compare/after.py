@@ -25,7 +25,7 @@ from patchloom.report.verb import page_of
 from patchloom.runs.encoder import load_encoder, load_extra_module
 
 _FEW, _SOME = LEAST, 320  # images on which it is timed: what does not depend on them shows in the difference
-_LONG = 3.0  # seconds that few may take for some more to be tried
+_LONG = 6.0  # seconds that few may take for some more to be tried
 
 
 class After(NamedTuple):
@@ -61,13 +61,18 @@ def timed_after(run: Path, on: Labelled | None, held_out: Source, settings: Eval
 
 
 def scaled(work: Callable[[int], object], n: int) -> float:
-    """Seconds of ``work`` on n images, from its seconds on few and, where these are over soon, on some more."""
-    few, some = min(n, _FEW), min(n, _SOME)
+    """Seconds of ``work`` on n images: what it takes on few, and what each of some more adds.
+
+    What does not depend on the images, such as the steps of a probe, is in both and is not multiplied. Where few
+    already take long, some more are twice as many.
+    """
+    few = min(n, _FEW)
     first = _seconds(work, few)  # with the loading of what is needed
-    if few == n or first > _LONG:
-        return first * n / few
-    least, more = (0.0 if some == n else _seconds(work, few)), _seconds(work, some)
-    return more if some == n else more + max(0.0, more - least) * (n - some) / (some - few)
+    if few == n:
+        return first
+    some = min(n, _SOME if first <= _LONG else 2 * few)
+    least, more = _seconds(work, few), _seconds(work, some)
+    return more + max(0.0, more - least) * (n - some) / (some - few)
 
 
 def _seconds(work: Callable[[int], object], count: int) -> float:
