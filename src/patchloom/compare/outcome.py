@@ -154,7 +154,7 @@ def verdict_of(main: Standing, way: str, n: int) -> list[str]:
             "nobody knows what another seed would give. Compare with --seeds 2 or more."
         ]
     names = listing([f"{name} ({means[name]:.1%}; {main.against[name].text()})" for name in level], "and")
-    said = [f"No winner: {lead} is ahead by {way} probe, but not told apart by this budget from {names}."]
+    said = [f"No winner: by {way} probe the best task, {lead}, is not told apart by this budget from {names}."]
     said += [*_of_controls(main), _budget(main, level, n)]
     if worse := [name for name in main.order[1:] if name not in main.level_with]:
         said.append(f"{first} is better than {listing(worse, 'and')}.")

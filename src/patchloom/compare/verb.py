@@ -229,7 +229,7 @@ def _devices(parallel: int, device: str | None) -> list[str]:
 def _announced(plan: Plan, opened: Data, folder: Path, labels: Data | None, beside: int) -> list[str]:
     asked, noun, n = plan.asked, opened.train.noun, len(opened.train)
     by = labels.train.name if labels is not None else "the data's own" if classes_of(opened.train) > 1 else "no"
-    equal = f"{asked.samples:,} samples" if asked.minutes is None else f"{asked.minutes:g} minutes of training"
+    equal = f"{asked.samples:,} samples" if asked.minutes is None else f"{asked.minutes:g} min of training"
     said = [f"comparing {len(plan.epochs)} tasks on {n:,} {noun} of {opened.train.name}, by {by} labels"]
     said += [f"  {note}" for note in (*opened.notes, *plan.notes)]
     few = too_few(plan.held_out, noun) if by == "no" else ""
