@@ -46,6 +46,21 @@ def test_quoted_numbers_have_intervals_and_controls(run):
     assert [row[0] for row in table.rows] == ["one", "untrained", "chance"] and len(table.heading) == len(table.rows[0])
 
 
+def test_a_run_on_the_way_has_the_last_accuracy_that_was_measured(run):
+    (run / "results.csv").unlink()
+    (run / "metrics.csv").write_text(
+        "step,epoch,held_out,knn,knn:untrained,knn:raw pixels\n1,0.5,0.2,0.3,0.25,0.1\n2,1.5333,0.2,0.407,,\n"
+    )
+    assert [one.label for one in numbers_of(gather(run))] == ["position accuracy"]  # it is finished
+    (run / "summary.txt").unlink()
+    number = numbers_of(gather(run))[1]
+    assert number[:3] == ("kNN accuracy", "40.7 %", "")
+    assert number.beside == [("untrained", "25.0 %"), ("raw pixels", "10.0 %")]
+    assert number.note == "On held-out images, measured on the way, after 1.53 epochs."
+    write(run, {})
+    assert [one.value for one in numbers_of(gather(run))[1:]] == ["50.7 %"]  # what is quoted counts
+
+
 def test_the_newest_counts_and_other_seeds_are_told(run):
     later = {"date": "2026-11-22T11:00:00+00:00"}
     write(run, {"value": 0.4}, {"value": 0.5, **later}, {"value": 0.6, "seed": 1, **later}, {"data": "cats", **later})

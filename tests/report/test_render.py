@@ -122,6 +122,12 @@ def test_what_a_lead_repeats_of_a_run_is_said_once(verdict):
     assert ">2026-11-22 20:00:00 UTC<" in text
 
 
+def test_what_a_lead_repeats_of_a_verdict_is_said_once():
+    part = RunPart("a", "finished", "Healthy", why="12 % < 20 % of the way", summary="It learnt.")
+    text = render(Page("a", "2026-11-22", "0.1.0", ["12 % < 20 % of the way", "One seed."], runs=[part]))
+    assert text.count("12 % &lt; 20 % of the way") == text.count("One seed.") == text.count("It learnt.") == 1
+
+
 def test_order_of_a_comparison():
     page = pages.comparison()
     text = render(page)

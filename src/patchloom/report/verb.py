@@ -30,6 +30,7 @@ from patchloom.report.places import is_comparison, places_of
 from patchloom.report.recordings import BUDGET as SOUNDS
 from patchloom.report.recordings import COUNT, recordings_of
 from patchloom.report.settings import command_of, settings_of
+from patchloom.runs.health import EARLY
 from patchloom.version import __version__
 from patchloom.waiting import Waiting
 
@@ -148,7 +149,7 @@ def _part(run: Gathered, pictures: Sequence[Picture], data: DataLike | None, cou
     part = RunPart(
         name=run.name,
         state=run.state(),
-        verdict="" if health is None else health.verdict,
+        verdict=_verdict(run),
         tone="plain" if health is None else _TONES.get(health.verdict, "plain"),
         why="" if health is None else health.why,
         then="" if health is None else health.then,
@@ -165,6 +166,14 @@ def _part(run: Gathered, pictures: Sequence[Picture], data: DataLike | None, cou
         command=command_of(run),
     )
     return part, notes + of_images.notes
+
+
+def _verdict(run: Gathered) -> str:
+    """In a few words; of a run that is on the way they say that they hold so far."""
+    if run.health is None:
+        return ""
+    verdict = run.health.verdict
+    return verdict if run.finished or verdict == EARLY else f"{verdict} so far"
 
 
 def _numbers(run: Gathered, notes: list[str]) -> tuple[list[Number], list[Table]]:
