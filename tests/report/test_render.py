@@ -239,14 +239,22 @@ def test_a_long_curve_as_a_table_keeps_its_ends():
     assert len({row[0] for row in rows}) == 200
 
 
-def test_bars_begin_at_zero_and_share_a_scale():
-    knn = Number("kNN", "30 %", "[25, 40]", [("untrained", "10 %")])
-    linear = Number("linear", "20 %", "", [("raw pixels", "5 %")])
-    rank = Number("rank", "87 of 192", "", [("untrained", "12 of 192")])
-    first, second, third = bars([knn, linear, rank])
-    assert [row["bar"] for row in first] == [75, 25] and first[0]["reach"] == [62.5, 100]
-    assert [row["bar"] for row in second] == [50, 12.5] and second[0]["reach"] is None
-    assert [row["bar"] for row in third] == [None, None]
+def test_bars_go_from_zero_to_a_hundred_percent_on_each_card():
+    knn = Number("kNN", "30 %", "[25, 40]", [("untrained", "10 % [8.5, 12]"), ("raw pixels", "5 %")])
+    error = Number("patch error", "0.412", "", [("mean colour", "1.000")])
+    rank = Number("rank", "87 of 192", "", [("chance", "12 %")])
+    first, second, third = bars([knn, error, rank])
+    assert [row["bar"] for row in first] == [30, 10, 5]
+    assert [row["reach"] for row in first] == [[25, 40], [8.5, 12], None]
+    assert [row["value"] for row in first] == ["30 %", "10 % [8.5, 12]", "5 %"]
+    assert [row["bar"] for row in second + third] == [None] * 4
+    assert bars([error, knn])[1] == first  # an error beside it takes nothing from a card
+    (low,) = bars([Number("position accuracy", "1.7 %", "", [("chance", "1.7 %")])])
+    assert [row["bar"] for row in low] == [1.7, 1.7]
+    text = render(Page("a", "2026-11-22", "0.1.0", runs=[RunPart("a", "finished", numbers=[error, knn])]))
+    assert text.count('class="track"') == 3 and "width:30.0%" in text and "Bars go from 0 to 100 %." in text
+    text = render(Page("a", "2026-11-22", "0.1.0", runs=[RunPart("a", "finished", numbers=[error, rank])]))
+    assert 'class="track"' not in text and "Bars go" not in text
 
 
 def test_columns_of_numbers_stand_on_the_right():

@@ -21,8 +21,8 @@ from markupsafe import Markup
 from patchloom.report.content import Chart, Cloud, Number, Page, Table
 
 _MOST_ROWS = 200  # of a chart's numbers as a table: more are no help to a reader
-_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s?%")
-_INTERVAL = re.compile(r"\[(\d+(?:\.\d+)?)(?:\s?%)?\s?[,-]\s?(\d+(?:\.\d+)?)(?:\s?%)?\]")
+# such as "50.7 %" and "50.7 % [48.9, 52.5]"
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s?%(?:\s?\[(\d+(?:\.\d+)?)(?:\s?%)?\s?[,-]\s?(\d+(?:\.\d+)?)(?:\s?%)?\])?")
 _NUMERIC = re.compile(r"[-+−±<>≈~]?\s?\d.{0,20}|[-–—]?")  # what is read down a column, and a place where nothing is
 
 
@@ -134,33 +134,29 @@ def _cell(value: float | None, percent: bool) -> str:
 def bars(numbers: Sequence[Number]) -> list[list[dict[str, Any]]]:
     """For each key number the rows of its little table: its own, then its controls'.
 
-    Where all of them are percentages, each row has the length of its bar, and the first one the ends of its interval,
-    as percentages of the greatest number of the run: bars begin at zero, and can be compared between key numbers.
+    Where all rows of a key number are percentages, each has the length of its bar and the ends of its interval, if it
+    has one. A track is 0 to 100 %, whatever other key numbers there are: lengths can be compared, also between runs.
     """
     found = [_rows_of(number) for number in numbers]
-    greatest = max((row["end"] for rows in found for row in rows if row["share"] is not None), default=0.0)
     for rows in found:
-        drawn = len(rows) > 1 and greatest > 0 and all(row["share"] is not None for row in rows)
-        for row in rows:
-            row["bar"] = _of(row["share"], greatest) if drawn else None
-            row["reach"] = [_of(one, greatest) for one in row["interval"]] if drawn and row["interval"] else None
+        if len(rows) < 2 or any(row["bar"] is None for row in rows):
+            for row in rows:
+                row["bar"] = row["reach"] = None
     return found
 
 
 def _rows_of(number: Number) -> list[dict[str, Any]]:
     rows = []
-    for place, (name, value) in enumerate([("", number.value), *number.beside]):
+    for name, value in [("", f"{number.value} {number.interval}".strip()), *number.beside]:
         share = _SHARE.fullmatch(value.strip())
-        reach = _INTERVAL.search(number.interval) if not place else None
-        interval = [float(reach[1]), float(reach[2])] if reach else None
-        length = float(share[1]) if share else None
-        end = max([length or 0.0, *(interval or ())])
-        rows.append({"name": name, "value": value, "share": length, "interval": interval, "end": end})
+        reach = [_within(end) for end in share.groups()[1:]] if share and share[2] else None
+        bar = _within(share[1]) if share else None
+        rows.append({"name": name, "value": value if name else number.value, "bar": bar, "reach": reach})
     return rows
 
 
-def _of(value: float, greatest: float) -> float:
-    return round(100 * value / greatest, 1)
+def _within(percent: str) -> float:
+    return min(100.0, float(percent))
 
 
 def numeric_columns(table: Table) -> list[bool]:
