@@ -11,7 +11,7 @@ import pages
 import pytest
 
 from patchloom.report.content import Chart, Curve, Number, Page, RunPart, Table
-from patchloom.report.render import as_json, bars, chart_rows, curves, line_numbers, numeric_columns, render
+from patchloom.report.render import as_json, bars, chart_rows, curves, is_figures, line_numbers, numeric_columns, render
 
 VOID = {"meta", "link", "img", "input", "br"}
 OURS = {"page.js", "chart.js", "map.js"}
@@ -232,6 +232,15 @@ def test_a_run_has_one_colour_in_all_charts():
     assert numbers == {("mae", False): 0, ("mp3", False): 1, ("chance", True): 0}
 
 
+def test_a_baseline_is_drawn_alike_whichever_runs_it_is_of():
+    def flat(name):
+        return Curve(name, [0, 1], [0.1, 0.1], True)
+
+    charts = [Chart("accuracy", "", [flat("untrained, a"), flat("chance, a")]), Chart("kNN", "", [flat("chance")])]
+    numbers = line_numbers(charts)
+    assert numbers["chance, a", True] == numbers["chance", True] != numbers["untrained, a", True]
+
+
 def test_a_long_curve_as_a_table_keeps_its_ends():
     x = list(range(10_000))
     rows = chart_rows(Chart("accuracy", "", [Curve("a", x, [one / 10_000 for one in x])], percent=True))
@@ -268,3 +277,12 @@ def test_columns_of_numbers_stand_on_the_right():
         True,
     ]
     assert numeric_columns(Table("", ["run", "x"], [])) == [False, False]
+
+
+def test_numbers_are_not_broken_over_lines():
+    for cell in ("97.5 % (95.0-100.0)", "[48.9, 52.5]", "+0.3", "2026-11-22"):
+        assert is_figures(cell), cell
+    for cell in ("", "–", "12 of 20 layers", "x" * 10, "1 " * 30):
+        assert not is_figures(cell), cell
+    text = render(Page("a", "2026-11-22", "0.1.0", tables=[Table("", ["a", "b"], [["a", "[1, 2]"], ["b", "no"]])]))
+    assert '<td class="figures">[1, 2]</td>' in text and "<td>no</td>" in text

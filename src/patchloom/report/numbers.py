@@ -63,20 +63,28 @@ def numbers_of(run: Gathered) -> list[Number]:
 def results_of(run: Gathered) -> list[Table]:
     """The rows of which `numbers_of` tells, one by one; [] without any.
 
+    What is the same in all rows, such as the data, is in the title instead of a column.
+
     Raises:
         ValueError: as `numbers_of`.
     """
     rows = [row for reports in _reports(run.folder.path / "results.csv") for row in reports[-1]]
+    if not rows:
+        return []
     cells = [
-        (
-            row["encoder"], _title(row), _settings(row), row["data"], row["seed"], _value(row), _interval(row),
-            f"{int(float(row['n_test'])):,}", row["date"][:10],
-        )
+        {
+            "encoder": row["encoder"], "value": _value(row), "95 % interval": _interval(row), "measure": _title(row),
+            "settings": _settings(row), "data": row["data"], "seed": row["seed"],
+            "tested": f"{int(float(row['n_test'])):,}", "date": row["date"][:10],
+        }
         for row in rows
     ]  # fmt: skip
-    heading = ("encoder", "measure", "settings", "data", "seed", "value", "95 % interval", "tested", "date")
+    same = [name for name in ("data", "seed", "tested", "date") if len({row[name] for row in cells}) == 1]
+    heading = [name for name in cells[0] if name not in same]
+    title = ", ".join(f"{name} {cells[0][name]}" for name in same)
     note = "What evaluations quote, the newest of each; results.csv has all rows."
-    return [Table("Results", heading, cells, note)] if cells else []
+    title = f"Results: {title}" if title else "Results"
+    return [Table(title, heading, [[row[name] for name in heading] for row in cells], note)]
 
 
 def _own(run: Gathered) -> list[Number]:

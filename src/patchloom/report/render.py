@@ -23,6 +23,7 @@ from patchloom.report.content import Chart, Cloud, Number, Page, Table
 _MOST_ROWS = 200  # of a chart's numbers as a table: more are no help to a reader
 # such as "50.7 %" and "50.7 % [48.9, 52.5]"
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s?%(?:\s?\[(\d+(?:\.\d+)?)(?:\s?%)?\s?[,-]\s?(\d+(?:\.\d+)?)(?:\s?%)?\])?")
+_FIGURES = re.compile(r"(?=.*\d)[\d\s.,:;%()\[\]<>≈~=/x×+±−–-]{1,40}")
 _NUMERIC = re.compile(r"[-+−±<>≈~]?\s?\d.{0,20}|[-–—]?")  # what is read down a column, and a place where nothing is
 
 
@@ -51,6 +52,7 @@ def _environment() -> jinja2.Environment:
         "chart_rows": chart_rows,
         "bars": bars,
         "numeric": numeric_columns,
+        "figures": is_figures,
     }
     return environment
 
@@ -67,12 +69,22 @@ def as_json(value: Any) -> Markup:
 
 
 def line_numbers(charts: Sequence[Chart]) -> dict[tuple[str, bool], int]:
-    """A number for each line by its name and whether it is a baseline, so that a run has one colour in all charts."""
-    numbers: dict[tuple[str, bool], int] = {}
-    for line in (line for chart in charts for line in chart.lines):
-        taken = sum(baseline == line.baseline for _, baseline in numbers)
-        numbers.setdefault((line.name, line.baseline), taken)
-    return numbers
+    """A number for each line by its name and whether it is a baseline, so that a run has one colour in all charts.
+
+    Baselines of one kind, such as chance, have one number, whichever runs they are of: they are drawn alike.
+    """
+    lines = [line for chart in charts for line in chart.lines]
+    runs = list(dict.fromkeys(line.name for line in lines if not line.baseline))
+    kinds = list(dict.fromkeys(_kind(line.name) for line in lines if line.baseline))
+    return {
+        (line.name, line.baseline): kinds.index(_kind(line.name)) if line.baseline else runs.index(line.name)
+        for line in lines
+    }
+
+
+def _kind(baseline: str) -> str:
+    """ "chance", of "chance" and of "chance, photos-mae", as `patchloom.report.curves` calls one of several runs."""
+    return baseline.partition(", ")[0]
 
 
 def curves(chart: Chart, numbers: dict[tuple[str, bool], int]) -> dict[str, Any]:
@@ -157,6 +169,11 @@ def _rows_of(number: Number) -> list[dict[str, Any]]:
 
 def _within(percent: str) -> float:
     return min(100.0, float(percent))
+
+
+def is_figures(cell: str) -> bool:
+    """Whether a cell of a table is of numbers alone, such as "97.5 % (95.0-100.0)", and is not to be broken."""
+    return _FIGURES.fullmatch(cell) is not None
 
 
 def numeric_columns(table: Table) -> list[bool]:
