@@ -8,6 +8,7 @@ from PIL import Image
 from patchloom.data import open_data
 from patchloom.report.files import files_of
 from patchloom.report.gather import gather
+from patchloom.runs.folder import RunFolder
 
 
 def test_broken_files_are_named(run):
@@ -17,6 +18,14 @@ def test_broken_files_are_named(run):
     (run / "unreadable.txt").write_text("".join(f"{i}.png\n" for i in range(13)))
     said = files_of(gather(run))[0]
     assert said.startswith("13 files") and ", and 3 more: " in said and said.endswith("unreadable.txt.")
+
+
+def test_a_broken_file_in_a_folder_of_two_lines_counts_once(run):
+    folder = RunFolder(run)
+    folder.lock()
+    folder.note_unreadable([f"two\nlines/{i}.png" for i in range(6)])
+    said = files_of(gather(run))[0]
+    assert said.startswith('6 files could not be read, and left out: "two\\nlines/0.png", ') and "\n" not in said
 
 
 def test_exact_copies_are_counted(run):

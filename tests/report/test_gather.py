@@ -38,6 +38,10 @@ def test_a_run_that_trains_says_how_far_it_is(run):
     found = gather(run)
     assert found.state() == "epoch 2 of 2, on the way"
     assert found.state(now=time.time() + 7200.5).startswith("epoch 2 of 2, not finished; nothing was written for 2 h 0")
+    ending = replace(found, settings=replace(found.settings, epochs=1.98701))  # whole steps go beyond it
+    assert ending.state() == "epoch 1.99 of 1.99, on the way"
+    longer = replace(found, settings=replace(found.settings, epochs=1200.0))
+    assert longer.state() == "epoch 2 of 1,200, on the way"
     (run / "metrics.csv").unlink()
     assert gather(run).epoch == 2  # by the checkpoint
     for path in (run / "checkpoints").iterdir():

@@ -46,6 +46,33 @@ def test_quoted_numbers_have_intervals_and_controls(run):
     assert [row[0] for row in table.rows] == ["one", "untrained", "chance"] and len(table.heading) == len(table.rows[0])
 
 
+def test_a_run_on_the_way_has_the_last_accuracy_that_was_measured(run):
+    (run / "results.csv").unlink()
+    (run / "metrics.csv").write_text(
+        "step,epoch,held_out,knn,knn:untrained,knn:raw pixels\n1,0.5,0.2,0.3,0.25,0.1\n2,1.5333,0.2,0.407,,\n"
+    )
+    assert [one.label for one in numbers_of(gather(run))] == ["position accuracy"]  # it is finished
+    (run / "summary.txt").unlink()
+    number = numbers_of(gather(run))[1]
+    assert number[:3] == ("kNN accuracy", "40.7 %", "")
+    assert number.beside == [("untrained", "25.0 %"), ("raw pixels", "10.0 %")]
+    assert number.note == "On held-out images, measured on the way, after 1.53 epochs."
+    write(run, {})
+    assert [one.value for one in numbers_of(gather(run))[1:]] == ["50.7 %"]  # what is quoted counts
+
+
+def test_what_all_results_share_is_in_the_title(run):
+    write(run, {}, {"encoder": "untrained", "value": 0.3, "low": 0.28, "high": 0.32})
+    (table,) = results_of(gather(run))
+    assert table.title == "Results: data birds, seed 0, tested 2,000, date 2026-11-22"
+    assert table.heading == ["encoder", "value", "95 % interval", "measure", "settings"]
+    assert table.rows[1][:3] == ["untrained", "30.0 %", "[28.0, 32.0]"]
+    write(run, {}, {"data": "cats", "seed": 1, "n_test": 30, "date": "2026-11-23T10:00:00+00:00"})
+    (table,) = results_of(gather(run))
+    assert table.title == "Results" and table.heading[5:] == ["data", "seed", "tested", "date"]
+    assert [row[5:] for row in table.rows][1] == ["cats", "1", "30", "2026-11-23"]
+
+
 def test_the_newest_counts_and_other_seeds_are_told(run):
     later = {"date": "2026-11-22T11:00:00+00:00"}
     write(run, {"value": 0.4}, {"value": 0.5, **later}, {"value": 0.6, "seed": 1, **later}, {"data": "cats", **later})

@@ -11,7 +11,7 @@ import pages
 import pytest
 
 from patchloom.report.content import Chart, Curve, Number, Page, RunPart, Table
-from patchloom.report.render import as_json, bars, chart_rows, curves, line_numbers, numeric_columns, render
+from patchloom.report.render import as_json, bars, chart_rows, curves, is_figures, line_numbers, numeric_columns, render
 
 VOID = {"meta", "link", "img", "input", "br"}
 OURS = {"page.js", "chart.js", "map.js"}
@@ -122,6 +122,12 @@ def test_what_a_lead_repeats_of_a_run_is_said_once(verdict):
     assert ">2026-11-22 20:00:00 UTC<" in text
 
 
+def test_what_a_lead_repeats_of_a_verdict_is_said_once():
+    part = RunPart("a", "finished", "Healthy", why="12 % < 20 % of the way", summary="It learnt.")
+    text = render(Page("a", "2026-11-22", "0.1.0", ["12 % < 20 % of the way", "One seed."], runs=[part]))
+    assert text.count("12 % &lt; 20 % of the way") == text.count("One seed.") == text.count("It learnt.") == 1
+
+
 def test_order_of_a_comparison():
     page = pages.comparison()
     text = render(page)
@@ -226,6 +232,15 @@ def test_a_run_has_one_colour_in_all_charts():
     assert numbers == {("mae", False): 0, ("mp3", False): 1, ("chance", True): 0}
 
 
+def test_a_baseline_is_drawn_alike_whichever_runs_it_is_of():
+    def flat(name):
+        return Curve(name, [0, 1], [0.1, 0.1], True)
+
+    charts = [Chart("accuracy", "", [flat("untrained, a"), flat("chance, a")]), Chart("kNN", "", [flat("chance")])]
+    numbers = line_numbers(charts)
+    assert numbers["chance, a", True] == numbers["chance", True] != numbers["untrained, a", True]
+
+
 def test_a_long_curve_as_a_table_keeps_its_ends():
     x = list(range(10_000))
     rows = chart_rows(Chart("accuracy", "", [Curve("a", x, [one / 10_000 for one in x])], percent=True))
@@ -233,14 +248,22 @@ def test_a_long_curve_as_a_table_keeps_its_ends():
     assert len({row[0] for row in rows}) == 200
 
 
-def test_bars_begin_at_zero_and_share_a_scale():
-    knn = Number("kNN", "30 %", "[25, 40]", [("untrained", "10 %")])
-    linear = Number("linear", "20 %", "", [("raw pixels", "5 %")])
-    rank = Number("rank", "87 of 192", "", [("untrained", "12 of 192")])
-    first, second, third = bars([knn, linear, rank])
-    assert [row["bar"] for row in first] == [75, 25] and first[0]["reach"] == [62.5, 100]
-    assert [row["bar"] for row in second] == [50, 12.5] and second[0]["reach"] is None
-    assert [row["bar"] for row in third] == [None, None]
+def test_bars_go_from_zero_to_a_hundred_percent_on_each_card():
+    knn = Number("kNN", "30 %", "[25, 40]", [("untrained", "10 % [8.5, 12]"), ("raw pixels", "5 %")])
+    error = Number("patch error", "0.412", "", [("mean colour", "1.000")])
+    rank = Number("rank", "87 of 192", "", [("chance", "12 %")])
+    first, second, third = bars([knn, error, rank])
+    assert [row["bar"] for row in first] == [30, 10, 5]
+    assert [row["reach"] for row in first] == [[25, 40], [8.5, 12], None]
+    assert [row["value"] for row in first] == ["30 %", "10 % [8.5, 12]", "5 %"]
+    assert [row["bar"] for row in second + third] == [None] * 4
+    assert bars([error, knn])[1] == first  # an error beside it takes nothing from a card
+    (low,) = bars([Number("position accuracy", "1.7 %", "", [("chance", "1.7 %")])])
+    assert [row["bar"] for row in low] == [1.7, 1.7]
+    text = render(Page("a", "2026-11-22", "0.1.0", runs=[RunPart("a", "finished", numbers=[error, knn])]))
+    assert text.count('class="track"') == 3 and "width:30.0%" in text and "Bars go from 0 to 100 %." in text
+    text = render(Page("a", "2026-11-22", "0.1.0", runs=[RunPart("a", "finished", numbers=[error, rank])]))
+    assert 'class="track"' not in text and "Bars go" not in text
 
 
 def test_columns_of_numbers_stand_on_the_right():
@@ -254,3 +277,12 @@ def test_columns_of_numbers_stand_on_the_right():
         True,
     ]
     assert numeric_columns(Table("", ["run", "x"], [])) == [False, False]
+
+
+def test_numbers_are_not_broken_over_lines():
+    for cell in ("97.5 % (95.0-100.0)", "[48.9, 52.5]", "+0.3", "2026-11-22"):
+        assert is_figures(cell), cell
+    for cell in ("", "–", "12 of 20 layers", "x" * 10, "1 " * 30):
+        assert not is_figures(cell), cell
+    text = render(Page("a", "2026-11-22", "0.1.0", tables=[Table("", ["a", "b"], [["a", "[1, 2]"], ["b", "no"]])]))
+    assert '<td class="figures">[1, 2]</td>' in text and "<td>no</td>" in text

@@ -89,6 +89,13 @@ def test_a_verdict_has_its_tone(run, verdict, tone):
     assert (part.verdict, part.why, part.then, part.tone, page.tone) == (verdict, "why", "then", tone, tone)
 
 
+def test_a_verdict_on_the_way_holds_so_far(run):
+    (run / "summary.txt").unlink()
+    for verdict, said in [("healthy", "healthy so far"), ("too early to tell", "too early to tell")]:
+        write_health(run, Health(verdict, "why", "then", 1.0, False))
+        assert page_of([run]).runs[0].verdict == said
+
+
 def test_a_run_before_its_first_row(run):
     for name in ("summary.txt", "encoder.safetensors", "metrics.csv", "results.csv", "verdict.yaml"):
         (run / name).unlink()

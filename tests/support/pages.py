@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from patchloom.report.content import (
     Chart,
     Cloud,
-    Line,
+    Curve,
     Number,
     Page,
     Picture,
@@ -133,9 +133,9 @@ def chart(names: list[str], points: int = 60, title: str = "kNN accuracy, held-o
     ]
     if points > 4:
         rising[0][points // 2] = math.nan
-    lines = [Line(name, x, y) for name, y in zip(names, rising, strict=True)]
+    lines = [Curve(name, x, y) for name, y in zip(names, rising, strict=True)]
     return Chart(
-        title, "Measured after each epoch.", [*lines, Line("raw pixels", [x[0], x[-1]], [0.17, 0.17], True)], True
+        title, "Measured after each epoch.", [*lines, Curve("raw pixels", [x[0], x[-1]], [0.17, 0.17], True)], True
     )
 
 
@@ -192,7 +192,7 @@ def one_run(tone: str = "good") -> Page:
     """The page of a run."""
     charts = [
         chart(["shapes-mae"]),
-        Chart("Loss", "Of each epoch.", [Line("shapes-mae", [1, 2, 3, 4], [0.9, 0.5, 0.4, 0.35])]),
+        Chart("Loss", "Of each epoch.", [Curve("shapes-mae", [1, 2, 3, 4], [0.9, 0.5, 0.4, 0.35])]),
     ]
     return Page("shapes-mae", "2026-11-22T20:00:00Z", "0.1.0", charts=charts, runs=[run_part(tone=tone)])
 
@@ -256,10 +256,10 @@ def hostile() -> Page:
         tables=[Table(HOSTILE[0], HOSTILE, [HOSTILE], HOSTILE[1])],
         charts=[
             Chart(
-                HOSTILE[2], HOSTILE[0], [Line(one, [0, 1], [0, i]) for i, one in enumerate(HOSTILE)], along=HOSTILE[1]
+                HOSTILE[2], HOSTILE[0], [Curve(one, [0, 1], [0, i]) for i, one in enumerate(HOSTILE)], along=HOSTILE[1]
             ),
-            Chart("nothing", "", [Line("none", [], [])]),
-            Chart("a hole", "", [Line("one", [1], [math.nan]), Line("two", [1], [2])]),
+            Chart("nothing", "", [Curve("none", [], [])]),
+            Chart("a hole", "", [Curve("one", [1], [math.nan]), Curve("two", [1], [2])]),
         ],
         runs=[part],
         notes=HOSTILE,

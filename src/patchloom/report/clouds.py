@@ -195,7 +195,7 @@ def _note(name: str, what: str, count: str, n: int) -> str:
     perplexity = min(_PERPLEXITY, (n - 1) / 3)
     return (
         f"{what[0].upper()}{what[1:]} ({count}), by the mean of the patch tokens of {name}. PCA shows the two "
-        f"directions in which they differ most; t-SNE (perplexity {perplexity:.3g}) keeps near what is near: sizes of "
+        f"directions in which they differ most; t-SNE (perplexity {perplexity:.0f}) keeps near what is near: sizes of "
         "groups and distances between them mean nothing there. Neighbours are by the cosine of the features, "
         "not by the map."
     )

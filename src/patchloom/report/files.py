@@ -6,6 +6,7 @@ from patchloom.data.near import near_copies
 from patchloom.data.sources.base import Source
 from patchloom.errors import PatchloomError
 from patchloom.report.gather import Gathered
+from patchloom.runs.folder import line_of
 from patchloom.sound import in_words
 from patchloom.waiting import Waiting
 
@@ -32,7 +33,7 @@ def _broken(run: Gathered) -> list[str]:
     more = f", and {len(names) - _NAMED:,} more: {run.folder.unreadable}" if len(names) > _NAMED else ""
     files = "file" if len(names) == 1 else "files"
     # names need not be UTF-8, and what cannot be written is shown as the bytes that it is
-    some = ", ".join(name.encode("utf-8", "backslashreplace").decode() for name in names[:_NAMED])
+    some = ", ".join(name.encode("utf-8", "backslashreplace").decode() for name in map(line_of, names[:_NAMED]))
     return [f"{len(names):,} {files} could not be read, and left out: {some}{more}."]
 
 

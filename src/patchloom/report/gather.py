@@ -100,7 +100,9 @@ class Gathered:
             return "finished"
         silent = (time.time() if now is None else now) - self.last_written()
         how = "on the way" if silent < _SILENT else f"not finished; nothing was written for {duration(silent)}"
-        return f"epoch {self.epoch:.3g} of {self.settings.epochs:,}, {how}"
+        # whole steps may go a little beyond the end
+        done, end = (_rounded(one) for one in (min(self.epoch, self.settings.epochs), self.settings.epochs))
+        return f"epoch {done} of {end}, {how}"
 
     def last_written(self) -> float:
         """When its newest file was written, in seconds since 1970."""
@@ -109,6 +111,11 @@ class Gathered:
             with suppress(OSError):
                 times.append(path.stat().st_mtime)
         return max(times, default=0.0)
+
+
+def _rounded(epochs: float) -> str:
+    """With as many digits as tell: "0.25", "2.5", "1,200"."""
+    return f"{round(epochs, 2 if epochs < 10 else 1):,.6g}"
 
 
 def gather(run: str | Path) -> Gathered:

@@ -38,6 +38,7 @@ _TOLD = {
     "count": "{} blocks",
 }
 _LARGEST = 1.0  # share
+_MEASURED = {"knn": "kNN accuracy", "instance_knn": "kNN accuracy, instance"}  # columns of metrics.csv
 
 _NUMERIC = ("value", "low", "high", "n_test")
 _WORDS = ("protocol", "encoder", "pooling", "settings", "data", "data_fingerprint", "date", "seed", "quoted")
@@ -48,30 +49,42 @@ QuotedRows = list[Mapping[str, str]]  # of one evaluation
 def numbers_of(run: Gathered) -> list[Number]:
     """The run's own measure beside its baselines, then the newest quoted result of each protocol on each data.
 
+    A run that is not finished has no quoted kNN accuracy yet, and the last one that was measured on the way instead.
+
     Raises:
         ValueError: ``results.csv`` is damaged; the message says where.
     """
     noun = noun_of(run.sound)
-    return [*_own(run), *(_quoted(reports, noun) for reports in _reports(run.folder.path / "results.csv"))]
+    quoted = _reports(run.folder.path / "results.csv")
+    on_the_way = [] if run.finished or any(one[-1][0]["protocol"] == "knn" for one in quoted) else _on_the_way(run)
+    return [*_own(run), *on_the_way, *(_quoted(reports, noun) for reports in quoted)]
 
 
 def results_of(run: Gathered) -> list[Table]:
     """The rows of which `numbers_of` tells, one by one; [] without any.
 
+    What is the same in all rows, such as the data, is in the title instead of a column.
+
     Raises:
         ValueError: as `numbers_of`.
     """
     rows = [row for reports in _reports(run.folder.path / "results.csv") for row in reports[-1]]
+    if not rows:
+        return []
     cells = [
-        (
-            row["encoder"], _title(row), _settings(row), row["data"], row["seed"], _value(row), _interval(row),
-            f"{int(float(row['n_test'])):,}", row["date"][:10],
-        )
+        {
+            "encoder": row["encoder"], "value": _value(row), "95 % interval": _interval(row), "measure": _title(row),
+            "settings": _settings(row), "data": row["data"], "seed": row["seed"],
+            "tested": f"{int(float(row['n_test'])):,}", "date": row["date"][:10],
+        }
         for row in rows
     ]  # fmt: skip
-    heading = ("encoder", "measure", "settings", "data", "seed", "value", "95 % interval", "tested", "date")
+    same = [name for name in ("data", "seed", "tested", "date") if len({row[name] for row in cells}) == 1]
+    heading = [name for name in cells[0] if name not in same]
+    title = ", ".join(f"{name} {cells[0][name]}" for name in same)
     note = "What evaluations quote, the newest of each; results.csv has all rows."
-    return [Table("Results", heading, cells, note)] if cells else []
+    title = f"Results: {title}" if title else "Results"
+    return [Table(title, heading, [[row[name] for name in heading] for row in cells], note)]
 
 
 def _own(run: Gathered) -> list[Number]:
@@ -88,9 +101,29 @@ def _own(run: Gathered) -> list[Number]:
     images = f"{count:,} held-out images" if count else "held-out images"
     if doubt:
         images = f"{count:,} images that the weights may know" if count else "images that the weights may know"
-    epochs_done = f"{epochs[-1]:.4g} epoch{'' if epochs[-1] == 1 else 's'}"
-    note = in_words(f"On {images}, after {epochs_done}.", run.sound)
+    note = in_words(f"On {images}, after {_epochs(epochs[-1])}.", run.sound)
     return [Number(run.measure, _shown(values[-1], run.percent), "", beside, note)]
+
+
+def _on_the_way(run: Gathered) -> list[Number]:
+    """The accuracies of nearest neighbours as they were measured last, beside their controls; [] without any."""
+    found = []
+    for column, label in _MEASURED.items():
+        epochs, values = curve_of(run.metrics, column)
+        if not len(values):
+            continue
+        beside = []
+        for name in run.metrics:
+            _, control = curve_of(run.metrics, name) if name.startswith(f"{column}:") else (None, np.empty(0))
+            if len(control):
+                beside.append((name.partition(":")[2], _shown(control[-1], True)))
+        note = in_words(f"On held-out images, measured on the way, after {_epochs(epochs[-1])}.", run.sound)
+        found.append(Number(label, _shown(values[-1], True), "", beside, note))
+    return found
+
+
+def _epochs(count: float) -> str:
+    return f"{count:.3g} epoch{'' if count == 1 else 's'}"
 
 
 def _rows(path: Path) -> list[Mapping[str, str]]:

@@ -21,8 +21,9 @@ from markupsafe import Markup
 from patchloom.report.content import Chart, Cloud, Number, Page, Table
 
 _MOST_ROWS = 200  # of a chart's numbers as a table: more are no help to a reader
-_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s?%")
-_INTERVAL = re.compile(r"\[(\d+(?:\.\d+)?)(?:\s?%)?\s?[,-]\s?(\d+(?:\.\d+)?)(?:\s?%)?\]")
+# such as "50.7 %" and "50.7 % [48.9, 52.5]"
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s?%(?:\s?\[(\d+(?:\.\d+)?)(?:\s?%)?\s?[,-]\s?(\d+(?:\.\d+)?)(?:\s?%)?\])?")
+_FIGURES = re.compile(r"(?=.*\d)[\d\s.,:;%()\[\]<>≈~=/x×+±−–-]{1,40}")
 _NUMERIC = re.compile(r"[-+−±<>≈~]?\s?\d.{0,20}|[-–—]?")  # what is read down a column, and a place where nothing is
 
 
@@ -51,6 +52,7 @@ def _environment() -> jinja2.Environment:
         "chart_rows": chart_rows,
         "bars": bars,
         "numeric": numeric_columns,
+        "figures": is_figures,
     }
     return environment
 
@@ -67,12 +69,22 @@ def as_json(value: Any) -> Markup:
 
 
 def line_numbers(charts: Sequence[Chart]) -> dict[tuple[str, bool], int]:
-    """A number for each line by its name and whether it is a baseline, so that a run has one colour in all charts."""
-    numbers: dict[tuple[str, bool], int] = {}
-    for line in (line for chart in charts for line in chart.lines):
-        taken = sum(baseline == line.baseline for _, baseline in numbers)
-        numbers.setdefault((line.name, line.baseline), taken)
-    return numbers
+    """A number for each line by its name and whether it is a baseline, so that a run has one colour in all charts.
+
+    Baselines of one kind, such as chance, have one number, whichever runs they are of: they are drawn alike.
+    """
+    lines = [line for chart in charts for line in chart.lines]
+    runs = list(dict.fromkeys(line.name for line in lines if not line.baseline))
+    kinds = list(dict.fromkeys(_kind(line.name) for line in lines if line.baseline))
+    return {
+        (line.name, line.baseline): kinds.index(_kind(line.name)) if line.baseline else runs.index(line.name)
+        for line in lines
+    }
+
+
+def _kind(baseline: str) -> str:
+    """ "chance", of "chance" and of "chance, photos-mae", as `patchloom.report.curves` calls one of several runs."""
+    return baseline.partition(", ")[0]
 
 
 def curves(chart: Chart, numbers: dict[tuple[str, bool], int]) -> dict[str, Any]:
@@ -134,33 +146,34 @@ def _cell(value: float | None, percent: bool) -> str:
 def bars(numbers: Sequence[Number]) -> list[list[dict[str, Any]]]:
     """For each key number the rows of its little table: its own, then its controls'.
 
-    Where all of them are percentages, each row has the length of its bar, and the first one the ends of its interval,
-    as percentages of the greatest number of the run: bars begin at zero, and can be compared between key numbers.
+    Where all rows of a key number are percentages, each has the length of its bar and the ends of its interval, if it
+    has one. A track is 0 to 100 %, whatever other key numbers there are: lengths can be compared, also between runs.
     """
     found = [_rows_of(number) for number in numbers]
-    greatest = max((row["end"] for rows in found for row in rows if row["share"] is not None), default=0.0)
     for rows in found:
-        drawn = len(rows) > 1 and greatest > 0 and all(row["share"] is not None for row in rows)
-        for row in rows:
-            row["bar"] = _of(row["share"], greatest) if drawn else None
-            row["reach"] = [_of(one, greatest) for one in row["interval"]] if drawn and row["interval"] else None
+        if len(rows) < 2 or any(row["bar"] is None for row in rows):
+            for row in rows:
+                row["bar"] = row["reach"] = None
     return found
 
 
 def _rows_of(number: Number) -> list[dict[str, Any]]:
     rows = []
-    for place, (name, value) in enumerate([("", number.value), *number.beside]):
+    for name, value in [("", f"{number.value} {number.interval}".strip()), *number.beside]:
         share = _SHARE.fullmatch(value.strip())
-        reach = _INTERVAL.search(number.interval) if not place else None
-        interval = [float(reach[1]), float(reach[2])] if reach else None
-        length = float(share[1]) if share else None
-        end = max([length or 0.0, *(interval or ())])
-        rows.append({"name": name, "value": value, "share": length, "interval": interval, "end": end})
+        reach = [_within(end) for end in share.groups()[1:]] if share and share[2] else None
+        bar = _within(share[1]) if share else None
+        rows.append({"name": name, "value": value if name else number.value, "bar": bar, "reach": reach})
     return rows
 
 
-def _of(value: float, greatest: float) -> float:
-    return round(100 * value / greatest, 1)
+def _within(percent: str) -> float:
+    return min(100.0, float(percent))
+
+
+def is_figures(cell: str) -> bool:
+    """Whether a cell of a table is of numbers alone, such as "97.5 % (95.0-100.0)", and is not to be broken."""
+    return _FIGURES.fullmatch(cell) is not None
 
 
 def numeric_columns(table: Table) -> list[bool]:

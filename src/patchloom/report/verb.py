@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from importlib import import_module
 from pathlib import Path
@@ -25,13 +26,16 @@ from patchloom.report.gather import Gathered, gather, told_apart
 from patchloom.report.images import Images, images_of
 from patchloom.report.numbers import numbers_of, results_of
 from patchloom.report.pictures import pictures_of
+from patchloom.report.places import is_comparison, places_of
 from patchloom.report.recordings import BUDGET as SOUNDS
 from patchloom.report.recordings import COUNT, recordings_of
 from patchloom.report.settings import command_of, settings_of
+from patchloom.runs.health import EARLY
 from patchloom.version import __version__
 from patchloom.waiting import Waiting
 
 _FILE = "report.html"
+_OF_COMPARISON = "runs.html"  # its report.html has the verdict and tables, which this page has not
 _RENDER = "patchloom.report.render"
 _TONES: dict[str, Tone] = {
     "healthy": "good",
@@ -55,8 +59,9 @@ def report(
     map of embeddings, and how to repeat the run; also of one that is still training. Nothing is trained or changed.
 
     Args:
-        runs: folders of runs.
-        out: the file; report.html in the run's folder, or, of several runs, in the current one, if left out.
+        runs: folders of runs; that of a comparison stands for the runs in it, also while it trains.
+        out: the file; report.html in the run's folder, or, of several runs, in the current one, if left out. Of a
+            comparison runs.html in its folder, where its own report.html stays as it is.
         data: images for the map of embeddings; those that the run held out, if left out.
 
     Returns:
@@ -66,13 +71,24 @@ def report(
         PatchloomError: no run there, one that is given twice, or a file that cannot be written.
     """
     places = [Path(runs)] if isinstance(runs, str | os.PathLike) else [Path(run) for run in runs]
-    target = Path(out) if out is not None else (places[0] if len(places) == 1 else Path()) / _FILE
+    target = Path(out) if out is not None else _target(places)
     if target.is_dir():
         raise PatchloomError(f"--out {target} is a folder: give the file, such as {target / _FILE}")
-    page = page_of(places, data)
+    found = places_of(places)
+    page = page_of(found.runs, data)
+    if found.said:
+        title = page.title if len(places) > 1 else f"Runs of {places[0].absolute().name}"
+        page = replace(page, title=title, lead=[*found.said, *page.lead])
     with Waiting("writing the page"):
         write_whole(target, import_module(_RENDER).render(page))
     return target
+
+
+def _target(places: Sequence[Path]) -> Path:
+    """Where the page of these folders is written if nobody says so."""
+    if len(places) != 1:
+        return Path(_FILE)
+    return places[0] / (_OF_COMPARISON if is_comparison(places[0]) else _FILE)
 
 
 def page_of(runs: Sequence[Path], data: DataLike | None = None) -> Page:
@@ -133,7 +149,7 @@ def _part(run: Gathered, pictures: Sequence[Picture], data: DataLike | None, cou
     part = RunPart(
         name=run.name,
         state=run.state(),
-        verdict="" if health is None else health.verdict,
+        verdict=_verdict(run),
         tone="plain" if health is None else _TONES.get(health.verdict, "plain"),
         why="" if health is None else health.why,
         then="" if health is None else health.then,
@@ -150,6 +166,14 @@ def _part(run: Gathered, pictures: Sequence[Picture], data: DataLike | None, cou
         command=command_of(run),
     )
     return part, notes + of_images.notes
+
+
+def _verdict(run: Gathered) -> str:
+    """In a few words; of a run that is on the way they say that they hold so far."""
+    if run.health is None:
+        return ""
+    verdict = run.health.verdict
+    return verdict if run.finished or verdict == EARLY else f"{verdict} so far"
 
 
 def _numbers(run: Gathered, notes: list[str]) -> tuple[list[Number], list[Table]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import io
+import json
 import os
 import re
 from contextlib import suppress
@@ -224,8 +225,10 @@ class RunFolder:
 
     def unreadable_names(self) -> list[str]:
         """Files that could not be read so far."""
+        if not self.unreadable.exists():
+            return []
         # file names need not be UTF-8
-        return self.unreadable.read_text("utf-8", "surrogateescape").splitlines() if self.unreadable.exists() else []
+        return [name_in(line) for line in self.unreadable.read_text("utf-8", "surrogateescape").splitlines()]
 
     def note_skipped(self, line: str) -> None:
         """Add to the list of updates that were skipped, unless it is there: the run was killed, and does them again."""
@@ -244,7 +247,21 @@ class RunFolder:
         self.check_lock()
         there = {*self.unreadable_names()}
         if not there.issuperset(names):
-            write_whole(self.unreadable, "".join(f"{name}\n" for name in sorted({*there, *names})))
+            write_whole(self.unreadable, "".join(f"{line_of(name)}\n" for name in sorted({*there, *names})))
+
+
+def line_of(name: str) -> str:
+    """A file's name as one line of ``unreadable.txt``: itself, or a JSON string where it would be several lines."""
+    return name if name.splitlines() == [name] and name[0] != '"' else json.dumps(name)
+
+
+def name_in(line: str) -> str:
+    """The name of which `line_of` made a line; a line of an older version, which had names as they are, is the name."""
+    try:
+        found = json.loads(line) if line.startswith('"') else line
+    except ValueError:
+        return line
+    return found if isinstance(found, str) else line
 
 
 def metrics_row(values: dict[str, float | int]) -> dict[str, str]:
