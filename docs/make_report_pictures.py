@@ -1,8 +1,9 @@
-"""Take the screenshots of report.md: docs/report-head.png, report-map.png and report-phone.png.
+"""Take the screenshots of report.md: docs/report-head.png, report-map.png and report-phone.png; and compare-page.png.
 
 python docs/make_report_pictures.py [REPORT.html]
 
-Without a file, of a page of drawn shapes and made-up numbers, the one that the tests use.
+Without a file, of a page of drawn shapes and made-up numbers, the one that the tests use. Of the page of a comparison,
+its head for compare.md is taken alone.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ sys.path.append(str(HERE.parent / "tests" / "support"))
 def take(started: Any, page: Path) -> None:
     """All screenshots of one page."""
     tab = _opened(started, page, 1280, 940, "light")
+    if tab.title().startswith("Comparison"):
+        _save(tab.screenshot(), "compare-page")
+        return
     _save(tab.screenshot(), "report-head")
     tab = _opened(started, page, 1280, 900, "dark")
     _choose(tab)

@@ -42,8 +42,7 @@ def comparison_page(found: Comparison, page: Page) -> Page:
     """The page of its runs, headed by what the comparison found."""
     tables = []
     for title, grid, note in found.tables:
-        rows = [tuple(cell.replace("\n", " ") for cell in row) for row in grid.rows]
-        tables.append(Table(title, grid.heading, rows, note))
+        tables.append(Table(title, grid.heading, grid.rows, note))
     if found.about:
         tables.append(Table("What was compared", ("", ""), list(found.about)))
     return replace(
@@ -78,7 +77,7 @@ def about_of(
         ("command", shlex.join(["patchloom", "compare", *asked.data, *words, f"--out={folder}"])),
         ("runs", f"{len(plan.epochs)} tasks, {asked.seeds} of each, with {equal} each"),
         *((name, f"{plan.epochs[task]:,g} epochs") for task, name in called(plan.epochs).items()),
-        ("encoder", f"{its.model}, images of {_word(its.img_size)}, patches of {_word(its.patch_size)}"),
+        ("encoder", f"{its.model.get('name', '')}, images of {_word(its.img_size)}, patches of {_word(its.patch_size)}"),
     )
 
 
