@@ -38,10 +38,10 @@ def test_what_the_table_tells(results: Path, capsys: pytest.CaptureFixture, monk
     monkeypatch.setattr(label_free, "DRAWS", 100)
     label_free.table(results)
     said = capsys.readouterr().out
-    assert "30 encoders, 14 of 4 epochs, 14 of 16 epochs" in said
+    assert "44 encoders, 14 of 4 epochs, 14 of 16 epochs, 14 of 32 epochs" in said
     cells = {line.split(" | ")[0].lstrip("| "): line.rstrip(" |").split(" | ")[1:] for line in said.splitlines()}
     assert cells["RankMe"][1:3] == ["+1.00 [+1.00, +1.00]", "[+1.00, +1.00]"] and cells["RankMe"][0].startswith("+1.0")
-    assert cells[label_free.EFFECT][0] == "-1.00 [-1.00, -1.00]"  # of the 28 that have one
+    assert cells[label_free.EFFECT][0] == "-1.00 [-1.00, -1.00]"  # of the 42 that have one
     assert float(cells["LiDAR"][0].split()[0]) > 0.6 > abs(float(cells["LiDAR"][1].split()[0]))
     low, high = (float(one) for one in cells["LiDAR"][1].split("[")[1].rstrip("]").split(", "))
     assert low < 0 < high

@@ -46,8 +46,10 @@ def test_of_normalised_targets_zero_has_to_be_beaten():
     visible, masked = random_partition(2, 16, (4, 12))
     encoded = encoded_of(images, masking(images, 4, visible, masked))
     measured = asking(images, True, torch.zeros(2, 12, 16)).measure(encoded)
-    assert measured.baseline_to_beat() == "flat patches" and measured.effect().low <= 0
-    assert asking(images, False, torch.zeros(2, 12, 16)).measure(encoded).baseline_to_beat() == "blurred copy"
+    torch.testing.assert_close(measured.values, measured.baselines["flat patches"])
+    assert measured.has_to_be_beaten("flat patches") and measured.has_to_be_beaten("blurred copy")
+    plain = asking(images, False, torch.zeros(2, 12, 16)).measure(encoded)
+    assert plain.baseline_to_beat() == "blurred copy" and not plain.has_to_be_beaten("mean colour")
 
 
 def test_the_blur_never_looks_at_masked_patches():

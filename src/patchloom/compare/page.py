@@ -77,7 +77,10 @@ def about_of(
         ("command", shlex.join(["patchloom", "compare", *asked.data, *words, f"--out={folder}"])),
         ("runs", f"{len(plan.epochs)} tasks, {asked.seeds} of each, with {equal} each"),
         *((name, f"{plan.epochs[task]:,g} epochs") for task, name in called(plan.epochs).items()),
-        ("encoder", f"{its.model.get('name', '')}, images of {_word(its.img_size)}, patches of {_word(its.patch_size)}"),
+        (
+            "encoder",
+            f"{its.model.get('name', '')}, images of {_word(its.img_size)}, patches of {_word(its.patch_size)}",
+        ),
     )
 
 
