@@ -14,7 +14,7 @@ from scipy import stats
 from torch import Tensor
 
 _Z = 1.959963984540054  # standard normal quantile of a 95 % interval
-_MOST_SEEDS = 20  # beyond which more seeds are no advice
+MOST_SEEDS = 20  # beyond which more seeds are no advice
 _MOST_STEPS = 73  # of a tenth more images each: beyond a thousand times as many, they are none either
 
 
@@ -162,7 +162,7 @@ def enough(found: Difference, seeds: int, images: int) -> str:
         images: of the test.
     """
     gap = abs(found.points)
-    budgets = range(seeds, _MOST_SEEDS + 1)
+    budgets = range(seeds, MOST_SEEDS + 1)
     parts = {more: _over_seeds(found.spread._replace(freedom=2 * (more - 1)), 2 / more) for more in budgets}
 
     def apart(more: int, n: int) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from patchloom.compare.judge import Standing, enough, standing
+from patchloom.compare.judge import MOST_SEEDS, Standing, enough, standing
 from patchloom.compare.labels import BESIDE, CONTROL, TASK, UNTRAINED, Contender, Labelled
 from patchloom.compare.scores import Scores, Way
 from patchloom.evaluate import wilson
@@ -185,8 +185,8 @@ def _budget(main: Standing, level: Sequence[str], n: int) -> str:
     needed = enough(main.against[nearest], main.seeds, n)
     if not needed:
         return (
-            f"To tell {first} and {nearest} apart as they stand, more than 20 seeds of each task or a thousand times "
-            "as many labelled test images would be needed."
+            f"To tell {first} and {nearest} apart as they stand, more than {MOST_SEEDS} seeds of each task or a "
+            "thousand times as many labelled test images would be needed."
         )
     return (
         f"If they stay as far apart, {needed} would tell {first} and {nearest} apart; longer training may move them "

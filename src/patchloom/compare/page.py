@@ -6,15 +6,15 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from patchloom.compare.outcome import Comparison
-from patchloom.compare.plan import Plan, called
+from patchloom.compare.plan import Plan, called, spelled
 from patchloom.files import write_whole
 from patchloom.report.content import Page, Table
 from patchloom.report.render import render
 from patchloom.report.verb import page_of
 from patchloom.runs.folder import RunFolder
+from patchloom.sides import in_pixels
 from patchloom.waiting import Waiting
 
 
@@ -70,7 +70,7 @@ def about_of(
     budget = {"minutes": f"{asked.minutes:g}"} if asked.samples is None else {"samples": str(asked.samples)}
     given = {"tasks": ",".join(asked.tasks), **budget, "seeds": str(asked.seeds), "labels": labels or ""}
     given |= {"few": ",".join(f"{one:g}" for one in few), "beside": ",".join(beside)}
-    given |= {name: _word(value) for name, value in asked.plain()["settings"].items()}
+    given |= spelled(asked.given)
     words = [f"--{name}={value}" for name, value in given.items() if value]
     equal = f"{asked.samples:,} samples" if asked.minutes is None else f"{asked.minutes:g} min of training"
     return (
@@ -79,11 +79,6 @@ def about_of(
         *((name, f"{plan.epochs[task]:,g} epochs") for task, name in called(plan.epochs).items()),
         (
             "encoder",
-            f"{its.model.get('name', '')}, images of {_word(its.img_size)}, patches of {_word(its.patch_size)}",
+            f"{its.model.get('name', '')}, images of {in_pixels(its.img_size)}, patches of {in_pixels(its.patch_size)}",
         ),
     )
-
-
-def _word(value: Any) -> str:
-    """A setting as the command line takes it."""
-    return "x".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,9 @@ from patchloom.waiting import Waiting, duration
 SPLIT_SEED = 0  # which images are held out, the same for all runs of a comparison
 USUAL = ("mae", "droppos", "mp3", "restore", "extrema", "lut")
 _FILE = "compare.yaml"
-_STORED = {"asked", "epochs", "paces", "top", "after", "held_out", "threads", "notes"}
 _SIZES = ("img_size", "patch_size")
+_AS_THEY_ARE = ("epochs", "top", "held_out", "threads")  # parts of a plan that YAML gives back as they are
+_STORED = {"asked", "paces", "after", "notes", *_AS_THEY_ARE}
 _UNPLANNED = Words("stopping", "stopped while this machine was measured: no plan is stored yet, and nothing is trained")
 _PILOT = 8  # steps of the run that shows what comes on top of training
 _USUAL_TOP = 60.0  # seconds that this may be, for the line that tells how far it is
@@ -161,8 +162,12 @@ def words_of(asked: Asked, task: str, folder: Path, epochs: float, batch: int, s
     """Words of ``patchloom pretrain``."""
     given = {**asked.given, "task": task, "out": folder, "epochs": epochs, "batch_size": batch, "seed": seed}
     given["split_seed"] = SPLIT_SEED
-    sizes = {name: in_pixels(given[name]) for name in _SIZES if name in given}
-    return [*asked.data, *(f"--{name}={value}" for name, value in {**given, **sizes}.items())]
+    return [*asked.data, *(f"--{name}={value}" for name, value in spelled(given).items())]
+
+
+def spelled(given: Mapping[str, Any]) -> dict[str, str]:
+    """Settings as the command line takes them."""
+    return {name: in_pixels(value) if name in _SIZES else str(value) for name, value in given.items()}
 
 
 def resolved(asked: Asked, training: Source, explicit: bool) -> tuple[dict[str, Settings], Stats, list[str]]:
@@ -223,7 +228,7 @@ def stored_plan(asked: Asked, out: Path) -> Plan | None:
     if not _STORED <= found.keys():
         raise PatchloomError(f"{path} is of another version of patchloom: choose another folder with --out")
     paces = {task: Pace(**pace) for task, pace in found["paces"].items()}
-    its = {name: found[name] for name in ("epochs", "top", "held_out", "threads")}
+    its = {name: found[name] for name in _AS_THEY_ARE}
     return Plan(asked, paces=paces, after=After(**found["after"]), notes=tuple(found["notes"]), resumed=True, **its)
 
 
@@ -288,12 +293,7 @@ def store(plan: Plan, out: Path) -> None:
         PatchloomError: it cannot be written.
     """
     make_folder(out)
-    paces = {task: pace._asdict() for task, pace in plan.paces.items()}
-    found = {"asked": plan.asked.plain(), "epochs": plan.epochs, "paces": paces, "top": plan.top}
-    found |= {
-        "after": plan.after._asdict(),
-        "held_out": plan.held_out,
-        "threads": plan.threads,
-        "notes": list(plan.notes),
-    }
+    found = {"asked": plan.asked.plain()} | {name: getattr(plan, name) for name in _AS_THEY_ARE}
+    found["after"], found["notes"] = plan.after._asdict(), list(plan.notes)
+    found["paces"] = {task: pace._asdict() for task, pace in plan.paces.items()}
     write_sealed(out / _FILE, found)

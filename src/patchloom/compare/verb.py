@@ -25,6 +25,7 @@ from patchloom.data import Data, DataLike, is_object, named, open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import EvalSettings, classes_of, labelled
 from patchloom.hints import listing
+from patchloom.nets.weights import stock_encoder
 from patchloom.runs.encoder import check_place, load_encoder
 from patchloom.runs.folder import plain_name
 from patchloom.sides import PatchSize
@@ -94,7 +95,10 @@ def compare(
     asked = _asked(data, tasks, minutes, samples, seeds, {k: v for k, v in given.items() if v is not None}, parallel)
     others = _names(beside)
     for one in others:
-        check_place(one)
+        if one.startswith("timm:"):
+            stock_encoder(one.removeprefix("timm:"))
+        else:
+            check_place(one)
     if bad := [share for share in few if share <= 0 or (share > 1 and share != int(share))]:
         raise PatchloomError(f"--few takes shares below 1 or whole numbers of labels a class, not {bad[0]:g}")
     folder = Path(out or Path("comparisons") / plain_name(asked.source))

@@ -100,15 +100,20 @@ class Pixels(PatchQuestion):
         normalised targets: every patch has one value, the mean of all its numbers, which makes the answer zero; with
         one channel that is its mean colour, too.
         """
-        g, patches = self.geometry, patchify(encoded.images, self.geometry.p)
-        found = {"blurred copy": spread(encoded.images, g.p, self.with_content(encoded.given))}
-        if self.normalized:
-            found["flat patches"] = unpatchify(self.statistics(patches)[0].expand_as(patches), g.p, g.grid)
+        g, found = self.geometry, dict[str, Tensor]()
         if not self.normalized or g.channels > 1:
             flat = "mean colour" if encoded.sound is None else "patch mean"
-            mean = patch_channel_statistics(patches, g.channels)[0]
-            found = {flat: unpatchify(mean, g.p, g.grid), **found}
+            mean = patch_channel_statistics(patchify(encoded.images, g.p), g.channels)[0]
+            found[flat] = unpatchify(mean, g.p, g.grid)
+        found["blurred copy"] = spread(encoded.images, g.p, self.with_content(encoded.given))
+        if self.normalized:
+            found["flat patches"] = self.flat(encoded)
         return found
+
+    def flat(self, encoded: Encoded) -> Tensor:
+        """The picture [b c h w] that is asked, every patch at the mean by which it is normalised."""
+        g, patches = self.geometry, patchify(self.truth(encoded), self.geometry.p)
+        return unpatchify(self.statistics(patches)[0].expand_as(patches), g.p, g.grid)
 
     def _errors_of(self, encoded: Encoded, guesses: dict[str, Tensor]) -> dict[str, Tensor]:
         """Errors [b] of the network, under "", and of guessed pictures [b c h w]."""
@@ -255,10 +260,7 @@ class Restoration(Pixels):
 
     def baselines(self, encoded: Encoded) -> dict[str, Tensor]:
         """Pictures [b c h w] that need no learning, by name, in the units in which they are asked."""
-        g = self.geometry
-        patches = patchify(self.truth(encoded), g.p)
-        flat = self.statistics(patches)[0].expand_as(patches)
-        return {"flat patches": unpatchify(flat, g.p, g.grid), "what was given": self.filled_in_frame(encoded)}
+        return {"flat patches": self.flat(encoded), "what was given": self.filled_in_frame(encoded)}
 
     def filled_in_frame(self, encoded: Encoded) -> Tensor:
         """What was given [b c h w], holes blurred over, at its place in the picture that is asked, in its units."""

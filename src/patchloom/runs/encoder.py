@@ -40,11 +40,8 @@ def check_place(source: str | Path) -> None:
     """Refuse a path at which no encoder can be, with what may have been meant.
 
     Raises:
-        PatchloomError: nothing is there; a folder that is no run's; or a part of a run that is not its encoder;
-            or timm has no such model.
+        PatchloomError: nothing is there; a folder that is no run's; or a part of a run that is not its encoder.
     """
-    if str(source).startswith("timm:"):
-        weights.stock_encoder(str(source).removeprefix("timm:"))
     if str(source).startswith("timm:") or unfinished(source) is not None:
         return
     path = Path(source)
