@@ -1,5 +1,6 @@
 """The verdict on a run: each of its rules, and runs that were made to fail."""
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -148,6 +149,19 @@ def written(folder: Path, images) -> Path:
 
 def trained(data, task, out, **how):
     return read_health(pretrain(data, task, out=out, **SMALL | {"epochs": 20, "batch_size": 8} | how).folder)
+
+
+def test_a_verdict_has_its_row_in_the_metrics_however_soon_the_run_is_killed(shapes, tmp_path, monkeypatch):
+    """A report of a run that trains, or was killed between two checkpoints, reads both."""
+    last = []
+
+    def written(path, health):
+        with (path / "metrics.csv").open() as lines:
+            last.append((health.epoch, float([*csv.DictReader(lines)][-1]["epoch"])))
+
+    monkeypatch.setattr("patchloom.train.journal.write_health", written)
+    pretrain(shapes, out=tmp_path / "run", **(SMALL | {"epochs": 3}))
+    assert len(last) > 2 and all(verdict == row for verdict, row in last) and last[-1][0] == 3
 
 
 def test_an_ordinary_run_is_not_called_bad(shapes, tmp_path):

@@ -122,7 +122,7 @@ class Journal:
         health = health.heard(self.validation.task.sound)
         folder = self.reporter.folder
         before = read_health(folder.path)
-        folder.check_lock()
+        folder.write_metrics(state.rows)  # not only with the next checkpoint: a report shows both
         write_health(folder.path, health)
         if state.step == self.steps or (not state.step and health.verdict != UNKNOWN):
             return  # the final evaluation says it; and before the first step there is nothing to say
@@ -139,8 +139,6 @@ class Journal:
         with gathered_weights(self.validation.task):
             if reporter.loud:
                 reporter.flash("drawing pictures")
-                if state.step:
-                    reporter.folder.write_metrics(state.rows)
                 place = state.step, self.steps
                 device = self.stepper.fabric.device
                 draw_run(self.validation, reporter.folder, self.settings, self.measure, place, device)
