@@ -68,6 +68,8 @@ def test_opens_without_an_error_and_fits(chromium, written, name, size):
     with Visit(chromium, written[name], size) as tab:
         assert tab.evaluate("document.documentElement.scrollWidth") == SIZES[size]["width"]
         assert tab.locator(".axes .line").count() and tab.locator(".dot").count()
+        beyond = "all => all.filter(o => o.offsetWidth > o.closest('.wide').clientWidth).map(o => o.innerText)"
+        assert tab.locator(".wide caption").count() and not tab.locator(".wide caption").evaluate_all(beyond)
 
 
 def test_an_image_of_the_map_is_shown_and_its_neighbours_are_listed(chromium, written):
