@@ -26,7 +26,7 @@ from patchloom.files import cache_root, write_whole
 from patchloom.waiting import Waiting
 
 _ROUNDS = 5
-_SMALLEST, _LONG = 128, 0.5  # rows of the first product that is tried, and seconds that one may take
+_SMALLEST, _LONG = 128, 0.5  # rows of the first product that is tried; seconds that one may take
 
 
 def measured(
@@ -123,13 +123,9 @@ def product_rates(
     rounds: int = _ROUNDS,
     dtypes: Sequence[str] = ("float32", "bfloat16"),
 ) -> dict[str, float]:
-    """Floating-point operations a second of products of two square matrices, by dtype.
+    """Floating-point operations a second of products of two matrices of ``size`` rows, by dtype.
 
-    Args:
-        device: on what.
-        size: rows of the matrices; fewer for a dtype that the device has no instructions for, which would take minutes.
-        rounds: products of each that count.
-        dtypes: of the matrices.
+    Rows are fewer for a dtype that the device has no instructions for, which would take minutes.
     """
     most = size or (2048 if device == "cpu" else 8192)
     sizes = {dtype: _affordable(device, dtype, most) for dtype in dtypes}
@@ -140,11 +136,8 @@ def product_rates(
 def _affordable(device: str, dtype: str, most: int) -> int:
     """Rows up to ``most`` of matrices whose product takes no more than about half a second."""
 
-    def seconds(size: int) -> float:
-        return in_turns({size: product(device, dtype, size)}, device, rounds=1)[size]
-
     size = min(_SMALLEST, most)
-    while size < most and 8 * seconds(size) <= _LONG:
+    while size < most and 8 * in_turns({"": product(device, dtype, size)}, device, rounds=1)[""] <= _LONG:
         size = min(2 * size, most)
     return size
 
