@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from patchloom.embed.told import Embedded, planned
 from patchloom.embed.vectors import Encoding
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.report import lost_images
-from patchloom.files import write_whole
+from patchloom.files import move_whole, write_whole
 from patchloom.hints import listing
 from patchloom.waiting import Waiting
 
@@ -70,7 +69,7 @@ def make(file: Path, card: Card, parts: Parts, encoding: Encoding) -> Embedded:
             rows = Rows.of(parts, card)
             whole = parts.folder / f"whole{file.suffix}"
             write_whole(whole, lambda path: format_of(file).write(path, rows))
-            write_whole(file, lambda path: os.replace(whole, path))
+            move_whole(whole, file)
     parts.remove()
     return Embedded(file, rows.card, file.stat().st_size, True, tuple(lost_images(rows.unreadable, parts.noun)))
 

@@ -76,7 +76,8 @@ def chunks(path: Path, size: int) -> Iterator[Chunk]:
     Raises:
         PatchloomError: pyarrow is not installed.
     """
-    with arrow().parquet.ParquetFile(path) as file:
+    # else all row groups would be fetched ahead, and stay until the last one is read
+    with arrow().parquet.ParquetFile(path, pre_buffer=False) as file:
         for some in file.iter_batches(size):
             paths, splits, labels = (some.column(name).to_pylist() for name in ("path", "split", "label"))
             yield Chunk(_numbers(some.column("vector")), paths, splits, labels)
