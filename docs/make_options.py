@@ -16,6 +16,7 @@ from patchloom.bench import bench
 from patchloom.check import check
 from patchloom.compare.verb import compare
 from patchloom.data import BUILTIN
+from patchloom.embed.verb import embed
 from patchloom.evaluate import EvalSettings, evaluate
 from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
 from patchloom.export import export
@@ -36,6 +37,7 @@ CALLS = {
     "compare": compare,
     "look": look,
     "look curves": curves,
+    "embed": embed,
     "predict": predict,
     "report": report,
     "export": export,

@@ -18,6 +18,7 @@ from patchloom.bench import bench
 from patchloom.check import check
 from patchloom.cli import main
 from patchloom.compare.verb import compare
+from patchloom.embed.verb import embed
 from patchloom.evaluate import PROTOCOLS, EvalSettings
 from patchloom.evaluate.protocols import protocol_of
 from patchloom.export import export
@@ -40,6 +41,7 @@ ROW = re.compile(r"^\| `--([\w.]+)` \| ([^|]+) \|", re.MULTILINE)
 CALLS = {
     "look": look,
     "look curves": curves,
+    "embed": embed,
     "predict": predict,
     "report": report,
     "compare": compare,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from patchloom.check import check
     from patchloom.compare.verb import compare
     from patchloom.data.sources.open import open_data
+    from patchloom.embed.verb import embed
     from patchloom.evaluate.protocols import evaluate
     from patchloom.export import export
     from patchloom.look.verb import look
@@ -38,6 +39,7 @@ __all__ = [
     "bench",
     "check",
     "compare",
+    "embed",
     "evaluate",
     "export",
     "load_encoder",
@@ -53,6 +55,7 @@ _HOMES = {
     "bench": "patchloom.bench",
     "check": "patchloom.check",
     "compare": "patchloom.compare.verb",
+    "embed": "patchloom.embed.verb",
     "evaluate": "patchloom.evaluate.protocols",
     "export": "patchloom.export",
     "load_encoder": "patchloom.runs.encoder",

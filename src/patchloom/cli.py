@@ -31,6 +31,7 @@ _MEANT = {
     **dict.fromkeys(("save", "convert"), "export"),
     **dict.fromkeys(("versus", "vs", "choose", "select"), "compare"),
     **dict.fromkeys(("html", "page", "summary", "summarize", "summarise"), "report"),
+    **dict.fromkeys(("features", "embeddings", "embedding", "encode", "extract", "vectors", "similar"), "embed"),
     **dict.fromkeys(("infer", "inference", "apply", "label"), "predict"),
     **dict.fromkeys(("time", "benchmark", "profile"), "bench"),
     **dict.fromkeys(("list", "task", "ls"), "tasks"),
@@ -174,6 +175,15 @@ def _compare(words: list[str]) -> None:
         from patchloom.compare.verb import compare
 
     print("", compare(**given), sep="\n")
+
+
+def _embed(words: list[str]) -> None:
+    given = parse_call("embed", words)
+    with _starting():
+        from patchloom.embed.verb import embed
+
+    done = embed(**given)
+    print(*done.notes, *done.sentences(), *_in_columns(done.table() if done.neighbours else []), sep="\n")
 
 
 def _predict(words: list[str]) -> None:

@@ -65,6 +65,19 @@ def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> 
         raise
 
 
+def move_whole(path: Path, to: Path) -> None:
+    """Rename what `write_whole` wrote, to another place on the same disc, where it appears whole or not at all.
+
+    Raises:
+        PatchloomError: it cannot be written there.
+    """
+    try:
+        os.replace(path, to)
+        _flush(to.parent)
+    except OSError as problem:
+        raise unwritable(to, problem) from problem
+
+
 def interruptibly(work: Callable[[], object]) -> None:
     """Do in a thread what may last long where no signal is heard, such as the writing of a large file.
 

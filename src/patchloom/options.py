@@ -67,7 +67,7 @@ def pretrain_parser(task: str) -> ArgumentParser:
 
 
 # of verbs that take several sources, how many words come before these
-_BEFORE_SEVERAL = {"check": 0, "compare": 0, "look curves": 0, "report": 0, "predict": 1}
+_BEFORE_SEVERAL = {"check": 0, "compare": 0, "look curves": 0, "report": 0, "embed": 1, "predict": 1}
 
 
 def parse_call(verb: str, words: Sequence[str]) -> dict[str, Any]:

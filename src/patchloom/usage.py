@@ -44,6 +44,10 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("patchloom compare photos/ --labels labelled/ --seeds 3", "by labels"),
         ("patchloom compare photos/ --dry_run", "what it would take"),
     ],
+    "embed": [
+        ("patchloom embed runs/photos-mae photos/ --to photos.parquet", ""),
+        ("patchloom embed runs/photos-mae photos/ --to photos.npz --near a.jpg", ""),
+    ],
     "predict": [
         ("patchloom predict model.safetensors photos/", "label maps, or COCO JSON"),
         ("patchloom predict model.safetensors photos/ --pictures all", ""),

@@ -14,6 +14,7 @@ VERBS: dict[str, str] = {
     "pretrain": "train an encoder on images without labels",
     "evaluate": "measure what an encoder learnt, by one of many protocols",
     "compare": "pre-train by several tasks for equal time, and tell which suits the images",
+    "embed": "write the features of every image for other programs, and find the nearest",
     "predict": "write label maps or objects of images by a model that evaluate saved",
     "look": "draw what was withheld and what came back, or what an encoder sees",
     "report": "write a page that tells what a run did, or several",

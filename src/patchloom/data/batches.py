@@ -98,6 +98,7 @@ def plain_batches(
     workers: int = 0,
     channels: int = 3,
     device: torch.device | str | None = None,
+    first: int = 0,
 ) -> Iterator[Batch]:
     """Every image once, in order, centre-cropped to ``size``. Unreadable images are left out; no batch is empty.
 
@@ -108,14 +109,15 @@ def plain_batches(
         workers: processes that read; 0 reads in this one.
         channels: of the images; grey and colour are converted into each other. Recordings have one.
         device: where the batches go (see `Arriving`); None leaves them on the CPU.
+        first: number of the batch to begin with, where a pass goes on that was stopped; there may be nothing left then.
 
     Raises:
         PatchloomError: at once if pictures of recordings have another size; while iterating, if no image can be read or
             one has the wrong number of channels.
     """
     batches = _PlainBatches(source, centre_of(source, size), batch_size, channels)
-    made = in_workers(batches, range(-(-len(source) // batch_size)), workers, _on_gpu(device))
-    return _arriving(_without_empty(made, source), device, source)
+    made = in_workers(batches, range(first, -(-len(source) // batch_size)), workers, _on_gpu(device))
+    return _arriving(_without_empty(made, source, may_be_none=first > 0), device, source)
 
 
 def centre_of(source: Source, size: tuple[int, int]) -> CentreCrop | CentreExcerpt:
@@ -269,7 +271,7 @@ def _stack_view(images: Sequence[Tensor]) -> Tensor:
     return torch.stack(tuple(images))
 
 
-def _without_empty(batches: Iterator[Batch], source: Source) -> Iterator[Batch]:
+def _without_empty(batches: Iterator[Batch], source: Source, may_be_none: bool = False) -> Iterator[Batch]:
     """Drop empty batches; the names of their unreadable images go to a neighbouring batch."""
     held: Batch | None = None
     names: list[str] = []
@@ -280,6 +282,8 @@ def _without_empty(batches: Iterator[Batch], source: Source) -> Iterator[Batch]:
         if held is not None:
             yield held
         held, names = batch._replace(unreadable=names + batch.unreadable), []
+    if held is None and may_be_none:
+        return
     if held is None:
         raise PatchloomError(
             f"nothing in {source.name} could be read, beginning with {names[0] if names else 'no image'}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -12,15 +12,14 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from patchloom.data import Source, normalize, plain_batches
+from patchloom.data import Batch, Source, normalize, plain_batches
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.pace import watched
+from patchloom.evaluate.passes import each_batch
 from patchloom.machine import bfloat16_pays
 from patchloom.nets.encode import (
     attend_each,
     embed,
-    input_channels,
-    input_size,
     layer_names,
     patch_count,
     prefix_count,
@@ -69,10 +68,17 @@ class ImageFeatures:
         Raises:
             PatchloomError: the encoder has no class token, or no instance head.
         """
-        check_pooling(pooling, self.tokens)
-        if pooling == "both":
-            return torch.cat([self.tokens["class"], self.tokens["mean"]], dim=1)
-        return self.tokens[pooling]
+        return pooled_by(pooling, self.tokens)
+
+
+def pooled_by(pooling: str, tokens: Mapping[str, Tensor]) -> Tensor:
+    """Of tokens [n d] by name, those of a pooling; [n 2d] for "both", which concatenates class token and mean.
+
+    Raises:
+        PatchloomError: the encoder has no class token, or no instance head.
+    """
+    check_pooling(pooling, tokens)
+    return torch.cat([tokens["class"], tokens["mean"]], dim=1) if pooling == "both" else tokens[pooling]
 
 
 def poolings_of(tokens: Collection[str]) -> tuple[str, ...]:
@@ -199,29 +205,19 @@ def one_pass(
 
     All else is as for `extract`.
     """
-    channels, size = input_channels(vit), input_size(vit)
     found: dict[str, list[Tensor]] = {}
-    indices, unreadable = [], []
-    training = vit.training
-    vit.to(device).eval()
-    try:
-        with (
-            torch.inference_mode(),
-            torch.autocast(device.type, torch.bfloat16, enabled=runs_in_bfloat16(device, precision)),
-        ):
-            batches = plain_batches(source, size, batch_size, workers, channels, device)
-            for batch in watched(batches, -(-len(source) // batch_size), what):
-                images = normalize(batch.views[0], card.mean, card.std)
-                for name, pooled in pools(images).items():
-                    found.setdefault(name, []).append(pooled.float().cpu())
-                indices.append(batch.indices)
-                unreadable += batch.unreadable
-    finally:
-        vit.train(training)
-    tokens = {name: torch.cat(parts) for name, parts in found.items()}
-    if not all(values.isfinite().all() for values in tokens.values()):
-        raise PatchloomError(f"{card.name} gives features that are not finite: its training has diverged")
-    return _features(tokens, source, indices, unreadable)
+    indices: list[Tensor] = []
+    unreadable: list[str] = []
+
+    def keep(tokens: dict[str, Tensor], batch: Batch) -> None:
+        for name, values in tokens.items():
+            found.setdefault(name, []).append(values)
+        indices.append(batch.indices)
+        unreadable.extend(batch.unreadable)
+
+    half = runs_in_bfloat16(device, precision)
+    each_batch(vit, card, source, pools, keep, device, batch_size, workers, half, what)
+    return _features({name: torch.cat(parts) for name, parts in found.items()}, source, indices, unreadable)
 
 
 def pixel_features(

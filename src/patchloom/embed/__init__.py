@@ -1,0 +1,1 @@
+"""Vectors of every image as a file that other programs read: Parquet, npz or safetensors."""

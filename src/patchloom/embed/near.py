@@ -1,0 +1,98 @@
+"""The nearest of a file's vectors to that of one image."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from patchloom.data import Data, Source, Unreadable
+from patchloom.data.sources.pattern import is_single, open_images
+from patchloom.embed.files import read_chunks
+from patchloom.embed.rows import path_of
+from patchloom.errors import PatchloomError
+
+_LEAST = 1e-12  # the length of a vector, as torch's normalize has it
+
+
+class Neighbour(NamedTuple):
+    """A row: its path, split and class (None without one), the cosine, and whether it is of the asked image itself."""
+
+    path: str
+    split: str
+    label: str | None
+    cosine: float
+    itself: bool
+
+
+def open_one(image: str | Path) -> Data:
+    """A single image, or recording, as a source.
+
+    Raises:
+        PatchloomError: there is no such file, it is of no kind that is read, or it cannot be read.
+    """
+    path = Path(image).expanduser()
+    if not path.is_file():
+        raise PatchloomError(f"--near cannot be {image}: there is no such file; give the path of one image")
+    if not is_single(str(path)):
+        raise PatchloomError(f"--near cannot be {image}: it is neither an image nor a recording by its ending")
+    opened = open_images([str(path)], str(image))
+    try:
+        opened.train.read(0)
+    except Unreadable as problem:
+        raise PatchloomError(f"--near cannot be {image}, which cannot be read ({problem}): give another") from problem
+    return opened
+
+
+def rows_of(image: str | Path, sources: Mapping[str, Source]) -> set[tuple[str, str]]:
+    """Split and path of the rows that are the very file ``image``, of sources by their split."""
+    asked = Path(image).expanduser()
+    found = set()
+    for split, source in sources.items():
+        for i in range(len(source)):
+            place = source.place(i)  # cheaper than the whole path, of a million images
+            if place and place.rpartition("/")[2] == asked.name and _same(source.describe(i), asked):
+                found.add((split, path_of(source, i)))
+    return found
+
+
+def _same(path: str, other: Path) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except (OSError, ValueError):  # inside of a shard, for example
+        return False
+
+
+def nearest(file: Path, vector: np.ndarray, top: int, own: Collection[tuple[str, str]] = ()) -> list[Neighbour]:
+    """The rows of a file whose cosine to ``vector`` is largest, the nearest first; equal ones in the file's order.
+
+    Of patch tokens all stand in a row, so that each is compared with that at the same place.
+
+    Args:
+        file: its rows are read some at once.
+        vector: float32, of the shape of the file's.
+        top: how many others are wanted.
+        own: split and path of rows that are the asked image itself; they are told, and not counted among ``top``.
+
+    Raises:
+        PatchloomError: the file is damaged.
+    """
+    query = _unit(vector.reshape(1, -1))[0]
+    best: list[Neighbour] = []
+    for some in read_chunks(file, vector.shape):
+        cosines = _unit(some.vectors.reshape(len(some.vectors), -1)) @ query
+        for i in np.argsort(-cosines, kind="stable")[: top + len(own)]:
+            place = (some.splits[i], some.paths[i])
+            best.append(Neighbour(place[1], place[0], some.labels[i], float(cosines[i]), place in own))
+        best = sorted(best, key=lambda one: -one.cosine)[: top + len(own)]
+    others = [one for one in best if not one.itself][:top]
+    return [one for one in best if one.itself or one in others]
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    """Vectors [m d] of length 1, float32."""
+    wide = vectors.astype(np.float32)
+    return wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), _LEAST)

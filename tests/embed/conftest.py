@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from embedding import ROWS
+from PIL import Image
+
+from patchloom.data import open_data
+from patchloom.embed import parts
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.weights import EncoderCard, save_encoder
+
+BROKEN = "train/b/17.png"
+
+
+@pytest.fixture(autouse=True, scope="package")
+def one_thread() -> Iterator[None]:
+    """Everything here is small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few images make several parts."""
+    monkeypatch.setattr(parts, "_ROWS", ROWS)
+
+
+@pytest.fixture(scope="package")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a small encoder of grey images of 8 pixels."""
+    path = tmp_path_factory.mktemp("tiny") / "encoder.safetensors"
+    spec = EncoderSpec("nano", (8, 8), 2, channels=1, options={"depth": 3, "embed_dim": 16, "num_heads": 2})
+    torch.manual_seed(1)
+    save_encoder(build_encoder(spec), EncoderCard(spec, (0.3,), (0.37,), "mae", "tiny"), path)
+    return path
+
+
+@pytest.fixture(scope="package")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """26 training images of two classes, of which one is broken, and 10 for the test."""
+    folder, digits = tmp_path_factory.mktemp("photos"), open_data("digits").train
+    for split, numbers in (("train", range(26)), ("test", range(26, 36))):
+        for i in numbers:
+            path = folder / split / "ab"[i % 2] / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(digits.read(i)[0].numpy().astype(np.uint8)).save(path)
+    (folder / BROKEN).write_bytes(b"no image")
+    return folder

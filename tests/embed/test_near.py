@@ -1,0 +1,88 @@
+"""The nearest images are those of a plain search over all vectors."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from embedding import SMALL, SUFFIXES, read
+from PIL import Image
+
+import patchloom
+from patchloom.cli import main
+from patchloom.embed import files
+from patchloom.errors import PatchloomError
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image that is no row, and files that are no images."""
+    folder = tmp_path_factory.mktemp("others")
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 11), np.uint8)).save(folder / "new.png")
+    (folder / "broken.png").write_bytes(b"no image")
+    (folder / "notes.txt").write_text("words")
+    return folder
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_the_nearest_are_those_of_a_plain_search(tiny: Path, photos: Path, tmp_path: Path, monkeypatch, suffix: str):
+    monkeypatch.setattr(files, "_BYTES", 7 * 4 * 16)  # so that seven rows are read at once
+    near = photos / "train" / "b" / "5.png"
+    done = patchloom.embed(tiny, photos, to=tmp_path / f"f{suffix}", near=near, top=6, **SMALL)
+    found = read(tmp_path / f"f{suffix}")
+    unit = found.vectors / np.linalg.norm(found.vectors, axis=1, keepdims=True)
+    cosines = unit @ unit[found.paths.index("train/b/5.png")]
+    order = np.argsort(-cosines, kind="stable")[:7]
+    assert [one.path for one in done.neighbours] == [found.paths[i] for i in order]
+    assert [one.label for one in done.neighbours] == [found.labels[i] for i in order]
+    assert [one.split for one in done.neighbours] == [found.splits[i] for i in order]
+    np.testing.assert_allclose([one.cosine for one in done.neighbours], cosines[order], atol=1e-5)
+    assert [one.itself for one in done.neighbours] == [True] + [False] * 6
+
+
+def test_a_copy_elsewhere_is_a_row_like_others(tiny: Path, photos: Path, tmp_path: Path):
+    shutil.copy(photos / "train" / "b" / "5.png", tmp_path / "5.png")
+    done = patchloom.embed(tiny, photos, to=tmp_path / "f.npz", near=tmp_path / "5.png", top=2, **SMALL)
+    assert [(one.path, one.itself) for one in done.neighbours][0] == ("train/b/5.png", False)
+    assert done.neighbours[0].cosine == pytest.approx(1, abs=1e-5) and len(done.neighbours) == 2
+
+
+def test_patch_tokens_are_compared_at_their_places(tiny: Path, photos: Path, tmp_path: Path):
+    options = {"pooling": "patches", "dtype": "float16", "near": photos / "test" / "a" / "26.png", "top": 100}
+    done = patchloom.embed(tiny, photos, to=tmp_path / "f.parquet", **options, **SMALL)
+    flat = read(tmp_path / "f.parquet").vectors.astype(np.float32).reshape(35, -1)
+    unit = flat / np.linalg.norm(flat, axis=1, keepdims=True)
+    assert len(done.neighbours) == 35 and done.neighbours[0].itself
+    # of what only a machine's rounding could put elsewhere, the order is not asked for
+    expected = np.sort(unit @ unit[read(tmp_path / "f.parquet").paths.index("test/a/26.png")])[::-1]
+    np.testing.assert_allclose([one.cosine for one in done.neighbours], expected, atol=1e-3)
+
+
+def test_what_is_printed(tiny: Path, photos: Path, others: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    words = ["embed", str(tiny), str(photos), "--to", str(tmp_path / "f.npz"), "--top", "3", "--device", "cpu"]
+    assert main([*words, "--near", str(photos / "test" / "a" / "26.png")]) == 0
+    lines = capsys.readouterr().out.splitlines()[-5:]
+    assert lines[0].split() == ["cosine", "split", "label", "path"]
+    assert lines[1].split() == ["1.0000", "test", "a", "test/a/26.png", "(the", "image", "itself)"]
+    assert main([*words, "--near", str(others / "new.png")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-5] == f"Nearest to {others / 'new.png'}, by the cosine of the vectors:" and len(lines[-3:]) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("none.png", "there is no such file; give the path of one image"),
+        (".", "there is no such file"),
+        ("notes.txt", "it is neither an image nor a recording by its ending"),
+        ("broken.png", "which cannot be read"),
+    ],
+)
+def test_a_bad_image_is_refused_before_anything_is_done(
+    tiny: Path, photos: Path, others: Path, tmp_path: Path, name: str, sentence: str
+):
+    with pytest.raises(PatchloomError, match=f"--near cannot be .*{sentence}"):
+        patchloom.embed(tiny, photos, to=tmp_path / "f.npz", near=others / name, **SMALL)
+    assert not [*tmp_path.iterdir()]
