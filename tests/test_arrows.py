@@ -25,7 +25,7 @@ MAY = {
     "evaluate": {"patches", "withhold", "nets", "questions", "data", "runs", "look", "launch"},
     "report": {"patches", "withhold", "nets", "data", "questions", "tasks", "runs", "look", "evaluate"},
     "train": {"nets", "questions", "data", "tasks", "recipes", "runs", "look", "evaluate", "launch"},
-    "export": {"withhold", "nets", "data", "runs"},
+    "export": {"withhold", "nets", "data", "tasks", "runs", "report"},
     "predict": {"nets", "data", "runs", "look", "evaluate"},
     "compare": {"nets", "data", "tasks", "runs", "evaluate", "train", "report"},
     "bench": {"nets", "data", "tasks", "runs", "train"},

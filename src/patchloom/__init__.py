@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from patchloom.compare.verb import compare
     from patchloom.data.sources.open import open_data
     from patchloom.evaluate.protocols import evaluate
-    from patchloom.export import export
+    from patchloom.export.verb import export
     from patchloom.look.verb import look
     from patchloom.predict import predict
     from patchloom.report.verb import report
@@ -54,7 +54,7 @@ _HOMES = {
     "check": "patchloom.check",
     "compare": "patchloom.compare.verb",
     "evaluate": "patchloom.evaluate.protocols",
-    "export": "patchloom.export",
+    "export": "patchloom.export.verb",
     "load_encoder": "patchloom.runs.encoder",
     "load_extra_module": "patchloom.runs.encoder",
     "look": "patchloom.look.verb",
