@@ -1,12 +1,12 @@
 """The code that ``export`` prints is what is compared, and it gives the encoder's features of images as they come."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
 from exporting import SMALL, a_run, an_encoder, photographs
 from PIL import Image
 
@@ -20,11 +20,12 @@ from patchloom.data import (
 from patchloom.data.sound.excerpts import centre_excerpt
 from patchloom.data.sound.features import pictures
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.features import extract
+from patchloom.evaluate.features import extract, one_pass
 from patchloom.export import code_timm, export
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.extra_modules import save_extra_module
 from patchloom.nets.heads import InstanceHead
+from patchloom.nets.pooling import pooled_tokens
 from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.sealed import write_sealed
@@ -203,7 +204,8 @@ def test_of_grey_images_and_of_a_swin(colours, tmp_path):
     path = an_encoder(tmp_path / "run", grey.parent, (16, 16), **swin)
     done = export(path, data=str(grey.parent))
     vit, card = load_encoder(path)
-    seen = extract(vit, card, open_data(f"{grey.parent}").train, device="cpu").pooled("mean")
+    source = open_data(str(grey.parent)).train
+    seen = one_pass(vit, card, source, partial(pooled_tokens, vit), torch.device("cpu")).pooled("mean")
     embed = pasted(done)["embed"]
     assert (torch.stack([embed(grey / f"{i}.png") for i in range(4)]) - seen).abs().max() < 1e-5
     # an image in colour is made grey as patchloom does it
