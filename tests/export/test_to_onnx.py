@@ -49,6 +49,7 @@ def test_a_session_gives_the_encoders_features_of_any_number_of_images(done, enc
         assert [one.shape for one in found] == [tokens.shape, vectors.shape] and len(images) == count
         assert abs(found[0] - tokens).max() < 1e-5 and abs(found[1] - vectors).max() < 1e-5
     onnx.checker.check_model(onnx.load(done.weights))
+    assert b".py" not in done.weights.read_bytes()  # nor paths of the machine that made it
 
 
 def test_what_is_printed_and_pasted(done, encoder, colours, capsys):
@@ -67,11 +68,10 @@ def test_what_is_printed_and_pasted(done, encoder, colours, capsys):
     assert abs(made - vectors).max() < 0.05 * abs(vectors).max()
 
 
-def test_half_precision_says_its_own_difference(done, encoder, colours):
+def test_half_precision_says_its_own_difference(encoder, colours):
     half = export(encoder, to="onnx", fp16=True, data=str(colours), pooling="both")
     assert half.weights.name == "encoder-fp16.onnx" and "half-precision features" in half.sentence()
     assert 1e-6 < half.difference < 0.1
-    assert half.weights.stat().st_size < 0.75 * done.weights.stat().st_size
     types = {one.data_type for one in onnx.load(half.weights).graph.initializer if np.prod(one.dims) > 512}
     assert types == {onnx.TensorProto.FLOAT16}
     images, _, vectors = features(encoder, colours, 2)

@@ -20,7 +20,7 @@ def by_timm(place: str, channels: int) -> str:
         "@torch.inference_mode()\n"
         "def embed(file):\n"
         '    """The vector [d] of an image file."""\n'
-        f"    image = {_opened(channels)}\n"
+        f"{_opened(channels)}"
         "    return encoder(transform(image)[None])[0]\n"
     )
 
@@ -43,7 +43,7 @@ def by_transformers(place: str, channels: int) -> str:
         "@torch.inference_mode()\n"
         "def embed(file):\n"
         '    """The vector [d] of an image file."""\n'
-        f"    image = {_opened(channels)}\n"
+        f"{_opened(channels)}"
         "    return encoder(**processor(image)).pooler_output[0]\n"
     )
 
@@ -58,7 +58,12 @@ def _pillow(channels: int) -> str:
 
 
 def _opened(channels: int) -> str:
-    return f"ImageOps.exif_transpose(Image.open(file)).convert({'L' if channels == 1 else 'RGB'!r})"
+    """Lines that open ``file``: upright, over white where it is transparent, and with the channels of the encoder."""
+    return (
+        '    image = ImageOps.exif_transpose(Image.open(file)).convert("RGBA")\n'
+        '    white = Image.new("RGBA", image.size, "white")\n'
+        f'    image = Image.alpha_composite(white, image).convert("{"L" if channels == 1 else "RGB"}")\n'
+    )
 
 
 def _of_tensors(channels: int, output: str = "") -> str:

@@ -127,9 +127,22 @@ def _write(graph: _Graph, one: Exportable, file: Path) -> None:
                 external_data=False,
                 verbose=False,
             )
+            _strip(file)
     except Exception as problem:  # the exporter raises many kinds, and each means that it cannot write this encoder
         first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
         raise PatchloomError(f"torch cannot write {one.card.name} as ONNX ({first}): use --to timm") from problem
+
+
+def _strip(file: Path) -> None:
+    """Take out what the exporter notes of each node: lines of code with the paths of this machine."""
+    import onnx
+
+    model = onnx.load(file)
+    for part in (model, model.graph, *model.graph.node, *model.graph.value_info, *model.graph.initializer):
+        del part.metadata_props[:]
+    for one in (*model.graph.input, *model.graph.output):
+        del one.metadata_props[:]
+    onnx.save(model, file)
 
 
 def _compared(one: Exportable, images: Tensor, run: Any, fp16: bool) -> tuple[float, float]:
