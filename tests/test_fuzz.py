@@ -154,7 +154,7 @@ def test_too_little_memory_anywhere_is_a_sentence(monkeypatch, capfd):
     def full(*_, **__):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 5368709120 bytes.")
 
-    monkeypatch.setattr("patchloom.export.load_encoder", full)
+    monkeypatch.setattr("patchloom.export.exported.load_encoder", full)
     code, err = said(["export", "nowhere"], capfd)
     assert code == 2 and "were in use, and 5 GiB more were asked for" in err
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from patchloom.data.sources.open import open_data
     from patchloom.embed.verb import embed
     from patchloom.evaluate.protocols import evaluate
-    from patchloom.export import export
+    from patchloom.export.verb import export
     from patchloom.look.verb import look
     from patchloom.predict import predict
     from patchloom.report.verb import report
@@ -57,7 +57,7 @@ _HOMES = {
     "compare": "patchloom.compare.verb",
     "embed": "patchloom.embed.verb",
     "evaluate": "patchloom.evaluate.protocols",
-    "export": "patchloom.export",
+    "export": "patchloom.export.verb",
     "load_encoder": "patchloom.runs.encoder",
     "load_extra_module": "patchloom.runs.encoder",
     "look": "patchloom.look.verb",

@@ -227,7 +227,7 @@ def _report(words: list[str]) -> None:
 def _export(words: list[str]) -> None:
     given = parse_call("export", words)
     with _starting():
-        from patchloom.export import export
+        from patchloom.export.verb import export
 
     done = export(**given)
     print(done.sentence(), *done.notes, "", done.snippet, sep="\n")

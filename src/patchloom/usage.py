@@ -66,7 +66,11 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("patchloom report runs/photos-mae", "writes report.html into the run"),
         ("patchloom report runs/photos-mae runs/photos-restore", "of both"),
     ],
-    "export": [("patchloom export runs/photos-mae", "writes timm.safetensors into the run")],
+    "export": [
+        ("patchloom export runs/photos-mae", "weights, and code that uses them"),
+        ("patchloom export runs/photos-mae --to hf --push me/photos-mae", ""),
+        ("patchloom export runs/photos-mae --to onnx --fp16", "for onnxruntime"),
+    ],
     "bench": [
         ("patchloom bench photos/ --tasks mae,droppos", "before a long run"),
         ("patchloom bench --model vit_small_patch16_224 --img_size 224", ""),

@@ -18,7 +18,7 @@ VERBS: dict[str, str] = {
     "predict": "write label maps or objects of images by a model that evaluate saved",
     "look": "draw what was withheld and what came back, or what an encoder sees",
     "report": "write a page that tells what a run did, or several",
-    "export": "write an encoder for use with timm alone",
+    "export": "write an encoder for use without patchloom: timm, Hugging Face, ONNX",
     "bench": "time each task on this machine, and tell what limits a run",
     "tasks": "list the pretext tasks",
     "recipes": "list the papers' settings with what they gave, or show one",

@@ -1,36 +1,36 @@
 """The code that ``export`` prints is what is compared, and it gives the encoder's features of images as they come."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from exporting import SMALL, a_run, an_encoder, photographs
+from PIL import Image
 
-import patchloom.export
 from patchloom.cli import main
 from patchloom.data import (
-    channels_of,
     normalize,
     open_data,
     plain_batches,
-    statistics_of,
     statistics_of_recordings,
 )
 from patchloom.data.sound.excerpts import centre_excerpt
 from patchloom.data.sound.features import pictures
 from patchloom.errors import PatchloomError
-from patchloom.export import export
+from patchloom.evaluate.features import extract, one_pass
+from patchloom.export import code_timm, export
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.extra_modules import save_extra_module
 from patchloom.nets.heads import InstanceHead
+from patchloom.nets.pooling import pooled_tokens
 from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.sealed import write_sealed
 from patchloom.runs.settings import Settings
 from patchloom.sound import Sound
-
-SMALL = {"embed_dim": 32, "depth": 2}
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +42,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         blocks = np.kron(rng.integers(0, 30, (4, 4, 3)), np.ones((4, 4, 1), np.int64))
         np.save(folder / f"{i:02}.npy", blocks.astype(np.uint16))
     return folder
-
-
-def an_encoder(folder: Path, photos: Path, **options) -> Path:
-    """The file of an encoder with the statistics of those images."""
-    source = open_data(str(photos)).train
-    stats = statistics_of(source, channels_of(source))
-    spec = EncoderSpec("nano", (16, 16), 4, options=SMALL | options)
-    torch.manual_seed(0)
-    folder.mkdir()
-    save_encoder(build_encoder(spec), EncoderCard(spec, stats.mean, stats.std, "mae", "dark"), folder / "e.safetensors")
-    return folder / "e.safetensors"
 
 
 def test_the_printed_code_gives_the_encoders_features_of_dark_images(photos, tmp_path, capsys):
@@ -74,12 +63,12 @@ def test_the_printed_code_gives_the_encoders_features_of_dark_images(photos, tmp
 @pytest.mark.parametrize("digits", [3, 4])
 def test_what_the_printed_code_computes_is_compared(photos, tmp_path, monkeypatch, digits):
     """Not what the file holds: code that normalises otherwise does not pass."""
-    path, written = an_encoder(tmp_path / "here", photos), patchloom.export._snippet
+    path, written = an_encoder(tmp_path / "here", photos), code_timm.features_of_images
 
-    def rounded(arguments, path, mean, std):
-        return written(arguments, path, tuple(round(value, digits) for value in mean), std)
+    def rounded(arguments, path, mean, *others):
+        return written(arguments, path, tuple(round(value, digits) for value in mean), *others)
 
-    monkeypatch.setattr(patchloom.export, "_snippet", rounded)
+    monkeypatch.setattr(code_timm, "features_of_images", rounded)
     target = tmp_path / "here" / "timm.safetensors"
     target.write_bytes(b"what was exported before")
     with pytest.raises(PatchloomError, match="features by the code that uses timm differ by"):
@@ -159,8 +148,8 @@ def test_the_printed_code_gives_an_encoders_features_of_waveforms(sound, tmp_pat
 
 
 def test_other_features_than_an_encoders_do_not_pass(tmp_path, monkeypatch):
-    path, written = of_recordings(tmp_path, Sound()), patchloom.export.code_of_pictures
-    monkeypatch.setattr(patchloom.export, "code_of_pictures", lambda sound: written(sound).replace("1e-06", "1e-03"))
+    path, written = of_recordings(tmp_path, Sound()), code_timm.code_of_pictures
+    monkeypatch.setattr(code_timm, "code_of_pictures", lambda sound: written(sound).replace("1e-06", "1e-03"))
     with pytest.raises(PatchloomError, match="features by the code that uses timm differ by"):
         export(path, data="tones:20")
 
@@ -173,3 +162,82 @@ def test_an_encoder_of_recordings_and_its_head_are_compared_on_noise(tmp_path):
     assert "--data RECORDINGS compares on recordings" in done.notes[0]
     with pytest.raises(PatchloomError, match="is an encoder of recordings, and digits holds images"):
         export(path, data="digits")
+
+
+@pytest.fixture(scope="module")
+def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In two classes, since evaluations want labels."""
+    folder = tmp_path_factory.mktemp("colours")
+    photographs(folder / "one")
+    photographs(folder / "two")
+    return folder
+
+
+def pasted(done) -> dict:
+    found: dict = {}
+    exec(done.snippet, found)
+    return found
+
+
+@pytest.mark.parametrize("pooling", ["mean", "class", "both"])
+@pytest.mark.parametrize("size", [(16, 16), (16, 24)], ids=str)
+def test_the_printed_code_goes_from_a_file_to_what_evaluations_see(colours, tmp_path, size, pooling):
+    """Turned, transparent, grey, long and small images, as they are read, cropped and resized."""
+    path = an_encoder(tmp_path, colours, size)
+    done = export(path, data=str(colours), pooling=pooling)
+    assert re.search(rf"embed\(file\) \({pooling} tokens\) differ by at most \S+ on 4 of its files", done.checks[0])
+    vit, card = load_encoder(path)
+    source = open_data(str(colours)).train
+    seen = extract(vit, card, source, device="cpu").pooled(pooling)
+    embed = pasted(done)["embed"]
+    made = torch.stack([embed(source.describe(i)) for i in range(len(source))])
+    assert made.shape == (20, 64 if pooling == "both" else 32) and seen.std() > 0.1
+    assert (made - seen).abs().max() < 1e-5
+
+
+def test_of_grey_images_and_of_a_swin(colours, tmp_path):
+    grey = tmp_path / "grey" / "a"
+    grey.mkdir(parents=True)
+    for i in range(4):
+        Image.open(colours / "one" / "5.jpg").convert("L").rotate(90 * i, expand=True).save(grey / f"{i}.png")
+    swin = {"model": "swin-nano", "p": 2, "depths": [1, 1], "num_heads": [1, 2], "window_size": 4}
+    path = an_encoder(tmp_path / "run", grey.parent, (16, 16), **swin)
+    done = export(path, data=str(grey.parent))
+    vit, card = load_encoder(path)
+    source = open_data(str(grey.parent)).train
+    seen = one_pass(vit, card, source, partial(pooled_tokens, vit), torch.device("cpu")).pooled("mean")
+    embed = pasted(done)["embed"]
+    assert (torch.stack([embed(grey / f"{i}.png") for i in range(4)]) - seen).abs().max() < 1e-5
+    # an image in colour is made grey as patchloom does it
+    both = [export(path, data=str(colours)).checks[0], done.checks[0]]
+    assert all(float(re.search(r"at most (\S+) on", one)[1]) < 1e-5 for one in both)
+
+
+def test_deep_images_are_taken_as_arrays(photos, tmp_path):
+    path = an_encoder(tmp_path, photos)
+    done = export(path, data=str(photos))
+    assert "embed(image) (mean tokens)" in done.checks[0] and "Image.open" not in done.snippet
+    vit, card = load_encoder(path)
+    source = open_data(str(photos)).train
+    (images,) = next(plain_batches(source, (16, 16), 16)).views
+    with torch.inference_mode():
+        ours = vit.forward_features(normalize(images, card.mean, card.std))[0, 1:].mean(0)
+    assert (pasted(done)["embed"](source.read(0)) - ours).abs().max() < 1e-5
+
+
+def test_vectors_by_code_that_crops_otherwise_do_not_pass(colours, tmp_path, monkeypatch):
+    path = an_encoder(tmp_path, colours)
+    written = code_timm.preparing_by_torch
+    monkeypatch.setattr(
+        code_timm, "preparing_by_torch", lambda *given: written(*given).replace("(height - h) // 2", "0")
+    )
+    with pytest.raises(PatchloomError, match="vectors by the code that uses timm differ by"):
+        export(path, data=str(colours))
+
+
+def test_a_run_is_compared_on_its_own_files(colours, tmp_path, capsys):
+    run = a_run(tmp_path / "run", colours)
+    assert main(["export", str(run), "--pooling", "class"]) == 0
+    assert "(class tokens) differ by at most" in (said := capsys.readouterr().out) and "4 of its files" in said
+    assert main(["export", str(run), "--pooling", "instance"]) == 2
+    assert "has no instance vectors: use --pooling class, mean or both" in capsys.readouterr().err

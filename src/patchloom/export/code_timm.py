@@ -1,0 +1,126 @@
+"""Pieces of code that ``export --to timm`` prints: timm's model with its weights, features, and vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from patchloom.data.sound.code import code_of_pictures
+from patchloom.export.code_images import POOLED, READING, pooled, preparing_by_torch
+from patchloom.export.exported import Exportable
+from patchloom.sound import Sound
+
+
+def code_of(one: Exportable, weights: Path, head: Path | None, by_file: bool) -> str:
+    """All of it.
+
+    Args:
+        one: what was exported.
+        weights: the file of the encoder.
+        head: that of the instance head, if there is one.
+        by_file: whether vectors are of image files, rather than of images in memory; recordings are in memory.
+    """
+    arguments, sound = one.arguments, one.card.sound
+    parts = [
+        features_of_images(arguments, weights, one.card.mean, one.card.std, by_file and sound is None)
+        if sound is None
+        else features_of_waves(arguments, weights, sound)
+    ]
+    if one.head is not None and head is not None:
+        parts.append(_representing(head, sound is not None, **one.head.sizes))
+    parts.append(_vectors(one))
+    if sound is None:
+        parts += [READING] * by_file + [preparing_by_torch(one.size, one.channels, by_file), _embedding(by_file)]
+    return "\n\n".join(parts)
+
+
+def features_of_images(
+    arguments: dict[str, Any], path: Path, mean: tuple[float, ...], std: tuple[float, ...], by_file: bool
+) -> str:
+    """The encoder, and a function of normalised images."""
+    h, w = arguments["img_size"]
+    # no digit is left out: those of dark images are small, and what is rounded away is divided by the deviation
+    return (
+        f"{_loading(arguments, path, by_file)}"
+        "# of each channel, of pixels in [0, 1]\n"
+        f"mean = torch.tensor({list(mean)}).view(-1, 1, 1)\n"
+        f"std = torch.tensor({list(std)}).view(-1, 1, 1)\n\n\n"
+        "def features(images):\n"
+        f'    """{_tokens(arguments)} of images [b {arguments["in_chans"]} {h} {w}] in [0, 1]."""\n'
+        "    return encoder.forward_features((images - mean) / std)\n"
+    )
+
+
+def features_of_waves(arguments: dict[str, Any], path: Path, sound: Sound) -> str:
+    """The encoder, pictures of sound, and a function of waveforms."""
+    length = f"{sound.seconds:g} s at {sound.rate:,} Hz"
+    return (
+        f"{_loading(arguments, path, False)}\n"
+        f"{code_of_pictures(sound)}\n\n"
+        "def features(waves):\n"
+        f'    """{_tokens(arguments)} of waveforms [b {sound.samples}] in [-1, 1]: {length}."""\n'
+        "    return encoder.forward_features(pictures(waves))\n"
+    )
+
+
+def _loading(arguments: dict[str, Any], path: Path, by_file: bool) -> str:
+    # None is what timm leaves out, whatever its name: the others' are parameters of timm, so that no file brings code
+    given = {key: value for key, value in arguments.items() if key != "model_name" and value is not None}
+    options = "".join(f"    {key}={value!r},\n" for key, value in given.items())
+    numpy, pillow = ("import numpy as np\n", "from PIL import Image, ImageOps\n") if by_file else ("", "")
+    return (
+        f"{numpy}import timm\n"
+        "import torch\n"
+        f"{pillow}from safetensors.torch import load_file\n\n"
+        f"encoder = timm.create_model(\n    {arguments['model_name']!r},\n{options})\n"
+        f"encoder.load_state_dict(load_file({str(path)!r}))\n"
+        "encoder.eval()\n"
+    )
+
+
+def _tokens(arguments: dict[str, Any]) -> str:
+    return (
+        "Units [b rows columns d]" if "depths" in arguments or "swin" in arguments["model_name"] else "Tokens [b n d]"
+    )
+
+
+def _representing(path: Path, of_sound: bool, width: int, heads: int, depth: int) -> str:
+    argument, given = ("waves", "pictures(waves)") if of_sound else ("images", "(images - mean) / std")
+    return (
+        "from functools import partial\n\n"
+        "from timm.models.cait import LayerScaleBlockClassAttn\n\n"
+        "norm = partial(torch.nn.LayerNorm, eps=1e-6)\n"
+        f"weights = load_file({str(path)!r})\n"
+        'class_token = weights.pop("token")\n'
+        "blocks = torch.nn.ModuleList(\n"
+        f"    LayerScaleBlockClassAttn({width}, {heads}, qkv_bias=True, norm_layer=norm) for _ in range({depth})\n"
+        ")\n"
+        'blocks.load_state_dict({name.removeprefix("layers."): value for name, value in weights.items()})\n'
+        "blocks.eval()\n\n\n"
+        f"def represent({argument}):\n"
+        '    """Instance representation [b d]: a class token asks the patch tokens, which are not normed yet."""\n'
+        f"    given = {given}\n"
+        '    patches = encoder.forward_intermediates(given, indices=1, output_fmt="NLC", intermediates_only=True)[0]\n'
+        "    token = class_token.expand(len(given), -1, -1)\n"
+        "    for block in blocks:\n"
+        "        token = block(patches, token)\n"
+        "    return encoder.norm(token)[:, 0]\n"
+    )
+
+
+def _vectors(one: Exportable) -> str:
+    argument = "images" if one.card.sound is None else "waves"
+    about = f'    """Vectors [b d] of what features takes: {POOLED[one.pooling]}."""\n'
+    if one.pooling == "instance":
+        return f"def vectors({argument}):\n{about}    return represent({argument})\n"
+    return f"def vectors({argument}):\n{about}    tokens = features({argument})\n    return {pooled(one)}\n"
+
+
+def _embedding(by_file: bool) -> str:
+    name, what, made = ("file", "an image file", "read(file)") if by_file else ("image", "an image [c h w]", "image")
+    return (
+        "@torch.inference_mode()\n"
+        f"def embed({name}):\n"
+        f'    """The vector [d] of {what}."""\n'
+        f"    return vectors(prepare({made}))[0]\n"
+    )

@@ -1,0 +1,216 @@
+"""The README.md of a folder for the Hub: what the weights are, what they were measured to do, and how to use them."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import yaml
+
+from patchloom.data import is_object, named
+from patchloom.errors import PatchloomError
+from patchloom.export.code_hub import by_timm, by_transformers
+from patchloom.export.code_images import POOLED
+from patchloom.export.exported import Exportable
+from patchloom.report.about import about_of
+from patchloom.report.content import Number
+from patchloom.report.gather import Gathered, gather
+from patchloom.report.numbers import numbers_of
+from patchloom.runs.folder import plain_name
+from patchloom.runs.record import read_record
+from patchloom.sides import in_pixels
+from patchloom.sound import noun_of
+from patchloom.tasks import TASKS
+from patchloom.version import __version__
+
+_LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+_MARKUP = re.compile(r"([\\`*_\[\]<>#|~&$])")
+_PATH = re.compile(r"(?<!\S)(?:~|[A-Za-z]:\\|/)\S*[/\\](\S+)")  # of a machine: its last part may be told
+# of what a report tells of a run, what says nothing of a machine or of where its files are
+_TOLD = ("trained for", "held out", "updates left out")
+
+
+def check_license(license: str | None) -> None:
+    """Refuse what is no identifier of a licence.
+
+    Raises:
+        PatchloomError: it is none.
+    """
+    if license is not None and not _LICENSE.fullmatch(license):
+        raise PatchloomError(
+            f"--license {license} is no identifier: give one in small letters, as the Hub lists them, such as "
+            "apache-2.0, cc-by-4.0 or other"
+        )
+
+
+def model_card(run: str | Path, one: Exportable, license: str | None, name: str | None, difference: float) -> str:
+    """Markdown with YAML in front, in which nothing that users named is markup, and no path is told.
+
+    Args:
+        run: a run's folder, or an encoder's file, of which less is known.
+        one: its encoder.
+        license: of the weights; unknown if None.
+        name: of the repository on the Hub; None if it goes to none yet.
+        difference: largest one between vectors by timm and by patchloom.
+    """
+    told = gather(run) if Path(run).is_dir() and (Path(run) / "config.yaml").is_file() else None
+    hidden = {} if told is None else _hidden(told)
+    called = one.card.name if name is None else name.rpartition("/")[2]
+    place = name or f"NAME/{re.sub(r'[^A-Za-z0-9._-]+', '-', called)}"
+    front = {
+        "license": license or "unknown",
+        "library_name": "timm",
+        "pipeline_tag": "image-feature-extraction",
+        "tags": ["image-feature-extraction", "timm", "transformers", "self-supervised-learning", "patchloom"],
+    }
+    sections = [
+        f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---",
+        f"# {escaped(_public(called, hidden))}",
+        _lead(one),
+        "## Model\n\n" + _listed(_model(one)),
+        *([] if told is None else _of_run(told, hidden)),
+        "## Limits\n\n" + _limits(one, told),
+        _usage(one, place, difference),
+        f"Written by patchloom {__version__}.",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Text on one line in which Markdown finds no markup."""
+    return _MARKUP.sub(r"\\\1", " ".join(text.split()))
+
+
+def _lead(one: Exportable) -> str:
+    task = one.card.task.rpartition("/")[2]  # one of a user's own has the path of its file
+    entry = TASKS.get(task)
+    by = f"`{task}`" if re.fullmatch(r"[\w.-]+", task) else escaped(task)
+    paper = ""
+    if entry is not None and entry.paper:
+        paper = " " + escaped(f"({entry.paper}; withheld: {entry.withheld}; asked: {entry.asked})")
+    return (
+        f"An image encoder that was pre-trained without labels, by the pretext task {by}{paper}. It has no "
+        "classifier: it makes a vector of an image."
+    )
+
+
+def _model(one: Exportable) -> list[tuple[str, str]]:
+    h, w = one.size
+    count = sum(weight.numel() for weight in one.vit.parameters())
+    width = one.vit.num_features
+    return [
+        ("architecture", f"{type(one.vit).__name__} of timm ({one.arguments['model_name']} with other sizes)"),
+        ("parameters", f"{count / 1e6:.1f} M"),
+        ("images", f"{one.channels} channels, {h} x {w} pixels, patches of {in_pixels(one.card.spec.patch_size)}"),
+        ("vector", f"{width} numbers, {POOLED[one.pooling]}"),
+        ("mean of pixels in [0, 1]", ", ".join(f"{value:.4g}" for value in one.card.mean)),
+        ("deviation of pixels", ", ".join(f"{value:.4g}" for value in one.card.std)),
+    ]
+
+
+def _of_run(told: Gathered, hidden: Mapping[str, str]) -> list[str]:
+    """Sections that a run's folder fills: how it was trained, its figures and its verdict."""
+    settings = told.settings
+    about = dict(about_of(told))
+    data = plain_name(settings.data) if not is_object(settings.data) else "images in memory"
+    epochs = f"{min(told.epoch, settings.epochs):.4g} of {settings.epochs:g}"
+    facts = [
+        ("data", f"{data}, without labels"),
+        ("images", _images(told)),
+        ("epochs", epochs),
+        ("batch", f"{settings.batch_size} images" if settings.batch_size != "auto" else ""),
+        ("state", "" if told.finished else told.state()),
+        *((term, about.get(term, "")) for term in _TOLD),
+    ]
+    facts = [(term, _public(text, hidden)) for term, text in facts if text]
+    found = ["## Training\n\n" + _listed(facts)]
+    try:
+        numbers = numbers_of(told)
+    except ValueError as problem:  # results.csv is damaged
+        numbers = []
+        found.append(
+            f"## Figures\n\nThe figures of the run could not be read: {escaped(_public(str(problem), hidden))}."
+        )
+    if numbers:
+        found.append("## Figures\n\n" + _table(numbers, hidden))
+    if told.health is not None:
+        why = f": {told.health.why}" if told.health.why else ""
+        so_far = "" if told.finished else " so far"
+        found.append(f"## Verdict\n\n{escaped(_public(f'{told.health.verdict}{so_far}{why}', hidden))}.")
+    return found
+
+
+def _images(told: Gathered) -> str:
+    """How many it was trained on; "" where nobody can tell."""
+    with suppress(PatchloomError):
+        record = read_record(told.folder.trained_on)
+        if record is not None and not record.unknown and len(record.contents):
+            return f"{len(record.contents):,} different {noun_of(told.sound)}"
+    return ""
+
+
+def _table(numbers: Sequence[Number], hidden: Mapping[str, str]) -> str:
+    """Each number with its interval, and beneath it what it stands beside."""
+    rows = [("measure", "of", "value", "95 % interval"), ("---", "---", "---", "---")]
+    notes = []
+    for number in numbers:
+        cells = [("this encoder", number.value, number.interval)]
+        for name, text in number.beside:
+            value, _, interval = text.partition(" [")
+            cells.append((name, value, f"[{interval}" if interval else ""))
+        rows += [tuple(escaped(_public(cell, hidden)) for cell in (number.label, *cell_of)) for cell_of in cells]
+        if number.note:
+            notes.append(f"- {escaped(_public(f'{number.label}: {number.note}', hidden))}")
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    after = "\n\n" + "\n".join(notes) if notes else ""
+    return (
+        "Beside each figure stand its controls: what needs no pre-training. A figure says something only where its "
+        "interval leaves theirs behind.\n\n" + "\n".join(lines) + after
+    )
+
+
+def _limits(one: Exportable, told: Gathered | None) -> str:
+    said = [
+        "It was trained on the images that are named above, and nothing is known of how it does on others.",
+        "Vectors are of whole images at the size above: what is smaller than a patch is hardly seen.",
+        "Whatever bias is in the images is in the vectors, too; nobody has looked for any.",
+    ]
+    if told is None:
+        said[0] = "The file of the encoder does not tell on which images it was trained, or how well."
+    elif not told.finished:
+        said.append("The run is not finished: this is its newest checkpoint.")
+    return "\n".join(f"- {one}" for one in said)
+
+
+def _usage(one: Exportable, place: str, difference: float) -> str:
+    code, other = by_timm(f"hf-hub:{place}", one.channels), by_transformers(place, one.channels)
+    return (
+        "## How to use\n\n"
+        f"By timm, whose vectors differed from those of the run by at most {difference:.1e} when this was written "
+        "(`local-dir:FOLDER` loads a copy on the disc):\n\n"
+        f"```python\n{code}```\n\nBy transformers:\n\n```python\n{other}```"
+    )
+
+
+def _listed(facts: Sequence[tuple[str, str]]) -> str:
+    return "\n".join(f"- **{escaped(term)}**: {escaped(text)}" for term, text in facts)
+
+
+def _hidden(told: Gathered) -> dict[str, str]:
+    """What may be a path of the machine, by which the run names data, and what is told instead: its last part."""
+    names = [] if is_object(told.settings.data) else [str(name) for name in named(told.settings.data)]
+    with suppress(OSError, UnicodeDecodeError, csv.Error), open(told.folder.path / "results.csv", newline="") as file:
+        names += [row.get("data") or "" for row in csv.DictReader(file)]
+    names += [str(told.folder.path), str(told.folder.path.absolute())]
+    paths = {name for name in names if "/" in name or "\\" in name}
+    return {name: plain_name(name) for name in sorted(paths, key=len, reverse=True)}
+
+
+def _public(text: str, hidden: Mapping[str, str]) -> str:
+    """Text without paths: those that are known are told by their last part, and so is what looks like another one."""
+    for name, short in hidden.items():
+        text = text.replace(name, short)
+    return _PATH.sub(r"\1", text)

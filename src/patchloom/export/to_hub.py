@@ -1,0 +1,200 @@
+"""``--to hf``: timm's own folder for the Hugging Face Hub, loaded back by timm and by transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import timm
+import torch
+from timm.models import save_for_hf
+from torch import Tensor, nn
+
+from patchloom.data import DataLike
+from patchloom.errors import PatchloomError
+from patchloom.export.code_hub import by_timm, by_transformers
+from patchloom.export.examples import Examples, difference, examples_of, files_in_words, vectors_of_files
+from patchloom.export.exported import Export, Exportable, Pooling, default_out, exportable
+from patchloom.export.extras import need, quiet
+from patchloom.export.model_card import check_license, model_card
+from patchloom.export.push import check_push, push
+from patchloom.files import make_folder, write_whole
+
+FILES = ("config.json", "model.safetensors", "README.md")
+
+
+class _Compared(NamedTuple):
+    """Largest differences: of features by timm, of vectors by either, and what is to be said of files."""
+
+    features: float
+    timm: float
+    transformers: float
+    files: str
+
+
+def to_hub(
+    run: str | Path,
+    data: DataLike | None,
+    out: str | Path | None,
+    pooling: Pooling,
+    license: str | None,
+    name: str | None,
+    public: bool,
+) -> Export:
+    """Write the folder with a model card, load it back by both libraries, compare, and perhaps upload it.
+
+    Args:
+        run, data, out, pooling, license, public: as `patchloom.export.export` takes them.
+        name: its ``push``.
+
+    Raises:
+        PatchloomError: a library is missing, the encoder or the folder does not suit, features differ, or the upload
+            failed.
+    """
+    need("hf", "transformers")
+    check_license(license)
+    if name is not None:
+        check_push(name)
+    one = exportable(run, pooling)
+    _check(one)
+    folder = Path(out) if out else default_out(run, "hf")
+    _check_folder(folder)
+    examples = examples_of(run, data, one.card)
+    readable = one.channels in (1, 3)
+    with TemporaryDirectory() as made:  # what is there already stays until all has been compared
+        work = Path(made) / "hf"
+        _save(one, work)
+        found = _compare(one, examples, work, readable and examples.by_file())
+        card = model_card(run, one, license, name, found.timm)
+        (work / "README.md").write_text(card, "utf-8")
+        contents = {file: (work / file).read_bytes() for file in FILES}
+    make_folder(folder)
+    for file, content in contents.items():
+        write_whole(folder / file, content)
+    checks = [
+        f"Vectors ({one.pooling} tokens) differ by at most {found.timm:.1e} by timm.create_model, and by "
+        f"{found.transformers:.1e} by transformers' AutoModel.",
+        *filter(None, (found.files,)),
+    ]
+    if name is not None:
+        checks.append(f"Uploaded: {push(folder, FILES, name, public)}")
+    return Export(
+        folder,
+        None,
+        found.features,
+        len(examples.given),
+        by_timm(f"local-dir:{folder}", one.channels),
+        f"images{' of noise' * bool(examples.why_noise)}",
+        tuple(filter(None, (one.card.note, examples.why_noise, _head_note(one)))),
+        by="timm's and transformers'",
+        checks=tuple(checks),
+    )
+
+
+def _check(one: Exportable) -> None:
+    if one.card.sound is not None:
+        raise PatchloomError("--to hf takes encoders of images: --to timm writes code that takes waveforms")
+    if one.pooling in ("both", "instance"):
+        raise PatchloomError(f"timm's models give class or mean tokens, and --to hf no {one.pooling}: use --to timm")
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise PatchloomError(f"--out {folder} is a file: give a folder")
+    others = (
+        [one.name for one in folder.iterdir() if one.name not in FILES and one.name[0] != "."]
+        if folder.is_dir()
+        else []
+    )
+    if others:
+        raise PatchloomError(f"{folder} holds other files, such as {min(others)}: give another folder with --out")
+
+
+def _head_note(one: Exportable) -> str:
+    return "" if one.head is None else "The instance head beside it is left out, as timm has none: --to timm writes it."
+
+
+def _save(one: Exportable, folder: Path) -> None:
+    """Write weights and configuration by timm's own function, so that ``timm.create_model`` alone gives the vectors."""
+    pool: dict[str, Any] = {}
+    if not one.hierarchical:  # a Swin gives the mean already
+        # "avg" would move the norm behind the mean, where its pre-training did not have it
+        pool = (
+            {"global_pool": "token"} if one.pooling == "class" else {"global_pool": "avg", "fc_norm": one.pooled_norm}
+        )
+    arguments = {name: value for name, value in one.arguments.items() if value is not None} | pool
+    model = timm.create_model(**arguments)
+    model.load_state_dict(one.vit.state_dict(), strict=True)
+    model.pretrained_cfg = {
+        "architecture": arguments["model_name"],
+        "input_size": (one.channels, *one.size),
+        "fixed_input_size": True,
+        "interpolation": "bicubic",
+        "crop_pct": 1.0,
+        "crop_mode": "center",
+        "mean": one.card.mean,
+        "std": one.card.std,
+        "num_classes": 0,
+        "pool_size": None,
+        "first_conv": None,
+        "classifier": None,
+        "custom_load": False,
+    }
+    own = {name: value for name, value in arguments.items() if name not in ("model_name", "num_classes")}
+    save_for_hf(model, str(folder), model_args=own, safe_serialization=True)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    # transformers gives timm this itself, and would give it twice; timm has it beside them, too
+    config["model_args"].pop("num_classes", None)
+    # with these, older versions of timm make other weights of those for channels that are not 3
+    config["pretrained_cfg"] |= {"first_conv": None, "custom_load": False}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+
+
+def _compare(one: Exportable, examples: Examples, folder: Path, by_file: bool) -> _Compared:
+    """Load the folder by both libraries, and run the code that is printed and written into the card.
+
+    Raises:
+        PatchloomError: features or vectors differ.
+    """
+    # The code of the card is run as it is, but for the place. Its vectors are of files as the libraries read them; the
+    # models in it are what is compared on the same images.
+    timms: dict[str, Any] = {}
+    theirs: dict[str, Any] = {}
+    with quiet():
+        exec(by_timm(f"local-dir:{folder}", one.channels), timms)
+        exec(by_transformers(str(folder), one.channels), theirs)
+    images = one.normalized(examples.given)
+    with torch.inference_mode():
+        ours, vectors = one.vit.forward_features(images), one.vectors(examples.given)
+        output = theirs["encoder"](images)
+        features = max(
+            difference("features", ours, timms["encoder"].forward_features(images), "timm"),
+            difference("features", ours, output.last_hidden_state, "transformers"),
+        )
+        first = difference("vectors", vectors, timms["encoder"](images), "timm")
+        second = difference("vectors", vectors, output.pooler_output, "transformers")
+        files = _by_files(one, examples, timms["embed"], theirs["embed"]) if by_file else ""
+    return _Compared(features, first, second, files)
+
+
+def _by_files(one: Exportable, examples: Examples, by_timm: Any, by_transformers: Any) -> str:
+    """A sentence on vectors of files.
+
+    The libraries resize the whole image before they cut out its centre, by Pillow, so pixels differ by roundings, and
+    no bound is set.
+    """
+    with TemporaryDirectory() as folder:
+        ours, first = vectors_of_files(examples, Path(folder), one.vector_of, by_timm)
+        second = torch.stack([by_transformers(str(path)) for path in examples.in_files(Path(folder))])
+    far = max((first - ours).abs().max().item(), (second - ours).abs().max().item())
+    alike = min(_cosine(ours, first), _cosine(ours, second))
+    return (
+        f"By their own transforms of files, which resize before they crop, vectors differ by at most {far:.1e} on "
+        f"{files_in_words(examples)} (cosine similarity {alike:.5f} or more)."
+    )
+
+
+def _cosine(ours: Tensor, theirs: Tensor) -> float:
+    return nn.functional.cosine_similarity(ours, theirs).min().item()

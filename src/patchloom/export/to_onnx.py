@@ -1,0 +1,213 @@
+"""``--to onnx``: a graph with normalisation inside, for whatever runs ONNX, compared by onnxruntime."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from patchloom.data import DataLike
+from patchloom.errors import PatchloomError
+from patchloom.export.code_images import POOLED, READING, preparing_by_pillow
+from patchloom.export.examples import Examples, difference, examples_of, files_in_words, vectors_of_files
+from patchloom.export.exported import Export, Exportable, default_out, exportable
+from patchloom.export.extras import need, quiet
+from patchloom.files import write_whole
+from patchloom.nets.encode import prefix_count
+
+_LARGEST = 2**31 - 2**20  # bytes of weights: an ONNX file is one protobuf message, which holds less than 2 GiB
+# Half precision has 11 bits, and roundings add up over the blocks. Beyond this share of the largest feature a weight or
+# a product does not fit its range.
+_HALF = 2e-2
+
+
+class _Graph(nn.Module):
+    """Tokens [b n d] and vectors [b d], float32, of images [b c h w] in [0, 1].
+
+    Args:
+        one: what is exported.
+        half: the encoder's weights and products in half precision; normalisation stays in float32.
+    """
+
+    def __init__(self, one: Exportable, half: bool) -> None:
+        super().__init__()
+        self.encoder = deepcopy(one.vit).half() if half else one.vit
+        self.pooling, self.prefix, self.own_norm, self.halved = (
+            one.pooling,
+            prefix_count(one.vit),
+            one.pooled_norm,
+            half,
+        )
+        self.register_buffer("mean", torch.tensor(one.card.mean).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(one.card.std).view(-1, 1, 1))
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """See the class."""
+        given = (images - self.mean) / self.std
+        tokens = self.encoder.forward_features(given.half() if self.halved else given).float()
+        tokens = tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
+        found = {"class": tokens[:, 0], "mean": tokens[:, self.prefix :].mean(1)}
+        if self.own_norm:
+            norm = self.encoder.fc_norm
+            found = {name: norm(value.half()).float() if self.halved else norm(value) for name, value in found.items()}
+        both = self.pooling == "both"
+        return tokens, torch.cat([found["class"], found["mean"]], dim=1) if both else found[self.pooling]
+
+
+def to_onnx(run: str | Path, data: DataLike | None, out: str | Path | None, pooling: Any, fp16: bool) -> Export:
+    """Write the graph, run it by onnxruntime at two batch sizes, and compare.
+
+    Args:
+        run, data, out, pooling, fp16: as `patchloom.export.export` takes them.
+
+    Raises:
+        PatchloomError: a library is missing, the encoder cannot be written, or its features differ.
+    """
+    need("onnx", "onnx", "onnxscript", "onnxruntime")
+    one = exportable(run, pooling)
+    _check(one, fp16)
+    path = Path(out) if out else default_out(run, "encoder-fp16.onnx" if fp16 else "encoder.onnx")
+    if path.is_dir():
+        raise PatchloomError(f"--out {path} is a folder: give the file, such as {path / 'encoder.onnx'}")
+    examples = examples_of(run, data, one.card)
+    by_file = examples.by_file() and one.channels in (1, 3)
+    with TemporaryDirectory() as folder:  # what is there already stays until all has been compared
+        file = Path(folder) / "encoder.onnx"
+        _write(_Graph(one, fp16).eval(), one, file)
+        pasted: dict[str, Any] = {}
+        exec(_code(one, file, by_file), pasted)
+        found, vectors = _compared(one, examples.given, pasted["run"], fp16)
+        about = _about(file, pasted["session"])
+        checks = [f"Its vectors ({one.pooling} tokens) differ by at most {vectors:.1e}. {about}"]
+        if by_file:
+            checks.append(_by_files(one, examples, Path(folder), pasted["embed"]))
+        write_whole(path, file.read_bytes())
+    return Export(
+        path,
+        None,
+        found,
+        len(examples.given),
+        _code(one, path, by_file),
+        f"images{' of noise' * bool(examples.why_noise)}",
+        tuple(filter(None, (one.card.note, examples.why_noise))),
+        by="onnxruntime's half-precision" if fp16 else "onnxruntime's",
+        checks=tuple(checks),
+    )
+
+
+def _check(one: Exportable, fp16: bool) -> None:
+    if one.card.sound is not None:
+        raise PatchloomError("--to onnx takes encoders of images: --to timm writes code that takes waveforms")
+    if one.pooling == "instance":
+        raise PatchloomError("an instance head goes with --to timm alone: use --pooling mean with --to onnx")
+    size = sum(weight.numel() for weight in one.vit.state_dict().values()) * (2 if fp16 else 4)
+    if size > _LARGEST:
+        raise PatchloomError(
+            f"an ONNX file holds less than 2 GiB, and the weights are {size / 2**30:.1f}: "
+            + ("use --to timm" if fp16 else "use --fp16, or --to timm")
+        )
+
+
+def _write(graph: _Graph, one: Exportable, file: Path) -> None:
+    images = torch.rand(2, one.channels, *one.size)  # a batch of one would be taken for the only size
+    try:
+        with quiet():
+            torch.onnx.export(
+                graph,
+                (images,),
+                file,
+                input_names=["images"],
+                output_names=["tokens", "features"],
+                dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+            _strip(file)
+    except Exception as problem:  # the exporter raises many kinds, and each means that it cannot write this encoder
+        first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        raise PatchloomError(f"torch cannot write {one.card.name} as ONNX ({first}): use --to timm") from problem
+
+
+def _strip(file: Path) -> None:
+    """Take out what the exporter notes of each node: lines of code with the paths of this machine."""
+    import onnx
+
+    model = onnx.load(file)
+    for part in (model, model.graph, *model.graph.node, *model.graph.value_info, *model.graph.initializer):
+        del part.metadata_props[:]
+    for one in (*model.graph.input, *model.graph.output):
+        del one.metadata_props[:]
+    onnx.save(model, file)
+
+
+def _compared(one: Exportable, images: Tensor, run: Any, fp16: bool) -> tuple[float, float]:
+    """Largest differences of tokens and of vectors, over all images at once and over the first alone.
+
+    Raises:
+        PatchloomError: they are too large.
+    """
+    with torch.inference_mode():
+        ours = one.vit.forward_features(one.normalized(images))
+        ours = ours.flatten(1, 2) if one.hierarchical else ours
+    found = [0.0, 0.0]
+    for count in (len(images), 1):
+        theirs = [torch.from_numpy(array) for array in run(images[:count].numpy())]
+        for i, (mine, its) in enumerate(zip((ours[:count], one.vectors(images[:count])), theirs, strict=True)):
+            what = ("features", "vectors")[i]
+            found[i] = max(found[i], _half(mine, its) if fp16 else difference(what, mine, its, "onnxruntime"))
+    return found[0], found[1]
+
+
+def _half(ours: Tensor, theirs: Tensor) -> float:
+    found = (theirs - ours).abs().max().item()
+    largest = ours.abs().max().item()
+    if not found <= _HALF * largest:  # true of nan too
+        raise PatchloomError(
+            f"in half precision features differ by {found:.1e}, and the largest is {largest:.1e}: leave out --fp16"
+        )
+    return found
+
+
+def _about(file: Path, session: Any) -> str:
+    """Opset, names, types and shapes, as the file says them."""
+    import onnx
+
+    opset = onnx.load(file, load_external_data=False).opset_import[0].version
+    takes, gives = (
+        ", ".join(f"{one.name} {one.shape} {one.type.removeprefix('tensor(').rstrip(')')}" for one in some)
+        for some in (session.get_inputs(), session.get_outputs())
+    )
+    return f"Opset {opset}; takes {takes}; gives {gives}.".replace("'", "")
+
+
+def _by_files(one: Exportable, examples: Examples, folder: Path, embed: Any) -> str:
+    """A sentence on vectors of files. Pillow resizes, which may round a pixel otherwise, so no bound is set."""
+    ours, theirs = vectors_of_files(examples, folder, one.vector_of, embed)
+    found, largest = (theirs - ours).abs().max().item(), ours.abs().max().item()
+    return (
+        f"Vectors by its embed(file), which resizes by Pillow, differ by at most {found:.1e} on "
+        f"{files_in_words(examples)}; the largest number in them is {largest:.1e}."
+    )
+
+
+def _code(one: Exportable, path: Path, by_file: bool) -> str:
+    h, w = one.size
+    pillow = "from PIL import Image, ImageOps\n" if by_file else ""
+    code = (
+        f"{'import numpy as np' + chr(10) if by_file else ''}import onnxruntime\n{pillow}\n"
+        f'session = onnxruntime.InferenceSession({str(path)!r}, providers=["CPUExecutionProvider"])\n\n\n'
+        "def run(images):\n"
+        f'    """Tokens [b n d], and vectors [b d] ({POOLED[one.pooling]}), of images [b {one.channels} {h} {w}].\n\n'
+        "    The images are float32 in [0, 1]; the graph normalises them.\n"
+        '    """\n'
+        '    return session.run(["tokens", "features"], {"images": images})\n'
+    )
+    if not by_file:
+        return code
+    embed = 'def embed(file):\n    """The vector [d] of an image file."""\n    return run(prepare(read(file)))[1][0]\n'
+    return "\n\n".join([code, READING, preparing_by_pillow(one.size, one.channels), embed])

@@ -1,0 +1,146 @@
+"""The folder for the Hub is read back by timm and by transformers, each on its own, and its card tells no path."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import yaml
+from exporting import a_run, photographs
+from safetensors.torch import load_file
+
+from patchloom.data import normalize, open_data, plain_batches
+from patchloom.errors import PatchloomError
+from patchloom.export import export, to_hub
+from patchloom.export.model_card import escaped
+from patchloom.nets.weights import load_encoder
+
+ROW = (
+    '2026-11-23T00:00:00+00:00,knn,{},mean,"{{""k"": 20, ""temperature"": 0.07}}",{},0123456789abcdef,0,{},0.4,0.6,'
+    "100,True"
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose names are markup, with figures."""
+    folder = tmp_path_factory.mktemp("secret-project")
+    images = photographs(folder / "pipe | <b>star*")
+    rows = [ROW.format(name, f"{folder}/labels of mine", value) for name, value in (("run", 0.5), ("untrained", 0.3))]
+    return a_run(folder / "run_*x*", images, rows, reg_tokens=1, init_values=0.1)
+
+
+@pytest.fixture(scope="module")
+def done(run: Path):
+    return export(run, to="hf", license="cc-by-4.0")
+
+
+def features(run: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Normalised images, tokens and mean tokens of a run's encoder."""
+    vit, card = load_encoder(run)
+    (images,) = next(plain_batches(open_data(str(next(run.parent.glob("pipe*")))).train, (16, 16), 16)).views
+    images = normalize(images, card.mean, card.std)
+    with torch.inference_mode():
+        tokens = vit.forward_features(images)
+    return images, tokens, tokens[:, vit.num_prefix_tokens :].mean(1)
+
+
+def test_timm_builds_it_from_the_folder_alone(run, done):
+    assert {one.name for one in done.weights.iterdir()} == {"config.json", "model.safetensors", "README.md"}
+    model = timm.create_model(f"local-dir:{done.weights}", pretrained=True).eval()
+    images, tokens, vectors = features(run)
+    with torch.inference_mode():
+        assert (model.forward_features(images) - tokens).abs().max() < 1e-5
+        assert (model(images) - vectors).abs().max() < 1e-5 and vectors.std() > 0.1
+    config = timm.data.resolve_model_data_config(model)
+    _, card = load_encoder(run)
+    assert config["input_size"] == (3, 16, 16) and (*config["mean"],) == card.mean
+    assert (*config["std"],) == card.std
+    assert config["interpolation"] == "bicubic" and config["crop_pct"] == 1 and config["crop_mode"] == "center"
+    assert load_file(done.weights / "model.safetensors").keys() == load_encoder(run)[0].state_dict().keys()
+
+
+def test_transformers_loads_the_same(run, done):
+    from transformers import AutoImageProcessor, TimmWrapperModel
+
+    model = TimmWrapperModel.from_pretrained(done.weights).eval()
+    images, tokens, vectors = features(run)
+    with torch.inference_mode():
+        output = model(images)
+    assert (output.last_hidden_state - tokens).abs().max() < 1e-5
+    assert (output.pooler_output - vectors).abs().max() < 1e-5
+    assert AutoImageProcessor.from_pretrained(done.weights).data_config["input_size"] == (3, 16, 16)
+
+
+def test_what_is_printed(done):
+    assert done.difference < 1e-5 and "timm's and transformers' features differ" in done.sentence()
+    numbers = [float(one) for one in re.findall(r"by (?:at most )?(\d\.\de[-+]\d+) by", done.checks[0])]
+    assert len(numbers) == 2 and max(numbers) < 1e-5
+    cosine = re.search(r"on 4 of its files \(cosine similarity (\S+) or more\)", done.checks[1])
+    assert 0.9 < float(cosine[1]) <= 1
+    found: dict = {}
+    exec(done.snippet, found)
+    assert "local-dir:" in done.snippet and callable(found["embed"])
+
+
+def test_the_card_tells_no_path_and_nothing_in_it_is_markup(run, done):
+    card = (done.weights / "README.md").read_text()
+    assert "secret-project" not in card and str(run.parent) not in card and "<b>" not in card
+    _, front, text = card.split("---\n", 2)
+    assert yaml.safe_load(front)["license"] == "cc-by-4.0" and yaml.safe_load(front)["library_name"] == "timm"
+    assert "| kNN accuracy | this encoder | 50.0 % | \\[40.0, 60.0\\] |" in text
+    assert "| kNN accuracy | untrained | 30.0 % | \\[40.0, 60.0\\] |" in text
+    assert "on 100 test images of labels-of-mine." in text
+    assert "- **epochs**: " in text and "task `mae` (He et al. 2022" in text
+    (title,) = re.findall(r"^# (.*)$", text, re.MULTILINE)
+    assert title == escaped("run_*x*") == r"run\_\*x\*"
+    codes = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(codes) == 2 and "hf-hub:NAME/run_-x-'" in codes[0] and "transformers" in codes[1]
+    for code in codes:
+        compile(code, "README.md", "exec")
+
+
+def test_text_of_users_is_one_line_without_markup():
+    assert escaped("a\n\n# b | `c` [d](e) <f>") == r"a \# b \| \`c\` \[d\](e) \<f\>"
+
+
+def test_what_is_not_the_same_is_not_written(run, tmp_path, monkeypatch):
+    saved = to_hub.save_for_hf
+
+    def other(model, folder, **options):
+        with torch.no_grad():
+            model.get_parameter("norm.weight").mul_(1.5)
+        saved(model, folder, **options)
+
+    monkeypatch.setattr(to_hub, "save_for_hf", other)
+    with pytest.raises(PatchloomError, match="features by timm differ by"):
+        export(run, to="hf", out=tmp_path / "hf")
+    assert not (tmp_path / "hf").exists()
+
+
+def test_two_channels_and_class_tokens(tmp_path):
+    """No class token of the mean, no photograph's channels: timm neither adapts nor pools anything by itself."""
+    import numpy as np
+
+    for i in range(4):
+        np.save(tmp_path / f"{i}.npy", np.random.default_rng(i).integers(0, 256, (20, 20, 2), dtype=np.uint8))
+    run = a_run(tmp_path / "run", tmp_path, positions="none")
+    done = export(run, to="hf", pooling="class")
+    model = timm.create_model(f"local-dir:{done.weights}", pretrained=True).eval()
+    images = torch.randn(2, 2, 16, 16)
+    vit, _ = load_encoder(run)
+    with torch.inference_mode():
+        assert (model(images) - vit.forward_features(images)[:, 0]).abs().max() < 1e-5
+    config = json.loads((done.weights / "config.json").read_text())
+    assert config["pretrained_cfg"]["first_conv"] is None and "num_classes" not in config["model_args"]
+    assert "license: unknown" in (done.weights / "README.md").read_text() and "def vectors(images)" in done.snippet
+
+
+def test_a_folder_with_other_files_is_left_alone(run, tmp_path):
+    (tmp_path / "mine.txt").touch()
+    with pytest.raises(PatchloomError, match="holds other files, such as mine.txt: give another folder"):
+        export(run, to="hf", out=tmp_path)
+    with pytest.raises(PatchloomError, match="is a file: give a folder"):
+        export(run, to="hf", out=tmp_path / "mine.txt")

@@ -1,0 +1,108 @@
+"""An ONNX file is run by onnxruntime, with any number of images, and gives the encoder's features."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from exporting import an_encoder, photographs
+
+from patchloom.data import normalize, open_data, plain_batches
+from patchloom.errors import PatchloomError
+from patchloom.export import export, to_onnx
+from patchloom.nets.weights import load_encoder
+
+
+@pytest.fixture(scope="module")
+def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photographs(tmp_path_factory.mktemp("colours") / "images")
+
+
+@pytest.fixture(scope="module")
+def encoder(colours: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return an_encoder(tmp_path_factory.mktemp("encoder"), colours, depth=1)
+
+
+@pytest.fixture(scope="module")
+def done(encoder: Path, colours: Path):
+    return export(encoder, to="onnx", data=str(colours))
+
+
+def features(encoder: Path, colours: Path, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images in [0, 1], tokens and mean tokens."""
+    vit, card = load_encoder(encoder)
+    (images,) = next(plain_batches(open_data(str(colours)).train, (16, 16), count)).views
+    with torch.inference_mode():
+        tokens = vit.forward_features(normalize(images, card.mean, card.std))
+    return (images.float() / 255).numpy(), tokens.numpy(), tokens[:, 1:].mean(1).numpy()
+
+
+def test_a_session_gives_the_encoders_features_of_any_number_of_images(done, encoder, colours):
+    assert done.weights == encoder.with_name("encoder.onnx")
+    session = onnxruntime.InferenceSession(done.weights, providers=["CPUExecutionProvider"])
+    for count in (1, 3, 10):
+        images, tokens, vectors = features(encoder, colours, count)
+        found = session.run(["tokens", "features"], {"images": images})
+        assert [one.shape for one in found] == [tokens.shape, vectors.shape] and len(images) == count
+        assert abs(found[0] - tokens).max() < 1e-5 and abs(found[1] - vectors).max() < 1e-5
+    onnx.checker.check_model(onnx.load(done.weights))
+    assert b".py" not in done.weights.read_bytes()  # nor paths of the machine that made it
+
+
+def test_what_is_printed_and_pasted(done, encoder, colours, capsys):
+    assert done.difference < 1e-5 and "onnxruntime's features differ by at most" in done.sentence()
+    assert re.search(
+        r"\(mean tokens\) differ by at most \S+e-0[6-9]\. Opset 20; takes images \[batch, 3, 16, 16\] float",
+        done.checks[0],
+    )
+    pasted: dict = {}
+    exec(done.snippet, pasted)
+    assert "torch" not in done.snippet and capsys.readouterr() == ("", "")  # the exporter says nothing
+    embed, (_, _, vectors) = pasted["embed"], features(encoder, colours, 10)
+    source = open_data(str(colours)).train
+    made = np.stack([embed(source.describe(i)) for i in range(10)])
+    # Pillow may round a pixel otherwise than torch
+    assert abs(made - vectors).max() < 0.05 * abs(vectors).max()
+
+
+def test_half_precision_says_its_own_difference(encoder, colours):
+    half = export(encoder, to="onnx", fp16=True, data=str(colours), pooling="both")
+    assert half.weights.name == "encoder-fp16.onnx" and "half-precision features" in half.sentence()
+    assert 1e-6 < half.difference < 0.1
+    types = {one.data_type for one in onnx.load(half.weights).graph.initializer if np.prod(one.dims) > 512}
+    assert types == {onnx.TensorProto.FLOAT16}
+    images, _, vectors = features(encoder, colours, 2)
+    session = onnxruntime.InferenceSession(half.weights, providers=["CPUExecutionProvider"])
+    (found,) = session.run(["features"], {"images": images})
+    assert found.dtype == np.float32 and found.shape == (2, 64) and abs(found[:, 32:] - vectors).max() < 0.1
+
+
+def test_what_is_not_the_same_is_not_written(encoder, colours, tmp_path, monkeypatch):
+    written = to_onnx._code
+    monkeypatch.setattr(
+        to_onnx, "_code", lambda *given: written(*given).replace('"images": images', '"images": images * 0.9')
+    )
+    monkeypatch.setattr(
+        to_onnx, "_write", lambda graph, one, file: file.write_bytes(encoder.with_name("encoder.onnx").read_bytes())
+    )
+    with pytest.raises(PatchloomError, match="features by onnxruntime differ by"):
+        export(encoder, to="onnx", data=str(colours), out=tmp_path / "other.onnx")
+    assert not (tmp_path / "other.onnx").exists()
+
+
+def test_a_graph_that_torch_cannot_write_is_a_sentence(encoder, colours, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("no such operator\nand a page of advice")
+
+    monkeypatch.setattr(torch.onnx, "export", fails)
+    with pytest.raises(PatchloomError, match=r"torch cannot write .* as ONNX \(no such operator\): use --to timm"):
+        export(encoder, to="onnx", data=str(colours))
+
+
+def test_more_than_a_file_holds_is_refused(encoder, monkeypatch):
+    monkeypatch.setattr(to_onnx, "_LARGEST", 1000)
+    with pytest.raises(PatchloomError, match="holds less than 2 GiB, .*: use --fp16, or --to timm"):
+        export(encoder, to="onnx")

@@ -1,0 +1,66 @@
+"""Small encoders and runs to be exported."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from patchloom.data import channels_of, open_data, statistics_of
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.weights import EncoderCard, save_encoder
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.sealed import write_sealed
+from patchloom.runs.settings import Settings
+
+SMALL = {"embed_dim": 32, "depth": 2}
+
+
+def an_encoder(folder: Path, photos: Path, size=(16, 16), model="nano", p=4, **options) -> Path:
+    """The file of an encoder with the statistics of those images, away from its first weights."""
+    source = open_data(str(photos)).train
+    stats = statistics_of(source, channels_of(source))
+    positions = options.pop("positions", "none" if model.startswith("swin") else "sincos")
+    own = options if model.startswith("swin") else SMALL | options
+    spec = EncoderSpec(model, size, p, len(stats.mean), positions=positions, options=own)
+    torch.manual_seed(0)
+    vit = build_encoder(spec)
+    with torch.no_grad():  # biases of zero would hide mistakes
+        for weight in vit.parameters():
+            weight.add_(torch.randn_like(weight) * 0.05)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_encoder(vit, EncoderCard(spec, stats.mean, stats.std, "mae", folder.name), folder / "e.safetensors")
+    return folder / "e.safetensors"
+
+
+def a_run(folder: Path, photos: Path, rows: Sequence[str] = (), **options) -> Path:
+    """The folder of a finished run of those images, with rows of ``results.csv``."""
+    path = an_encoder(folder, photos, **options)
+    run = RunFolder(folder)
+    path.rename(run.encoder)
+    settings = Settings(str(photos), {"name": "mae"}, {"name": "nano"}, img_size=(16, 16), patch_size=4, epochs=3)
+    write_sealed(run.config, settings.plain())
+    heading = "date,protocol,encoder,pooling,settings,data,data_fingerprint,seed,value,low,high,n_test,quoted"
+    (folder / "results.csv").write_text("\n".join([heading, *rows]) + "\n")
+    run.summary.write_text("It is done.\n")
+    return folder
+
+
+def photographs(folder: Path) -> Path:
+    """Ten images of 8 bits, of several kinds of files and shapes, one turned, one transparent, one grey."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for i, (h, w) in enumerate([(20, 30), (40, 17), (16, 16), (50, 50), (9, 12), (33, 61), *[(24, 24)] * 4]):
+        coarse = rng.integers(0, 256, (h, w, 3), dtype=np.uint8)[:: 1 + i % 3, :: 1 + i % 3]
+        image = Image.fromarray(coarse)
+        if i == 0:
+            image.putalpha(Image.fromarray(rng.integers(0, 256, coarse.shape[:2], dtype=np.uint8)))
+        if i == 2:
+            image = image.convert("L")
+        exif = Image.Exif()
+        if i == 1:
+            exif[274] = 6  # lies on its side
+        kind = ("png", "jpg", "png", "webp")[i % 4]
+        image.save(folder / f"{i}.{kind}", **({"exif": exif} if i == 1 else {}))
+    return folder
