@@ -11,8 +11,9 @@ from patchloom.errors import PatchloomError
 from patchloom.hints import listing, suggestion
 from patchloom.track.base import Tracker
 
-# where each is; the package that it needs has the name of its module, and of an extra
+# the class of each, in the module of its name; that is the name of the package that it needs, too
 _CLASSES = {"tensorboard": "TensorBoard", "wandb": "WandB", "mlflow": "MLflow", "trackio": "Trackio"}
+_EXTRAS = {"tensorboard": "track"}  # by which pip installs it, where it has another name
 
 
 def names_of(log: str | Sequence[str] | None) -> list[str]:
@@ -37,8 +38,10 @@ def check_installed(names: Sequence[str]) -> None:
         PatchloomError: one is not.
     """
     if missing := [name for name in names if not _installed(name)]:
+        extras = ",".join(_EXTRAS.get(name, name) for name in missing)
+        are = "is" if len(missing) == 1 else "are"
         raise PatchloomError(
-            f"--log {','.join(missing)} needs {listing(missing, 'and')}: pip install 'patchloom[{','.join(missing)}]'"
+            f"{listing(missing, 'and')} {are} not installed: pip install 'patchloom[{extras}]', or leave it out of --log"
         )
 
 
