@@ -15,7 +15,9 @@ from PIL import Image
 
 from patchloom.track.base import PROJECT, Place, Result, Tracker, scores_of
 
-_OTHER = re.compile(r"[^\w\-. ]")  # what names may not have there; to its files, images/apart would be in a folder images
+_OTHER = re.compile(
+    r"[^\w\-. ]"
+)  # what names may not have there; to its files, images/apart would be in a folder images
 _LONGEST = 500  # letters of a setting's value that every version takes
 _STATUS = {"success": "FINISHED", "aborted": "KILLED", "failed": "FAILED"}
 
@@ -57,7 +59,10 @@ class MLflow(Tracker):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Take numbers."""
         now = int(time.time() * 1000)
-        found = [self.metric(_OTHER.sub("_", name.replace("/", ".")), value, now, step or 0) for name, value in metrics.items()]
+        found = [
+            self.metric(_OTHER.sub("_", name.replace("/", ".")), value, now, step or 0)
+            for name, value in metrics.items()
+        ]
         self.client.log_batch(self.version, metrics=found)
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:

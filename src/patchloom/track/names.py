@@ -41,7 +41,7 @@ def check_installed(names: Sequence[str]) -> None:
         extras = ",".join(_EXTRAS.get(name, name) for name in missing)
         are = "is" if len(missing) == 1 else "are"
         raise PatchloomError(
-            f"{listing(missing, 'and')} {are} not installed: pip install 'patchloom[{extras}]', or leave it out of --log"
+            f"{listing(missing, 'and')} {are} not installed: pip install 'patchloom[{extras}]', or give another --log"
         )
 
 

@@ -62,7 +62,11 @@ class TensorBoard(Tracker):
 
     def log_result(self, result: Result, step: int) -> None:
         """See `Tracker`."""
-        for name, text in (("verdict", result.verdict), ("summary", result.summary), ("results", table_of(result.rows))):
+        for name, text in (
+            ("verdict", result.verdict),
+            ("summary", result.summary),
+            ("results", table_of(result.rows)),
+        ):
             if text:
                 self.logger.experiment.add_text(name, text, step)
         self.log_metrics(scores_of(result), step)

@@ -282,6 +282,8 @@ def train(
             journal.after_update(state, todo.start + 1, rate, sound=not diverged)
             ended = state.step == steps or state.best.hopeless(settings)
             state.best.chosen = ended and settings.patience is not None
+            if ended and state.step < steps:
+                reporter.say("  no measure was better for as long as --patience says, so that this is the end")
 
             # ---- a checkpoint; amid updates that fail it is too late to save what to go back to
             if not diverged and (stopping or ended or (due and not state.in_a_row)):
