@@ -29,6 +29,8 @@ _ELSEWHERE: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("wd", "decay"), ("weight_decay", "")),
     **dict.fromkeys(("warmup", "warmupsteps"), ("warmup_epochs", "")),
     **dict.fromkeys(("pretext", "method", "objective"), ("task", "")),
+    **dict.fromkeys(("logger", "loggers", "tracker", "trackers", "reportto"), ("log", "")),
+    **dict.fromkeys(("earlystop", "earlystopping", "stopafter"), ("patience", "")),
     **dict.fromkeys(("limit", "subset", "most", "maximages"), ("max_train", "")),
     **dict.fromkeys(("cfg", "conf", "yaml"), ("config", "")),
 }

@@ -86,7 +86,7 @@ _GROUPS = {
     "task": "recipe task tasks beside",
     "training": "epochs minutes samples steps batch_size accumulate blr lr decay weight_decay momentum betas "
     "layer_decay warmup_epochs updates warmup_updates warmup_lr halve_every warmup_steps clip drop_path auxiliary "
-    "validation patience dropout smoothing mixup cutmix randaugment randaugment_std erasing repeats ema "
+    "validation patience log dropout smoothing mixup cutmix randaugment randaugment_std erasing repeats ema "
     "seed split_seed seeds",
     "machine": "parallel device devices nodes strategy precision teacher_precision attention kernels compile "
     "checkpointing threads workers",

@@ -54,8 +54,9 @@ def test_pictures_come_before_the_first_step_and_change_nothing(images, tmp_path
 
     def noted(validation, folder, settings, measure, place, device):
         torch.rand(3)  # as if drawing used the random numbers of all
-        drawing.draw_run(validation, folder, settings, measure, place, device)
+        files = drawing.draw_run(validation, folder, settings, measure, place, device)
         drawn.append((place[0], sorted(one.name for one in folder.pictures.iterdir())))
+        return files
 
     monkeypatch.setattr(journal, "draw_run", noted)
     run = pretrain(images, "droppos", out=tmp_path / "drawn" / "run", **SMALL).folder

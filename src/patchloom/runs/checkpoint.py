@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from patchloom.files import interruptibly, remove_leftovers, unwritable, write_w
 from patchloom.nets.weights import checksum
 
 _OPTIMIZER = "optimizer."
+_BEST = "best/"  # weights of the best measure, where a run keeps them; no module has such a name
 _LARGE = 2**28  # bytes that take seconds to be written
 
 
@@ -91,6 +92,8 @@ class Checkpoints:
     def weights(self) -> dict[str, Tensor]:
         """The task's tensors of the newest checkpoint that is sound, or that is too old to have a checksum.
 
+        Of a run that ended by ``--patience``, or with it, they are those of its best measure.
+
         Raises:
             PatchloomError: there is none.
         """
@@ -105,7 +108,8 @@ class Checkpoints:
         if not self.there():
             raise PatchloomError(f"{self.last.parent.parent} has no checkpoint yet: let the run train first")
         tensors, about, _ = self.read(unsealed=True)
-        return weights_of(tensors), about
+        chosen = about.get("best", {}).get("chosen", False)
+        return best_of(tensors) if chosen else weights_of(tensors), about
 
     def about(self) -> dict[str, Any]:
         """What the newest checkpoint that can be opened keeps beside its tensors, which are not read; {} of none.
@@ -159,8 +163,23 @@ def tensors_of(task: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, T
 
 
 def weights_of(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the task, without those of the optimiser."""
-    return {name: value for name, value in tensors.items() if not name.startswith(_OPTIMIZER)}
+    """Those of the task, without those of the optimiser and of the best measure."""
+    return {name: value for name, value in tensors.items() if not name.startswith((_OPTIMIZER, _BEST))}
+
+
+def best_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the task at its best measure, where a run keeps them; of others nothing."""
+    return {name.removeprefix(_BEST): value for name, value in tensors.items() if name.startswith(_BEST)}
+
+
+def as_best(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A task's weights by the names under which `best_of` finds them in a checkpoint."""
+    return {f"{_BEST}{name}": value for name, value in weights.items()}
+
+
+def whole_weights(task: nn.Module) -> dict[str, Tensor]:
+    """A copy of all that a task is made of, by name, whole and on the CPU. Every process must ask."""
+    return {name: _whole(value).clone() for name, value in task.state_dict().items()}
 
 
 def restore(tensors: dict[str, Tensor], task: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:

@@ -32,7 +32,7 @@ _MAX_SIDE = 2**16
 _RANDAUGMENT_STD = 0.5
 _OF_SOUND = ("seconds", "rate", "features", "bins")
 _OF_IMAGES = ("img_size", "channels", "crop_scale", "flip", "randaugment", "normalization")
-LAUNCH = ("devices", "nodes", "strategy")  # with which settings a run may go on as it likes
+LAUNCH = ("devices", "nodes", "strategy", "log")  # with which settings a run may go on as it likes
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,10 @@ class Settings:
             with --model.
         recipe: a row of a paper's table, whose settings hold where no others are given; ``patchloom recipes`` lists
             them.
+        patience: held-out measures in a row that are not better than the best one before the run stops, and keeps the
+            weights of that one; without it a run goes to its last step, and keeps those.
+        log: trackers of experiments to which the run also tells what it does, with commas between: tensorboard, wandb,
+            mlflow, trackio.
         split_seed: of which images are held out, for runs of several seeds that are to be compared on the same images;
             that of all else, if left out.
         seed: of everything random.
@@ -140,6 +144,8 @@ class Settings:
     from_run: str | None = None
     init: str | None = None
     recipe: str | None = None
+    patience: int | None = None
+    log: str | list[str] | None = None
     split_seed: int | None = None
     seed: int = 0
 
@@ -149,10 +155,9 @@ class Settings:
         Raises:
             PatchloomError: a number out of its range.
         """
-        least = {"batch_size": 1, "accumulate": 1, "channels": 1, "threads": 1}
-        least |= {"devices": 1, "nodes": 1}
-        least |= {"workers": 0, "weight_decay": 0, "warmup_epochs": 0, "clip": 0, "seed": 0}
-        least |= {"rate": 1000, "bins": 1, "halve_every": 0}
+        least = {"batch_size": 1, "accumulate": 1, "channels": 1, "threads": 1, "devices": 1, "nodes": 1}
+        least |= {"workers": 0, "weight_decay": 0, "warmup_epochs": 0, "clip": 0, "seed": 0, "halve_every": 0}
+        least |= {"rate": 1000, "bins": 1} | ({} if self.patience is None else {"patience": 1})
         for name, bound in least.items():
             value = getattr(self, name)
             if value != "auto" and value < bound:
@@ -269,6 +274,8 @@ def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Setting
         given = {**left, **given}
     if isinstance(given.get("epochs"), float) and given["epochs"].is_integer():
         given["epochs"] = int(given["epochs"])  # as it is typed and told
+    if isinstance(given.get("log"), list | tuple):
+        given["log"] = ",".join(map(str, given["log"]))  # as it is typed and told
     size = given.get("img_size", "auto")
     if isinstance(size, int):
         given["img_size"] = (size, size)

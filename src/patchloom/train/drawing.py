@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -60,7 +61,8 @@ def draw_run(
     measure: Measure,
     place: tuple[int, int],
     device: torch.device,
-) -> None:
+    ended: bool = False,
+) -> list[Path]:
     """Draw the sheets of a run's task, and its curves, into the folder of its pictures; they replace those before.
 
     Args:
@@ -71,13 +73,18 @@ def draw_run(
         place: steps that were done when it was taken, and those of the whole run. Before the first one there are no
             curves yet.
         device: where the task is.
+        ended: the run has, of whichever step these weights are.
+
+    Returns:
+        The files.
     """
     card, doubt, (done, whole) = validation.card, validation.doubt, place
     folder.check_lock()
-    if done:
+    files = []
+    if done or ended:
         shown = in_words("images that may be known by heart" if doubt else "held-out images", card.sound)
-        draw_curves(folder.metrics, folder.pictures / "curves.png", measure.name, images=shown)
+        files.append(draw_curves(folder.metrics, folder.pictures / "curves.png", measure.name, images=shown))
     means = {f"baseline:{name}": value for name, value in measure.means().items()}
     row = {"epoch": settings.epochs * done / whole, "held_out": measure.value} | means
     title = partial(title_of, folder.path.name, settings, place, [row], doubt)
-    draw_task(validation.task, validation.held_out, card, folder.pictures, device, title=title)
+    return [*files, *draw_task(validation.task, validation.held_out, card, folder.pictures, device, title=title)]

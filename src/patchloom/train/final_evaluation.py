@@ -15,6 +15,7 @@ import torch
 
 from patchloom.data import Data, Source
 from patchloom.evaluate import KNN, LINEAR, EvalSettings, Parts, Report, append_rows, compare, has_labels, labelled
+from patchloom.evaluate.report import Row
 from patchloom.files import write_whole
 from patchloom.nets.extra_modules import save_extra_module
 from patchloom.nets.weights import EncoderCard, save_encoder
@@ -25,6 +26,9 @@ from patchloom.runs.held_out import HeldOut, doubt_of_test
 from patchloom.runs.record import digest_of_record
 from patchloom.runs.settings import Settings
 from patchloom.sound import in_words
+from patchloom.track.base import Result
+from patchloom.track.tracks import Tracks
+from patchloom.train.best import said_of
 from patchloom.train.closing import closing_sentence
 from patchloom.train.drawing import draw_run
 from patchloom.train.health import health_of
@@ -48,6 +52,7 @@ class FinalEvaluation(NamedTuple):
         training: the images that were trained on.
         held_out: what is known of those that were not.
         settings: resolved.
+        tracks: the trackers to which the result is sent.
     """
 
     validation: Validation
@@ -58,6 +63,7 @@ class FinalEvaluation(NamedTuple):
     training: Source
     held_out: HeldOut
     settings: Settings
+    tracks: Tracks
 
     def run(
         self,
@@ -82,33 +88,45 @@ class FinalEvaluation(NamedTuple):
         for name, module in extra.items():
             save_extra_module(module, folder.encoder.with_name(f"{name}.safetensors"))
         uses = {name: module.use for name, module in extra.items()}
-        card = replace(self.card, trained_on=digest_of_record(folder.trained_on), extra_modules=uses)
+        best, steps, weights, place = state.best, state.steps, "", (1, 1)
+        if best.chosen:
+            weights, place = said_of(best, state.step, steps, self.settings), (best.step, steps)
+            measure = measure if best.step == state.step else None  # which is of the last weights
+        card = replace(self.card, trained_on=digest_of_record(folder.trained_on), extra_modules=uses, note=weights)
         save_encoder(task.encoder, card, folder.encoder)
         measure = measure or validation.run(device, precision)[0]
-        draw_run(validation, folder, self.settings, measure, (1, 1), device)
+        pictures = draw_run(validation, folder, self.settings, measure, place, device, ended=True)
+        self.tracks.pictures(pictures, state.step)
         folder.note_unreadable(sorted(validation.unreadable))
         if count := len(folder.unreadable_names()):
             files = "file" if count == 1 else "files"
             self.reporter.say(f"{count} {files} could not be read: see {folder.unreadable}.")
-        knn = self._evaluate() if validation.gallery is not None else None
+        reports = self._evaluate() if validation.gallery is not None else ()
+        knn = reports[0] if reports else None
         health = self._health(measure, state, knn).heard(self.card.sound)
         self.reporter.say(f"Verdict: {health}")
-        summary = in_words(closing_sentence(measure, knn, self.held_out), self.card.sound)
+        summary = f"{in_words(closing_sentence(measure, knn, self.held_out), self.card.sound)} {weights}".strip()
         self.reporter.say(summary)
         also = "".join(f", and {name}.safetensors beside it" for name in extra)
         self.reporter.say(f"Pictures: {folder.pictures}. Encoder: {folder.encoder}{also}.")
         folder.check_lock()
         write_health(folder.path, health)
+        self.tracks.result(
+            Result(str(health), summary, [_plain(row) for one in reports for row in one.quoted]), state.step
+        )
         write_whole(folder.summary, summary + "\n")
         return summary
 
     def _health(self, measure: Measure, state: TrainState, knn: Report | None) -> Health:
         """The verdict on the run."""
-        classes, done = None if knn is None else classes_of(knn), state.step
-        return health_of(Signs(measure, state.rows, self.settings, done, done, state.setbacks, classes, ended=True))
+        classes, done, best = None if knn is None else classes_of(knn), state.step, state.best
+        rows = [row for row in state.rows if not best.chosen or int(row["step"]) <= best.step]  # of these weights
+        stopped = best.chosen and done < state.steps
+        signs = Signs(measure, rows, self.settings, done, done, state.setbacks, classes, ended=True, stopped=stopped)
+        return health_of(signs)
 
-    def _evaluate(self) -> Report:
-        """kNN (which is returned) and linear probe beside their controls, on images that are not trained on here."""
+    def _evaluate(self) -> tuple[Report, ...]:
+        """kNN and linear probe beside their controls, on images that are not trained on here."""
         if has_labels(self.data.test):
             test = labelled(self.data.test)
             doubt = doubt_of_test(self.folder, self.settings, test)
@@ -134,4 +152,10 @@ class FinalEvaluation(NamedTuple):
             self.reporter.say(report.headline)
         if doubt:
             self.reporter.say(f"  {doubt.strip()}")
-        return knn
+        return knn, linear
+
+
+def _plain(row: Row) -> dict[str, str]:
+    """A quoted result for trackers."""
+    numbers = {name: f"{getattr(row, name):.6g}" for name in ("value", "low", "high")}
+    return {"protocol": row.protocol, "encoder": row.encoder, **numbers}

@@ -111,7 +111,8 @@ def foresee(settings: Settings, training: Source, share: int, here: Cores, folde
     with Waiting("trying a few steps"), torch.random.fork_rng(devices=used), alone():
         tried = _try(settings, share, counted, training)
     sizes = tried.sizes if counted is None else counted.sizes
-    disc = 3 * sizes.checkpoint + sizes.encoder + _FILES
+    best = 0 if settings.patience is None else sizes.weights  # which a checkpoint has besides
+    disc = 3 * (sizes.checkpoint + best) + sizes.encoder + _FILES
     room = refuse_full_disc(folder, disc)
     base = resident() if settings.device == "cpu" else 0.0
     needed = tried.memory if counted is None else base + counted.likely

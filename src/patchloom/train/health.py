@@ -196,6 +196,8 @@ def _by_knn(found: Classes) -> str:
 
 
 def _longer(signs: Signs) -> str:
+    if signs.stopped:
+        return f"train longer with more --patience (now {signs.settings.patience})"
     return f"train longer (--epochs {4 * signs.settings.epochs:g})"
 
 

@@ -11,6 +11,7 @@ from patchloom.runs.folder import metrics_row
 from patchloom.runs.health import UNKNOWN, read_health, write_health
 from patchloom.runs.settings import Settings
 from patchloom.sound import noun_of
+from patchloom.track.tracks import Tracks
 from patchloom.train.drawing import draw_run, drawn_after
 from patchloom.train.health import health_of
 from patchloom.train.lines import Line
@@ -34,6 +35,7 @@ class Journal:
         settings: resolved.
         images: that are trained on.
         images_per_step: of all processes.
+        tracks: the trackers to which rows and pictures are sent.
 
     Attributes:
         steps: of the whole training.
@@ -51,8 +53,10 @@ class Journal:
         settings: Settings,
         images: int,
         images_per_step: int,
+        tracks: Tracks,
     ):
         self.reporter, self.validation, self.stepper, self.settings = reporter, validation, stepper, settings
+        self.tracks = tracks
         self.per_epoch, self.images_per_step = steps_per_epoch(images, settings.batch_size), images_per_step
         self.steps = steps_of(settings.epochs, images, settings.batch_size)
         self.logged = points(self.steps, 1 / _LOGGED)
@@ -66,6 +70,7 @@ class Journal:
         """Measure what needs no training, begin the rows with it, and draw what the task is."""
         columns = self._measured(state, first=True)
         state.rows.append(metrics_row({"step": 0, "epoch": 0.0, "images": 0} | columns))
+        self.tracks.row(state.rows[-1])
         self.reporter.say(f"before the first step: {state.measured[0]}")
         self._judged(state)
         self._drawn(state)
@@ -106,6 +111,7 @@ class Journal:
                 row |= self._measured(state)
             self.reporter.say(self._line(state, losses))
         state.rows.append(metrics_row(row))
+        self.tracks.row(state.rows[-1])
         if measured:
             with self.pace.paused():
                 self._judged(state)
@@ -141,7 +147,8 @@ class Journal:
                 reporter.flash("drawing pictures")
                 place = state.step, self.steps
                 device = self.stepper.fabric.device
-                draw_run(self.validation, reporter.folder, self.settings, self.measure, place, device)
+                files = draw_run(self.validation, reporter.folder, self.settings, self.measure, place, device)
+                self.tracks.pictures(files, state.step)
         if state.step == min(self.drawn):
             reporter.say(f"first pictures: {reporter.folder.pictures}; they are drawn again on the way, and at the end")
         state.measuring += time.perf_counter() - began
@@ -152,6 +159,8 @@ class Journal:
         self.reporter.flash(f"measuring on {len(self.validation.held_out):,} images")
         self.measure, columns = self.validation.run(self.stepper.fabric.device, self.stepper.autocast, first=first)
         state.measured = in_words(self.measure)
+        if self.settings.patience is not None:
+            state.best.compare(state.step, self.measure, self.stepper.task)
         if not first:  # that one has more to do than the others
             state.measuring = time.perf_counter() - began
         return columns

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,16 +36,19 @@ from patchloom.nets.performance import compile_blocks
 from patchloom.processes import Shared, cores_here, rank, world
 from patchloom.questions.measure import Measure
 from patchloom.rates import cosine_rate, halving_rate
+from patchloom.runs.checkpoint import restore
 from patchloom.runs.folder import RunFolder, plain_name
 from patchloom.runs.settings import Settings, TaskLike, request, why_task
 from patchloom.runs.task import load_task, prepare_task, run_card
-from patchloom.shown import Shown, Verbatim
 from patchloom.stopping import Stop
 from patchloom.tasks import AUTO
 from patchloom.tasks.code import label
 from patchloom.tasks.task import Task
+from patchloom.track.names import check_installed, names_of
+from patchloom.track.tracks import Tracks
 from patchloom.train.batches import batches_of
 from patchloom.train.device_defaults import device as best_device
+from patchloom.train.ended import Run
 from patchloom.train.failures import explained
 from patchloom.train.final_evaluation import FinalEvaluation
 from patchloom.train.journal import Journal
@@ -63,27 +65,6 @@ from patchloom.waiting import Waiting
 _SAVE_EVERY = 60.0  # seconds between checkpoints
 _MAX_IN_A_ROW = 5  # updates that are not finite before the run goes back to a checkpoint
 STOPPING = "stopping after this update, with a checkpoint; Ctrl-C once more stops at once, without one"
-
-
-@dataclass(frozen=True, repr=False)
-class Run(Shown):
-    """A finished run.
-
-    Attributes:
-        folder: where everything is.
-        summary: the closing sentence.
-    """
-
-    folder: Path
-    summary: str
-
-    def parts(self, width: int) -> list[str]:
-        """See `Shown`."""
-        return [Verbatim(f"Run {self.folder}"), self.summary]
-
-    def __fspath__(self) -> str:
-        """So that every verb takes the run for its folder."""
-        return str(self.folder)
 
 
 @checked
@@ -116,6 +97,7 @@ def pretrain(
     """
     # ---- what is asked for, and whether it is done already
     asked = request(data, task, settings)
+    check_installed(trackers := names_of(asked.log))
     folder = RunFolder(out or Path("runs") / f"{plain_name(asked.data)}-{asked.recipe or label(asked.task['name'])}")
     opened = open_data(data if is_object(data) else asked.data, group=asked.group)
     if (summary := folder.read_summary()) is not None:
@@ -137,7 +119,7 @@ def pretrain(
         )
     opened = plan.heard(opened)
     training, held_out = plan.held_out.parts(opened.train)
-    with explained(plan.settings):
+    with explained(plan.settings), ExitStack() as ending:
         # ---- the task, with the weights with which it begins
         if plan.settings.device == "cpu" and plan.settings.threads != "auto":  # which an older version's run still says
             torch.set_num_threads(plan.settings.threads)
@@ -176,7 +158,8 @@ def pretrain(
         # ---- the training
         card = run_card(plan.settings, plan.stats, folder.path.name)
         validation = Validation(pretext, card, held_out, training, plan.settings, plan.held_out.doubt)
-        ended, measure, state = train(fabric, pretext, source, plan.settings, folder, reporter, validation)
+        tracks = ending.enter_context(Tracks(trackers if fabric.is_global_zero else (), folder, reporter.say))
+        ended, measure, state = train(fabric, pretext, source, plan.settings, folder, reporter, validation, tracks)
 
         # ---- what was learnt
         if not fabric.is_global_zero:
@@ -188,7 +171,10 @@ def pretrain(
             raise Stopped("stopped, and a checkpoint was written: the same command goes on from there")
         if isinstance(pretext, FSDPModule):  # of which this process has a part; the last checkpoint has the whole
             validation.task = load_task(folder.path).task.to(fabric.device)
-        final = FinalEvaluation(validation, card, folder, reporter, opened, training, plan.held_out, plan.settings)
+        elif state.best.chosen:
+            restore(state.best.weights, pretext)
+        about = validation, card, folder, reporter, opened, training, plan.held_out, plan.settings
+        final = FinalEvaluation(*about, tracks)
         precision = partial(autocast, fabric.device.type, plan.settings.precision)
         return Run(folder.path, final.run(measure, state, fabric.device, precision))
 
@@ -201,8 +187,11 @@ def train(
     folder: RunFolder,
     reporter: Reporter,
     validation: Validation,
+    tracks: Tracks,
 ) -> tuple[bool, Measure | None, TrainState]:
     """Train to the end, or until somebody stops it (see `Stop`), which writes a checkpoint.
+
+    With ``--patience``, the end comes when so many measures were not better than the best one.
 
     One loop for every task, device, precision, and number of processes. Time is an argument everywhere: what a step
     sees (batch, draws, learning rate) follows from its number and the seed, so that going on after a stop is the same
@@ -216,6 +205,7 @@ def train(
         folder: where the run lives.
         reporter: what prints.
         validation: the held-out measures.
+        tracks: the trackers of the run.
 
     Returns:
         Whether the end was reached; the last measure, None if there was nothing left to train; and where the run is.
@@ -232,7 +222,7 @@ def train(
 
     # ---- where the run is: at its newest sound checkpoint, or before its first step
     stepper = Stepper(fabric, task, settings, steps)
-    journal = Journal(reporter, validation, stepper, settings, len(source), images_per_step)
+    journal = Journal(reporter, validation, stepper, settings, len(source), images_per_step, tracks)
     state = restored_state(folder, stepper, reporter)
     unreadable: set[str] = set()
     if state is not None:
@@ -242,8 +232,10 @@ def train(
             reporter.say(f"  {reason}: torch's go on, and last digits differ")
         if fabric.is_global_zero:
             folder.write_metrics(state.rows)  # the run may have been killed between its checkpoint and this
+        tracks.start(settings, state.rows)
     else:
         state = TrainState(steps=steps)
+        tracks.start(settings, [])
         journal.before_the_first_step(state)
         if not save_checkpoint(folder, stepper, state, unreadable):
             reason = "the weights with which the run would begin are not finite: begin with others"
@@ -255,7 +247,7 @@ def train(
     with Stop(STOPPING if fabric.is_global_zero else "") as stop, ExitStack() as reading:
         journal.start(state)
         batches: Arriving | None = None
-        while state.step < steps:
+        while state.step < steps and not state.best.chosen:
             if batches is None:  # closed with `reading`: else processes that read would live until memory is tidied
                 batches = batches_of(source, task.augment, settings, each, state.step, steps, fabric.device)
                 reading.enter_context(closing(batches))
@@ -283,12 +275,15 @@ def train(
             rate *= state.factor
             made = stepper.update(todo.stop, rate, forwards, (stop.asked, due), scale)
             stopping, due = made.answers
-            ended = todo.stop == steps
             state.step = todo.stop
             if not state.count(made, settings.precision):
                 note_skipped(folder, state, source, forwards, made, reporter)
             diverged = state.in_a_row == _MAX_IN_A_ROW
             journal.after_update(state, todo.start + 1, rate, sound=not diverged)
+            ended = state.step == steps or state.best.hopeless(settings)
+            state.best.chosen = ended and settings.patience is not None
+            if ended and state.step < steps:
+                reporter.say("  no measure was better for as long as --patience says, so that this is the end")
 
             # ---- a checkpoint; amid updates that fail it is too late to save what to go back to
             if not diverged and (stopping or ended or (due and not state.in_a_row)):
@@ -298,6 +293,7 @@ def train(
                 reading.close()
                 batches = None
                 state = go_back(folder, stepper, state, unreadable, reporter)
+                tracks.back(state.step)
                 journal.start(state)
                 smallest, saved = each, time.perf_counter()
             elif stopping or ended:

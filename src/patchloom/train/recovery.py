@@ -9,7 +9,7 @@ import torch
 from patchloom.data import Source
 from patchloom.errors import PatchloomError
 from patchloom.processes import collected, total
-from patchloom.runs.checkpoint import finite, restore, tensors_of
+from patchloom.runs.checkpoint import as_best, finite, restore, tensors_of
 from patchloom.runs.folder import RunFolder
 from patchloom.train.progress import Reporter
 from patchloom.train.state import TrainState
@@ -38,7 +38,7 @@ def save_checkpoint(folder: RunFolder, stepper: Stepper, state: TrainState, unre
     unreadable.clear()
     if stepper.fabric.is_global_zero:
         folder.note_unreadable(names)  # first: what the checkpoint has behind it is not met again
-        folder.checkpoints.save(tensors, state.plain())
+        folder.checkpoints.save(tensors | as_best(state.best.weights), state.plain())
         folder.write_metrics(state.rows)
     return True
 
@@ -56,7 +56,7 @@ def restored_state(folder: RunFolder, stepper: Stepper, reporter: Reporter) -> T
     stepper.remember_statistics()
     for problem in problems:
         reporter.say(f"  {problem}: the one before it is used")
-    return TrainState.of(about)
+    return TrainState.of(about, tensors)
 
 
 def go_back(

@@ -42,6 +42,7 @@ class Signs(NamedTuple):
         setbacks: how often the run went back to a checkpoint, since its loss was not finite.
         classes: by kNN, where there are labels.
         ended: the run has.
+        stopped: it has, before its last step, since it got no better.
     """
 
     measure: Measure
@@ -52,6 +53,7 @@ class Signs(NamedTuple):
     setbacks: int = 0
     classes: Classes | None = None
     ended: bool = False
+    stopped: bool = False
 
     @property
     def updates(self) -> int:

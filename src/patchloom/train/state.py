@@ -1,11 +1,14 @@
-"""What a run remembers beside its tensors. Plain values, which JSON keeps to the last digit."""
+"""What a run remembers beside its tensors. Plain values, which JSON keeps to the last digit; and its best weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from torch import Tensor
+
+from patchloom.train.best import Best
 from patchloom.train.step import Update
 
 _STEADY = 2000  # updates without an overflow after which the scale is doubled
@@ -30,6 +33,7 @@ class TrainState:
         pace: seconds that a step took of late; 0 if that is not known.
         measuring: seconds that the last held-out measures took.
         measured: what they were, in words, the longest form first.
+        best: the best measure and its weights, in a run with ``--patience``.
     """
 
     step: int = 0
@@ -46,15 +50,18 @@ class TrainState:
     pace: float = 0.0
     measuring: float = 0.0
     measured: list[str] = field(default_factory=list)
+    best: Best = field(default_factory=Best)
 
     @classmethod
-    def of(cls, about: Mapping[str, Any]) -> TrainState:
-        """From what a checkpoint keeps; what it does not know is at its default."""
-        return cls(**{one.name: about[one.name] for one in fields(cls) if one.name in about})
+    def of(cls, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> TrainState:
+        """From what a checkpoint keeps, beside its tensors and among them; what it does not know is at its default."""
+        known = {one.name: about[one.name] for one in fields(cls) if one.name in about}
+        return cls(**known | {"best": Best.of(about, tensors)})
 
     def plain(self) -> dict[str, Any]:
-        """As a checkpoint keeps it."""
-        return asdict(self)
+        """As a checkpoint keeps it beside its tensors."""
+        values = asdict(replace(self, best=Best()))
+        return values | {"best": self.best.plain() if self.best.weights else {}}
 
     @property
     def factor(self) -> float:

@@ -1,0 +1,82 @@
+"""A run's rows, pictures and result as trackers are given them, and what W&B's offline files hold of them."""
+
+import io
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.settings import Settings
+from patchloom.track.base import Result
+from patchloom.track.tracks import Tracks
+
+SETTINGS = Settings("photos", {"name": "mae", "mask_ratio": 0.75}, {"name": "nano", "depth": 2}, epochs=3)
+ROWS = [
+    {"step": "0", "epoch": "0", "held_out": "1.5", "baseline:flat patches": "1", "images:apart": "0.9", "images": "0"},
+    {"step": "4", "epoch": "0.5", "loss": "1.25", "lr": "0.004", "images": "64"},
+    {"step": "8", "epoch": "1", "loss": "nan", "lr": "0.003", "images": "128", "held_out": "0.75", "knn": ""},
+]
+QUOTED = [
+    {"protocol": "knn", "encoder": "run", "value": "0.5", "low": "0.4", "high": "0.6"},
+    {"protocol": "knn", "encoder": "raw pixels", "value": "0.25", "low": "0.2", "high": "0.3"},
+]
+RESULT = Result("healthy: half of the way.", "The task is clearly being learnt.", QUOTED)
+
+
+def png(path: Path, grey: int) -> Path:
+    """A small picture of one grey."""
+    Image.new("RGB", (4, 2), (grey, grey, grey)).save(path)
+    return path
+
+
+def shade(data: bytes) -> int:
+    """The grey of a picture that `png` drew."""
+    return Image.open(io.BytesIO(data)).convert("L").getpixel((0, 0))
+
+
+def whole_run(names: list[str], run: Path, said: list[str]) -> None:
+    """A run of two starts: the first ends by a stop after its second row, the second does all to the end."""
+    run.mkdir(parents=True)
+    first = Tracks(names, RunFolder(run), said.append)
+    first.start(SETTINGS, [])
+    first.row(ROWS[0])
+    first.pictures([png(run / "recovered.png", 10)], 0)
+    first.row(ROWS[1])
+    first.close("aborted")
+    second = Tracks(names, RunFolder(run), said.append)
+    second.start(SETTINGS, ROWS[:2])
+    second.row(ROWS[2])
+    second.pictures([png(run / "recovered.png", 200)], 8)
+    second.result(RESULT, 8)
+    second.close("success")
+
+
+def kept_by_wandb(file: Path) -> Iterator[Any]:
+    """The records of one offline file of W&B: a log as LevelDB writes it, of protocol buffers.
+
+    After 7 bytes come blocks of 32 KiB, with records of 4 bytes of checksum, 2 of length, 1 of type (1 whole; 2, 3, 4
+    first, middle and last part), and data; fewer than 7 bytes at the end of a block are empty.
+    """
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, at, parts = file.read_bytes(), 7, b""
+    while at + 7 <= len(content):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        length, kind = struct.unpack_from("<HB", content, at + 4)
+        parts += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            yield Record.FromString(parts)
+            parts = b""
+
+
+def history_of(records: list[Any]) -> list[dict[str, Any]]:
+    """The rows that W&B was given."""
+    found = [one.history for one in records if one.WhichOneof("record_type") == "history"]
+    return [{(item.key or item.nested_key[0]): json.loads(item.value_json) for item in one.item} for one in found]
