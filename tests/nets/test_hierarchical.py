@@ -8,11 +8,12 @@ import torch
 from swins import DEEP, spec_of, swin
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.build import EncoderSpec, build_encoder, models_like
+from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.encode import encode, grid_size, layer_names, patch_count, patch_layers, patch_positions
 from patchloom.nets.fitting import fit_biases
 from patchloom.nets.performance import checkpoint_gradients, fuse_attention
 from patchloom.nets.public import load_public
+from patchloom.nets.servable import models_like
 from patchloom.patches.partition import uniform_partition
 from patchloom.patches.positions import sincos_2d
 from patchloom.patches.tokens import patchify, unpatchify

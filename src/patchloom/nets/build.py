@@ -1,23 +1,21 @@
-"""Encoders are guests from timm: what builds a stock ViT or Swin, and refuses what `encode` cannot serve."""
+"""Encoders are guests from timm: what builds a stock ViT or Swin."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice
 from typing import Any, Literal
 
 import timm
 import torch
-from timm.layers import Attention, PatchEmbed
-from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
 from patchloom.errors import PatchloomError
-from patchloom.hints import listing, nearest, squeezed
+from patchloom.hints import listing
 from patchloom.nets.encode import grid_size
-from patchloom.nets.hierarchical import Encoder, check_hierarchical, is_hierarchical, patches_along_unit
+from patchloom.nets.hierarchical import Encoder, is_hierarchical, patches_along_unit
+from patchloom.nets.servable import check_servable, models_like
 from patchloom.patches.positions import sincos_2d
 from patchloom.sides import PatchSize, both, in_pixels
 
@@ -142,7 +140,7 @@ def swin_sizes(model: str, options: Mapping[str, Any]) -> tuple[int | None, int]
 def _create(**arguments: Any) -> nn.Module:
     name = arguments["model_name"]
     if not timm.is_model(name):
-        meant = models_like(name)
+        meant = models_like(name, own=PRESETS)
         hint = f"; did you mean {listing(meant)}?" if meant else "."
         raise PatchloomError(
             f"no model is called {name}{hint} Choose {', '.join(PRESETS)}, or a ViT or Swin that timm lists."
@@ -151,36 +149,6 @@ def _create(**arguments: Any) -> nn.Module:
         return timm.create_model(**arguments)
     except (TypeError, AssertionError, IndexError, ValueError, RuntimeError) as problem:
         raise PatchloomError(f"timm cannot build {name} with these options: {problem}") from problem
-
-
-def models_like(word: str, pretrained: bool = False) -> list[str]:
-    """Up to three models that can be served and whose names hold ``word``, small ones first, or one that is like it.
-
-    Args:
-        word: what was given for a name.
-        pretrained: only those with weights that timm publishes, which are part of the name.
-    """
-    names = timm.list_models(["vit_*", "swin_*"], pretrained=pretrained)
-    if (typed := squeezed(word.removeprefix("timm:"))) in ("", "vit"):
-        return []
-    holding = sorted((name for name in names if typed in squeezed(name)), key=_size)
-    found = list(islice(filter(_servable, holding), 3))
-    near = nearest(word.removeprefix("timm:"), names if pretrained else [*PRESETS, *names])
-    return found or ([near] if near else [])
-
-
-def _size(name: str) -> tuple[int, int]:
-    sizes = ("tiny", "small", "base", "large")
-    return next((i for i, size in enumerate(sizes) if size in name), len(sizes)), len(name)
-
-
-def _servable(name: str) -> bool:
-    try:
-        with torch.device("meta"):
-            check_servable(timm.create_model(name.partition(".")[0], num_classes=0), name)
-    except Exception:  # timm's constructors raise many kinds
-        return False
-    return True
 
 
 def build_encoder(spec: EncoderSpec) -> Encoder:
@@ -276,32 +244,3 @@ def initialize(net: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.LayerNorm):
             module.reset_parameters()
-
-
-def check_servable(vit: nn.Module, name: str) -> None:
-    """Refuse, by name, a model whose forward pass `encode` would not reproduce.
-
-    Raises:
-        PatchloomError: neither a plain ViT nor a plain Swin, or one with parts that are not known.
-    """
-    if is_hierarchical(vit):
-        check_hierarchical(vit, name)
-        return
-    if type(vit) is not VisionTransformer:
-        raise PatchloomError(
-            f"{name} is a {type(vit).__name__}: patchloom serves timm's plain VisionTransformer "
-            "and SwinTransformer only"
-        )
-    unknown = [type(block).__name__ for block in vit.blocks if type(block) is not Block]
-    unknown += [
-        type(getattr(block, "attn", None)).__name__
-        for block in vit.blocks
-        if type(getattr(block, "attn", None)) is not Attention
-    ]
-    unknown += ["gated attention" for block in vit.blocks if getattr(getattr(block, "attn", None), "gate", None)]
-    if type(vit.patch_embed) is not PatchEmbed:
-        unknown.append(type(vit.patch_embed).__name__)
-    if not isinstance(vit.patch_drop, nn.Identity):
-        unknown.append("patch_drop_rate")
-    if unknown:
-        raise PatchloomError(f"{name} has {unknown[0]} inside, which patchloom cannot serve: choose a plain ViT")

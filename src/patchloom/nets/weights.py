@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
 from patchloom.hints import listing
-from patchloom.nets.build import EncoderSpec, build_encoder, check_servable, models_like
+from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.heads import InstanceHead, Use
 from patchloom.nets.online import from_cache_alone, why_offline
+from patchloom.nets.servable import check_servable, models_like
 from patchloom.sides import compact
 from patchloom.sound import Sound, sound_from
 
