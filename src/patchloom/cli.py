@@ -230,7 +230,7 @@ def _export(words: list[str]) -> None:
         from patchloom.export.verb import export
 
     done = export(**given)
-    print(done.sentence(), *done.notes, "", done.snippet, sep="\n")
+    print(done.sentence(), *done.checks, *done.notes, "", done.snippet, sep="\n")
 
 
 def _bench(words: list[str]) -> None:

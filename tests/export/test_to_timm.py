@@ -229,7 +229,7 @@ def test_vectors_by_code_that_crops_otherwise_do_not_pass(colours, tmp_path, mon
     path = an_encoder(tmp_path, colours)
     written = code_timm.preparing_by_torch
     monkeypatch.setattr(
-        code_timm, "preparing_by_torch", lambda *given: written(*given).replace("(height - h) // 2", "0")
+        code_timm, "preparing_by_torch", lambda *given: written(*given).replace("(width - w) // 2", "0")
     )
     with pytest.raises(PatchloomError, match="vectors by the code that uses timm differ by"):
         export(path, data=str(colours))
