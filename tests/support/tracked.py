@@ -3,7 +3,9 @@
 import io
 import json
 import struct
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,20 @@ def kept_by_wandb(file: Path) -> Iterator[Any]:
         if kind in (1, 4):
             yield Record.FromString(parts)
             parts = b""
+
+
+def whole_by_wandb(file: Path, seconds: float = 30) -> list[Any]:
+    """`kept_by_wandb`, once the run's end is there: W&B's own process still writes after ``finish`` came back."""
+    from google.protobuf.message import DecodeError
+
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        with suppress(DecodeError, struct.error):  # half a record
+            records = list(kept_by_wandb(file))
+            if records and records[-1].WhichOneof("record_type") == "exit":
+                return records
+        time.sleep(0.05)
+    raise TimeoutError(f"W&B did not end {file} within {seconds} s")
 
 
 def history_of(records: list[Any]) -> list[dict[str, Any]]:

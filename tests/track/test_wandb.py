@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from tracked import RESULT, history_of, kept_by_wandb, whole_run
+from tracked import RESULT, history_of, whole_by_wandb, whole_run
 
 from patchloom.track.wandb import has_key
 
@@ -18,7 +18,7 @@ def told(tmp_path_factory):
         said, run = [], tmp_path_factory.mktemp("told") / "photos-mae"
         whole_run(["wandb"], run, said)
     files = sorted((run / "logs" / "wandb").glob("offline-run-*/*.wandb"))
-    return said, files, [list(kept_by_wandb(file)) for file in files]
+    return said, files, [whole_by_wandb(file) for file in files]
 
 
 def test_both_starts_are_one_run(told):
