@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 import torch
 from embedding import ROWS
 from PIL import Image
+from threads import one_thread
 
 from patchloom.data import open_data
 from patchloom.embed import parts
@@ -17,13 +17,7 @@ from patchloom.nets.weights import EncoderCard, save_encoder
 BROKEN = "train/b/17.png"
 
 
-@pytest.fixture(autouse=True, scope="package")
-def one_thread() -> Iterator[None]:
-    """Everything here is small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+one_thread = pytest.fixture(autouse=True, scope="package")(one_thread)
 
 
 @pytest.fixture(autouse=True)

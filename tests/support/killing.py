@@ -9,13 +9,13 @@ import multiprocessing
 import os
 import random
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from dying import die_at
 from forked import server
 from PIL import Image
 from safetensors.torch import load_file
@@ -73,20 +73,8 @@ def draw_images(folder: Path, count: int = 60) -> Path:
 
 
 def _train(images: str, out: str, options: dict[str, Any], event: int | None, told: Any) -> None:
-    seen = 0
-
-    def watch(name: str, arguments: tuple) -> None:
-        nonlocal seen
-        if name not in _EVENTS or not str(arguments[0]).startswith(out):
-            return
-        if name == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR):
-            return
-        seen += 1
-        if seen == event:
-            os.kill(os.getpid(), signal.SIGKILL)
-
     multiprocessing.set_start_method("fork", force=True)  # for the processes that read images; the server's is slow
-    sys.addaudithook(watch)
+    seen = die_at(event, out, _EVENTS)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
     from patchloom.train import pretrain as training
@@ -95,7 +83,7 @@ def _train(images: str, out: str, options: dict[str, Any], event: int | None, to
     training._SAVE_EVERY = 0.02  # so that many kills meet a checkpoint that is being written
     torch.set_num_threads(1)
     training.pretrain(images, out=out, **SMALL | options)
-    told.put(seen)
+    told.put(len(seen))
 
 
 def start(images: Path, out: Path, options: dict[str, Any], kill: Kill) -> tuple[bool, int]:

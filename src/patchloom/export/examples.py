@@ -162,6 +162,6 @@ def vectors_of_files(
 
 
 def files_in_words(examples: Examples) -> str:
-    """Which files `apart` compares, as the end of a sentence."""
+    """Which files `vectors_of_files` takes, as the end of a sentence."""
     count = len(examples.whole)
     return f"{count} of its files" if examples.files else f"{count} images in PNG files"

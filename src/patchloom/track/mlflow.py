@@ -15,9 +15,8 @@ from PIL import Image
 
 from patchloom.track.base import PROJECT, Place, Result, Tracker, scores_of
 
-_OTHER = re.compile(
-    r"[^\w\-. ]"
-)  # what names may not have there; to its files, images/apart would be in a folder images
+# what names may not have there; to its files, images/apart would be in a folder images
+_OTHER = re.compile(r"[^\w\-. ]")
 _LONGEST = 500  # letters of a setting's value that every version takes
 _STATUS = {"success": "FINISHED", "aborted": "KILLED", "failed": "FAILED"}
 

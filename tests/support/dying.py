@@ -1,0 +1,34 @@
+"""Processes that are killed amid what they do to files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Collection
+
+
+def die_at(event: int | None, folder: str, events: Collection[str]) -> list[str]:
+    """Kill this process (SIGKILL) just before its event number ``event``, from 1; of None never.
+
+    Args:
+        event: its number.
+        folder: events count whose path begins with it; of files that are opened, those to be written.
+        events: as Python's audit hooks call them.
+
+    Returns:
+        Those that were met, a list that grows.
+    """
+    seen: list[str] = []
+
+    def watch(name: str, arguments: tuple) -> None:
+        if name not in events or not str(arguments[0]).startswith(folder):
+            return
+        if name == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR):
+            return
+        seen.append(name)
+        if len(seen) == event:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+    return seen

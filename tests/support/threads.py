@@ -1,0 +1,13 @@
+"""Threads of tests."""
+
+from collections.abc import Iterator
+
+import torch
+
+
+def one_thread() -> Iterator[None]:
+    """For a fixture: what is small takes one; several that wait for one another are many times slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
