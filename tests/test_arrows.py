@@ -40,7 +40,7 @@ MAY = {
     "verbs": {"tasks", "signatures"},
     "typos": set(),
     "calls": set(),
-    "options": {"tasks", "recipes", "signatures", "verbs", "typos"},
+    "options": {"tasks", "track", "recipes", "signatures", "verbs", "typos"},
     "usage": {"tasks", "signatures", "verbs", "typos", "options"},
     "cli": {
         *(

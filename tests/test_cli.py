@@ -281,6 +281,23 @@ def test_several_words_are_several_data(tmp_path):
     assert parse_call("check", ["12"])["data"] == "12"
 
 
+@pytest.mark.parametrize(
+    "words, log, data",
+    [
+        (["d", "--log", "tensorboard", "wandb"], "tensorboard,wandb", "d"),
+        (["--log", "mlflow", "wandb", "d"], "mlflow,wandb", "d"),
+        (["--log=wandb", "mlflow", "tensorboard", "d", "e"], "wandb,mlflow,tensorboard", ["d", "e"]),
+        (["--log", "wandb,mlflow", "trackio", "--epochs", "2", "d"], "wandb,mlflow,trackio", "d"),
+        (["--log", "wandb", "d", "mlflow"], "wandb", ["d", "mlflow"]),
+        (["wandb", "--log", "mlflow"], "mlflow", "wandb"),
+        (["d", "--log", "wandb", "./mlflow"], "wandb", ["d", "./mlflow"]),
+    ],
+)
+def test_names_of_trackers_behind_one_are_no_data(words, log, data):
+    given, _ = parse_pretrain(words)
+    assert (given["log"], given["data"]) == (log, data)
+
+
 def test_the_options_are_those_of_the_task_that_several_data_get(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("data: [shapes:20, photos]\n")

@@ -16,6 +16,7 @@ from patchloom.errors import PatchloomError
 from patchloom.recipes import nested, recipe_named
 from patchloom.signatures import Listed, shipped_names
 from patchloom.tasks import AUTO, TASKS, usual_task
+from patchloom.track import TRACKERS
 from patchloom.typos import sentence, short, without_hyphens
 from patchloom.verbs import of_evaluate, of_pretrain, of_task, of_verb
 
@@ -31,7 +32,7 @@ def parse_pretrain(words: Sequence[str]) -> tuple[dict[str, Any], str | None]:
     Raises:
         PatchloomError: an unknown option, or a value of the wrong kind.
     """
-    words = [_named(word) for word in words]
+    words = _trackers_together([_named(word) for word in words])
     data, options = _configuration(last_value(joined(words), "--config.file"))
     said = [*options, *joined(words)]
     recipe = last_value(said, "--recipe")
@@ -114,6 +115,19 @@ def _named(word: str) -> str:
     word = re.sub(r"^--from(?==|$)", "--from_run", word)
     word = re.sub(r"^--config(?==|$)", "--config.file", word)
     return re.sub(r"^--(task|model)(?==|$)", r"--\1.name", word)
+
+
+def _trackers_together(words: Sequence[str]) -> list[str]:
+    """``--log tensorboard wandb`` as ``--log=tensorboard,wandb``: a tracker's name behind another is no data."""
+    names = f"(?:{'|'.join(TRACKERS)})"
+    found: list[str] = []
+    for word in words:
+        behind = found and re.fullmatch(f"--log(={names}(,{names})*)?", found[-1])
+        if behind and re.fullmatch(f"{names}(,{names})*", word):
+            found[-1] += f",{word}" if behind[1] else f"={word}"
+        else:
+            found.append(word)
+    return found
 
 
 def _parser(prog: str, taken: Listed) -> ArgumentParser:

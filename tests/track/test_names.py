@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from patchloom.errors import PatchloomError
-from patchloom.track import names
+from patchloom.track import TRACKERS
 from patchloom.track.base import Tracker
 from patchloom.track.names import check_installed, names_of, tracker_class
 from patchloom.train.pretrain import pretrain
@@ -21,7 +21,7 @@ def test_none_is_asked_for():
 
 
 def test_every_name_has_its_class():
-    assert all(issubclass(tracker_class(name), Tracker) for name in names._CLASSES)
+    assert all(issubclass(tracker_class(name), Tracker) for name in TRACKERS)
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ class Settings:
             them.
         patience: held-out measures in a row that are not better than the best one before the run stops, and keeps the
             weights of that one; without it a run goes to its last step, and keeps those.
-        log: trackers of experiments to which the run also tells what it does, with commas between: tensorboard, wandb,
+        log: trackers of experiments to which the run also tells what it does, any number of them: tensorboard, wandb,
             mlflow, trackio.
         split_seed: of which images are held out, for runs of several seeds that are to be compared on the same images;
             that of all else, if left out.

@@ -9,10 +9,9 @@ from importlib.util import find_spec
 
 from patchloom.errors import PatchloomError
 from patchloom.hints import listing, suggestion
+from patchloom.track import TRACKERS
 from patchloom.track.base import Tracker
 
-# the class of each, in the module of its name; that is the name of the package that it needs, too
-_CLASSES = {"tensorboard": "TensorBoard", "wandb": "WandB", "mlflow": "MLflow", "trackio": "Trackio"}
 _EXTRAS = {"tensorboard": "track"}  # by which pip installs it, where it has another name
 
 
@@ -25,8 +24,8 @@ def names_of(log: str | Sequence[str] | None) -> list[str]:
     words = log.split(",") if isinstance(log, str) else log or ()
     names = list(dict.fromkeys(word.strip() for word in words if word.strip()))
     for name in names:
-        if name not in _CLASSES:
-            hint = suggestion(name, _CLASSES, f": there are {listing(_CLASSES, 'and')}")
+        if name not in TRACKERS:
+            hint = suggestion(name, TRACKERS, f": there are {listing(TRACKERS, 'and')}")
             raise PatchloomError(f"there is no tracker called {name}{hint}")
     return names
 
@@ -51,7 +50,7 @@ def tracker_class(name: str) -> type[Tracker]:
     Raises:
         ImportError: it cannot be imported.
     """
-    found: type[Tracker] = getattr(import_module(f"patchloom.track.{name}"), _CLASSES[name])
+    found: type[Tracker] = getattr(import_module(f"patchloom.track.{name}"), TRACKERS[name])
     return found
 
 
