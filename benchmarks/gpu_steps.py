@@ -264,7 +264,8 @@ def peers(device: str, tiny: bool, known: Result, seconds: float, model: str) ->
 
 
 def _side_by_side(device: str, tiny: bool, known: Result, model: str, batch: int) -> Result:
-    precision, depth = precision_of(device), 1 if tiny else DEPTH
+    # on a CPU without its instructions a step in bfloat16 takes seconds
+    precision, depth = ("float32", 1) if tiny else (precision_of(device), DEPTH)
     task, sizes = {"name": "mae", "decoder_depth": depth}, {"attention": "fused"} if tiny else {}
     ours = settings_for(task, device, batch, precision, model=model, **sizes)
     ways: dict[str, Any] = {}

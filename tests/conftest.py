@@ -1,9 +1,12 @@
 import os
+import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from patchloom.files import cache_root
 
 # Tests run on all cores at once, so that each has one thread; in the processes that they start, too. What threads do is
 # tested where it is asked for by name. Set before torch is imported, which reads it then.
@@ -47,6 +50,20 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         if "MPLCONFIGDIR" not in os.environ:
             patch.setenv("MPLCONFIGDIR", fonts)
         yield
+
+
+@pytest.fixture
+def cache_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Give a test a cache of its own in a folder, with what is known of this machine: measuring it takes seconds."""
+
+    def begin(folder: Path) -> None:
+        known = cache_root() / "machine.json"
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+        if known.exists():
+            cache_root().mkdir(parents=True)
+            shutil.copy(known, cache_root())
+
+    return begin
 
 
 @pytest.fixture(autouse=True, scope="session")

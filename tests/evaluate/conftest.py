@@ -15,10 +15,10 @@ one_thread = pytest.fixture(autouse=True, scope="package")(one_thread)
 
 
 @pytest.fixture(autouse=True)
-def empty_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def empty_cache(tmp_path_factory: pytest.TempPathFactory, cache_in: Callable[[Path], None]) -> Path:
     """The folder of this test's features, which is not there yet."""
     home = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    cache_in(home)
     return home / "patchloom" / "features"
 
 

@@ -25,8 +25,8 @@ REACHED = "step 18 of 18"
 
 
 @pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def own_cache(cache_in, tmp_path):
+    cache_in(tmp_path / "cache")
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,7 @@ from patchloom.runs.settings import Settings
 
 SMALL = {"name": "nano", "embed_dim": 32, "depth": 1}
 HOW = {"task": "mae", "model": SMALL, "epochs": 2, "img_size": 16, "batch_size": 8, "device": "cpu"}
-HOW |= {
-    "precision": "float32",
-    "attention": "explicit",
-    "threads": 1,
-}  # else all would be measured for each cache
+HOW |= {"precision": "float32", "attention": "explicit", "threads": 1}  # else all would be measured for each cache
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +74,9 @@ ENLARGED = {"name": "restore", "scale": 0.714}  # crops of the usual size
     [("mae", 16, 16), ("mae", "auto", 24), ("mae", (24, 16), 24), ("extrema", 16, 16)]
     + [(ZOOMED, 16, 22), (ZOOMED, (16, 32), 44), (BENT, 16, 20), (ENLARGED, 16, 16)],
 )
-def test_fewer_pixels_than_the_tasks_crops_have_are_refused(photos, tmp_path, monkeypatch, task, size, needed):
+def test_fewer_pixels_than_the_tasks_crops_have_are_refused(photos, tmp_path, cache_in, task, size, needed):
     """And what the sentence says to give is then enough: no crop is enlarged, or smaller than it need be."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache_in(tmp_path / "cache")
     folder = alike(photos, tmp_path / "photos") if size == "auto" else photos
     how = HOW | {"task": task, "img_size": size, "patch_size": 4, "epochs": 1, "out": tmp_path / "run"}
     for cache in (needed - 1, -5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -62,6 +63,11 @@ def resolve(
         chosen[name] = {**settings.model, "name": value} if name == "model" else value
         return value
 
+    def found(name: str, find: Callable[..., tuple[Any, str]], *about: Any) -> Any:
+        """As `auto`, for what takes seconds to find: nothing is measured where a value was given."""
+        asked = getattr(settings, name)
+        return auto(name, *find(*about)) if asked == "auto" else asked
+
     device = auto("device", *device_defaults.device())
     check_device(device)
     noun = noun_of(stats.sound)
@@ -118,17 +124,15 @@ def resolve(
             chosen[owner] = {**chosen.get(owner, settings.task), option: value}
             reasons[name] = why
     auto("warmup_epochs", round(epochs * 0.1, 4), "a tenth of the epochs")
-    threads = auto("threads", *device_defaults.threads(device))
+    threads = found("threads", device_defaults.threads, device)
     auto("workers", *device_defaults.workers(device, here))
-    half = auto("precision", *device_defaults.precision(device))
+    half = found("precision", device_defaults.precision, device)
     spec = replace(settings, **chosen).encoder_spec()
-    auto("attention", *device_defaults.attention(device, half, spec))
+    found("attention", device_defaults.attention, device, half, spec)
     halves = "bfloat16" in (half, settings.teacher_precision)
-    kernels = settings.kernels
-    if kernels == "auto":  # else nothing shall be compiled
-        kernels = auto("kernels", *device_defaults.kernels(device, halves, spec, batch // world))
+    kernels = found("kernels", device_defaults.kernels, device, halves, spec, batch // world)
     device_defaults.check_kernels(settings.kernels, device, halves, spec)
-    auto("compile", *device_defaults.compile(device, half, spec, kernels, threads))
+    found("compile", device_defaults.compile, device, half, spec, kernels, threads)
     if settings.compile is True and not device_defaults.can_compile(device):
         raise PatchloomError("--compile true needs a C++ compiler, such as g++: install one, or leave it out")
     resolved = replace(settings, **chosen)
