@@ -169,7 +169,8 @@ def test_a_file_that_vanishes_costs_its_image_alone(kind):
     assert len(np.unique(source.contents())) == 10
 
 
-def test_what_does_not_exist_is_said_in_a_sentence(kind, tmp_path):
+def test_what_does_not_exist_is_said_in_a_sentence(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # the Hub is asked five times where there is no network
     typed = kind.make()
     for one in [typed] if isinstance(typed, str) else typed:
         place = one.partition("@")[0].removeprefix("hf:").partition("/")[0]
