@@ -161,14 +161,10 @@ def visible_of(geometry: Geometry, mask_ratio: float, least: int = 1) -> int:
 def check_uniform(geometry: Geometry, mask_ratio: float, unit: int = 1) -> None:
     """Refuse to remove patches of a Swin but by uniform masking, which leaves one of each 2x2 (UM-MAE, Li et al. 2022).
 
-    Args:
-        geometry: of the encoder.
-        mask_ratio: share of the patches that is removed.
-        unit: patches along a mask unit.
+    ``unit`` is how many patches are along a mask unit.
 
     Raises:
-        PatchloomError: another share than 0.75 or none, units of several patches, or a grid that cannot be cut into
-            cells of 2x2.
+        PatchloomError: another share than 0.75 or none, another unit than 1, or a grid not of cells of 2x2.
     """
     if not geometry.hierarchical or mask_ratio == 0:
         return
@@ -202,10 +198,8 @@ def partition(
     """Which patches stay visible, and which are masked, at random for each of b images.
 
     Args:
-        geometry: of the encoder.
-        b: images.
+        geometry, b, generator, device: the encoder's, the images, and as for `random_partition`.
         visible: mask units that stay.
-        generator, device: as for `random_partition`.
         unit: patches along a mask unit, which stays or goes as a whole.
 
     Returns:
@@ -240,10 +234,7 @@ def masked_units(geometry: Geometry, unit: int, mask_ratio: float) -> tuple[int,
 def patches_of_unit(task: Task, mask_unit: Size, usual: int = 2) -> int:
     """Patches along a mask unit of ``mask_unit`` pixels (SimMIM section 3.2).
 
-    Args:
-        task: whose option and encoder they are.
-        mask_unit: as asked for.
-        usual: patches that ``auto`` becomes: SimMIM's two, where the grid has even sides, or MAE's one.
+    ``auto`` becomes as many as ``usual``: MAE's one, or SimMIM's two, which are one where the grid has odd sides.
 
     Raises:
         PatchloomError: the unit is no multiple of the patch, or does not divide the image; or patches are not square.
