@@ -61,6 +61,20 @@ OPTIONS = {  # of the task, by which rows of a paper differ
     "lut-vit-b": {"base": "mae", "context_weight": 0.25, "pixel_weight": 1.0},
     "lut-vit-b-context": {"base": "mae", "pixel_weight": 0.0},
     "lut-simmim-vit-b": {"base": "simmim", "mask_ratio": 0.6},
+    "pixio-vit-h": {
+        "mask_ratio": 0.75,
+        "mask_unit": 64,
+        "decoder_width": 512,
+        "decoder_depth": 32,
+        "decoder_heads": 16,
+    },
+    "pixio-vit-b": {
+        "mask_ratio": 0.75,
+        "mask_unit": 64,
+        "decoder_width": 512,
+        "decoder_depth": 12,
+        "decoder_heads": 16,
+    },
     **{f"lut-vit-b-weight-{w}": {"context_weight": w, "pixel_weight": 1.0} for w in (0.1, 0.25, 0.5, 1.0)},
 }
 
@@ -148,9 +162,21 @@ def test_its_task_is_built_at_the_papers_size(name):
         assert 65_000 < sum(weight.numel() for weight in task.encoder.parameters()) < 75_000, "about 70 k"
         assert recipe.changes(settings.plain()) == []
         return
-    width = {"small": 384, "base": 768, "large": 1024, "tiny": 768}[settings.model["name"].split("_")[1]]
-    assert (task.geometry.width, task.geometry.n) == (width, 64 if settings.patch_size < 16 else 196)
+    sizes = {"small": 384, "base": 768, "large": 1024, "tiny": 768, "huge": 1280}
+    width, pixio = sizes[settings.model["name"].split("_")[1]], name.startswith("pixio")
+    assert (task.geometry.width, task.geometry.n) == (width, 64 if settings.patch_size < 16 else 256 if pixio else 196)
+    assert (task.geometry.prefix == 8 and task.sizes == (4, 12)) == pixio
     assert task.views == recipe.views and recipe.changes(settings.plain()) == []
+
+
+def test_pixio_is_after_the_authors_script():
+    s = recipe_named("pixio-vit-h").settings
+    rate = (s["batch_size"], s["blr"], s["epochs"], s["warmup_epochs"], s["weight_decay"])
+    assert rate == (8192, 2.5e-5, 400, 40, 0.05)
+    assert (s["img_size"], s["patch_size"], s["crop_scale"], s["flip"], s["clip"]) == (256, 16, 0.2, False, 0.0)
+    vit = resolved("pixio-vit-h")[1].encoder
+    assert (len(vit.blocks), vit.blocks[0].attn.num_heads, vit.pos_embed.shape) == (32, 16, (1, 8 + 256, 1280))
+    assert abs(sum(weight.numel() for weight in vit.parameters()) / 1e6 - 631) < 1, "as their README says"
 
 
 def test_what_is_given_beside_it_wins_and_two_settings_follow():

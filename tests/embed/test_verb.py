@@ -21,6 +21,7 @@ from patchloom.data import Data, open_data
 from patchloom.embed import making, plan
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import extract, settings
+from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.extra_modules import save_extra_module
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
@@ -93,6 +94,21 @@ def test_tokens_and_layers(tiny: Path, photos: Path, tmp_path: Path):
     middle = made(tmp_path / "2", tiny, photos, layer=2, pooling="patches").vectors
     assert middle.shape == (35, 16, 16)
     np.testing.assert_allclose(middle.mean(1), each["block 2"], atol=1e-6)
+
+
+def test_class_token_and_registers_of_any_layer(tiny: Path, photos: Path, tmp_path: Path):
+    spec = EncoderSpec("nano", (8, 8), 2, channels=1, options={"depth": 2, "embed_dim": 16, "reg_tokens": 2})
+    vit, card, path = build_encoder(spec).eval(), load_encoder(tiny)[1], tmp_path / "registers.safetensors"
+    save_encoder(vit, replace(card, spec=spec), path)
+    image = (open_data(photos).test.read(9).float()[None] / 255 - card.mean[0]) / card.std[0]
+    whole = vit.forward_features(image)[0, :3].mean(0).detach()
+    half = vit.forward_intermediates(image, indices=[0], return_prefix_tokens=True, intermediates_only=True)[0][1]
+    found = made(tmp_path / "1", path, photos, pooling="prefix")
+    np.testing.assert_allclose(found.vectors[-1], whole.numpy(), atol=1e-5)
+    first = made(tmp_path / "2", path, photos, pooling="prefix", layer=1)
+    np.testing.assert_allclose(first.vectors[-1], half[0].mean(0).detach().numpy(), atol=1e-5)
+    with pytest.raises(PatchloomError, match="no register tokens to give prefix features"):
+        made(tmp_path / "3", tiny, photos, pooling="prefix")
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

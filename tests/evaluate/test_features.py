@@ -30,13 +30,20 @@ def test_pooling_is_that_of_timm(options: dict) -> None:
     assert found.labels.tolist() == DIGITS.labels.tolist()
     assert found.indices.tolist() == list(range(20))
     if options.get("class_token", True):
-        assert found.poolings() == ("class", "mean", "both")
+        registers = ("prefix",) * ("reg_tokens" in options)
+        assert found.poolings() == ("class", "mean", *registers, "both")
         torch.testing.assert_close(found.pooled("class"), tokens[:, 0], atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(found.pooled("both"), torch.cat([tokens[:, 0], mean], 1), atol=1e-5, rtol=1e-4)
     else:
         assert found.poolings() == ("mean",)
         with pytest.raises(PatchloomError, match="no class token"):
             found.pooled("class")
+    if "reg_tokens" in options:
+        in_front = torch.cat([tokens[:, :1], tokens[:, 1:4]], dim=1).mean(1)  # class token, three registers
+        torch.testing.assert_close(found.pooled("prefix"), in_front, atol=1e-5, rtol=1e-4)
+    else:
+        with pytest.raises(PatchloomError, match="no register tokens to give prefix features: use --pooling mean"):
+            found.pooled("prefix")
 
 
 def test_a_norm_after_pooling_is_applied() -> None:

@@ -68,6 +68,16 @@ def test_what_is_printed_and_pasted(done, encoder, colours, capsys):
     assert abs(made - vectors).max() < 0.05 * abs(vectors).max()
 
 
+def test_class_token_and_registers_are_pooled_together(colours, tmp_path):
+    path = an_encoder(tmp_path, colours, depth=1, reg_tokens=2)
+    made = export(path, to="onnx", data=str(colours), pooling="prefix")
+    images, tokens, _ = features(path, colours, 2)
+    (found,) = onnxruntime.InferenceSession(made.weights).run(["features"], {"images": images})
+    assert abs(found - tokens[:, :3].mean(1)).max() < 1e-5
+    with pytest.raises(PatchloomError, match="--to hf no prefix: use --to timm"):
+        export(path, to="hf", data=str(colours), pooling="prefix")
+
+
 def test_half_precision_says_its_own_difference(encoder, colours):
     half = export(encoder, to="onnx", fp16=True, data=str(colours), pooling="both")
     assert half.weights.name == "encoder-fp16.onnx" and "half-precision features" in half.sentence()

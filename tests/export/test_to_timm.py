@@ -179,11 +179,11 @@ def pasted(done) -> dict:
     return found
 
 
-@pytest.mark.parametrize("pooling", ["mean", "class", "both"])
+@pytest.mark.parametrize("pooling", ["mean", "class", "both", "prefix"])
 @pytest.mark.parametrize("size", [(16, 16), (16, 24)], ids=str)
 def test_the_printed_code_goes_from_a_file_to_what_evaluations_see(colours, tmp_path, size, pooling):
     """Turned, transparent, grey, long and small images, as they are read, cropped and resized."""
-    path = an_encoder(tmp_path, colours, size)
+    path = an_encoder(tmp_path, colours, size, reg_tokens=2 if pooling == "prefix" else 0)
     done = export(path, data=str(colours), pooling=pooling)
     assert re.search(rf"embed\(file\) \({pooling} tokens\) differ by at most \S+ on 4 of its files", done.checks[0])
     vit, card = load_encoder(path)

@@ -22,6 +22,7 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
         {},
         {"mask_ratio": 0.5, "normalized_pixels": False},
         {"mask_ratio": 0.9, "decoder_depth": 1, **_DECODER},
+        {"mask_unit": 8},
     ],
     "simmim": [
         {},

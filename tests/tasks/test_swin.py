@@ -178,6 +178,12 @@ def test_other_masks_than_uniform_ones_are_refused(name):
         build(name, {"mask_ratio": 0.75}, size=(36, 32))
 
 
+def test_mae_takes_no_other_mask_unit_than_its_own():
+    assert build("mae", {"mask_unit": 4}).unit == 1
+    with pytest.raises(PatchloomError, match="units of 8 pixels do not fit a Swin, .* leave out --task.mask_unit"):
+        build("mae", {"mask_unit": 8})
+
+
 def test_tables_of_biases_are_not_decayed():
     net = swin()
     free = {id(one) for one in parameter_groups(net, 0.1)[1]["params"]}

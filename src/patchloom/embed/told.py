@@ -16,6 +16,7 @@ from patchloom.waiting import duration
 _WHICH = {
     "mean": "the mean of the patch tokens",
     "class": "the class token",
+    "prefix": "the mean of class token and registers",
     "both": "the class token and the mean of the patch tokens",
     "instance": "the instance representation",
     "patches": "the patch tokens",

@@ -26,7 +26,6 @@ from patchloom.nets.encode import (
     embed,
     encode,
     final_norm,
-    has_class_token,
     input_channels,
     input_size,
     layer_names,
@@ -36,11 +35,11 @@ from patchloom.nets.encode import (
 )
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.hierarchical import Encoder, is_hierarchical
-from patchloom.nets.pooling import pooled_tokens, tokens_of
+from patchloom.nets.pooling import pooled_tokens, summaries, tokens_of
 from patchloom.nets.weights import EncoderCard
 from patchloom.withhold.encoder_input import all_patches
 
-Tokens = Literal["mean", "class", "both", "instance", "patches"]
+Tokens = Literal["mean", "class", "prefix", "both", "instance", "patches"]
 LAST = "norm"  # of `layer_names`: what the encoder gives at its end
 
 Keep = Callable[[np.ndarray, np.ndarray], None]
@@ -77,7 +76,7 @@ def taker(
         layer: one of `layer_names`.
 
     Raises:
-        PatchloomError: the encoder has no class token, or no instance head, or none at that layer.
+        PatchloomError: the encoder has no class token, no registers, no instance head, or none at that layer.
     """
     if pooling == "instance" and layer != LAST:
         raise PatchloomError("--pooling instance is of the last layer: leave out --layer, or take --pooling mean")
@@ -91,11 +90,9 @@ def taker(
 
     def take(images: Tensor) -> dict[str, Tensor]:
         tokens = _tokens_after(vit, images, number).float()
-        patches = tokens[:, prefix_count(vit) :]
         if pooling == "patches":
-            return {"vectors": patches}
-        found = {"class": tokens[:, 0]} if has_class_token(vit) else {}
-        return {"vectors": pooled_by(pooling, {**found, "mean": patches.mean(1)})}
+            return {"vectors": tokens[:, prefix_count(vit) :]}
+        return {"vectors": pooled_by(pooling, summaries(vit, tokens))}
 
     return take
 

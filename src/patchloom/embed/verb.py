@@ -49,7 +49,8 @@ def embed(
         run: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME``.
         data: images of any source, all of its splits, with or without labels.
         to: the file; its ending says how it is written: .parquet (by pyarrow, an extra), .npz or .safetensors.
-        pooling: mean of the patch tokens, class token, both, instance (of an encoder with such a head), or all patches.
+        pooling: mean of the patch tokens, class token, prefix (mean of class token and registers), both mean and class
+            token, instance (of an encoder with such a head), or all patches.
         layer: number of a block, from 1, or embedding; norm is what the encoder gives at its end.
         dtype: of the numbers that are written.
         near: an image, whose nearest in the file are printed.

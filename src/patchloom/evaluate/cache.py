@@ -35,7 +35,7 @@ from patchloom.version import __version__
 
 MAX_BYTES = 5 * 10**9  # of all files together; the least recently used are removed first
 # the first is to be raised with changes of the code that computes features
-_PROGRAMS = ("features 1", __version__, *(version(name) for name in ("torch", "torchvision", "timm", "pillow")))
+_PROGRAMS = ("features 2", __version__, *(version(name) for name in ("torch", "torchvision", "timm", "pillow")))
 _ABOUT = "patchloom-features"  # key of the metadata: the names in order, and a digest of the values
 
 

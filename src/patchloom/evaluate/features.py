@@ -29,7 +29,7 @@ from patchloom.nets.pooling import pooled_tokens
 from patchloom.nets.weights import EncoderCard
 from patchloom.withhold.encoder_input import all_patches
 
-Pooling = Literal["class", "mean", "instance", "both"]
+Pooling = Literal["class", "mean", "prefix", "instance", "both"]
 Precision = Literal["auto", "float32", "bfloat16"]
 
 PIXELS_SIDE = 32
@@ -40,8 +40,8 @@ class ImageFeatures:
     """Features of images, on the CPU.
 
     Attributes:
-        tokens: [n d] float32 by name: "class" (if the encoder has that token), "mean" and "instance" (if there is an
-            instance head), or "pixels", or the layers of `layer_names`.
+        tokens: [n d] float32 by name: "class" (if the encoder has that token), "mean", "prefix" (if it has registers)
+            and "instance" (if there is an instance head), or "pixels", or the layers of `layer_names`.
         labels: [n] int64; -1 for images without one, where those were asked for, too.
         indices: [n] int64, of the images in the source.
         unreadable: names of images that could not be read.
@@ -66,7 +66,7 @@ class ImageFeatures:
         """[n d], or [n 2d] for "both", which concatenates class token and mean.
 
         Raises:
-            PatchloomError: the encoder has no class token, or no instance head.
+            PatchloomError: the encoder has no class token, no registers, or no instance head.
         """
         return pooled_by(pooling, self.tokens)
 
@@ -75,7 +75,7 @@ def pooled_by(pooling: str, tokens: Mapping[str, Tensor]) -> Tensor:
     """Of tokens [n d] by name, those of a pooling; [n 2d] for "both", which concatenates class token and mean.
 
     Raises:
-        PatchloomError: the encoder has no class token, or no instance head.
+        PatchloomError: the encoder has no class token, no registers, or no instance head.
     """
     check_pooling(pooling, tokens)
     return torch.cat([tokens["class"], tokens["mean"]], dim=1) if pooling == "both" else tokens[pooling]
@@ -90,10 +90,10 @@ def check_pooling(pooling: str, tokens: Collection[str]) -> None:
     """Refuse a pooling that needs a token which is not among these.
 
     Raises:
-        PatchloomError: a class token or an instance head is missing.
+        PatchloomError: a class token, registers or an instance head is missing.
     """
     if pooling not in poolings_of(tokens):
-        lacks = "module beside it" if pooling == "instance" else "class token"
+        lacks = {"instance": "module beside it", "prefix": "register tokens"}.get(pooling, "class token")
         raise PatchloomError(f"this encoder has no {lacks} to give {pooling} features: use --pooling mean")
 
 
@@ -145,8 +145,9 @@ def extract(
 ) -> ImageFeatures:
     """Features of every labelled image, in one pass.
 
-    These are the class token, the mean of the patch tokens and the instance representation, after the encoder's last
-    norm; with ``layers`` instead the mean of the patch tokens in every layer of `layer_names`.
+    These are the class token, the mean of the patch tokens, that of class token and registers, and the instance
+    representation, after the encoder's last norm; with ``layers`` instead the mean of the patch tokens in every layer
+    of `layer_names`.
 
     Args:
         vit: the encoder; it is moved to ``device``, and keeps its mode (train or eval).

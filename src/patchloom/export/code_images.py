@@ -7,6 +7,7 @@ from patchloom.nets.encode import prefix_count
 
 POOLED = {
     "class": "the class token",
+    "prefix": "the mean of class token and registers",
     "mean": "the mean of the patch tokens",
     "both": "the class token, and the mean of the patch tokens",
     "instance": "the instance representation",
@@ -83,8 +84,9 @@ def preparing_by_pillow(size: tuple[int, int], channels: int) -> str:
 
 def pooled(one: Exportable) -> str:
     """An expression of the vectors [b d] of ``tokens``, which are a map [b rows columns d] of a Swin."""
-    patches = "tokens.flatten(1, 2)" if one.hierarchical else f"tokens[:, {prefix_count(one.vit)}:]"
-    found = {"class": "tokens[:, 0]", "mean": f"{patches}.mean(1)"}
+    prefix = prefix_count(one.vit)
+    patches = "tokens.flatten(1, 2)" if one.hierarchical else f"tokens[:, {prefix}:]"
+    found = {"class": "tokens[:, 0]", "mean": f"{patches}.mean(1)", "prefix": f"tokens[:, :{prefix}].mean(1)"}
     if one.pooled_norm:
         found = {name: f"encoder.fc_norm({code})" for name, code in found.items()}
     return found.get(one.pooling, f"torch.cat([{found['class']}, {found['mean']}], dim=1)")

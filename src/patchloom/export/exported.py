@@ -23,7 +23,7 @@ from patchloom.runs.encoder import load_encoder, named_extra_module
 from patchloom.shown import Shown, Verbatim
 from patchloom.sound import Sound
 
-Pooling = Literal["class", "mean", "both", "instance"]
+Pooling = Literal["class", "mean", "prefix", "both", "instance"]
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def to_hub(
 def _check(one: Exportable) -> None:
     if one.card.sound is not None:
         raise PatchloomError("--to hf takes encoders of images: --to timm writes code that takes waveforms")
-    if one.pooling in ("both", "instance"):
+    if one.pooling not in ("class", "mean"):
         raise PatchloomError(f"timm's models give class or mean tokens, and --to hf no {one.pooling}: use --to timm")
 
 

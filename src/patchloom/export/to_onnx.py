@@ -17,7 +17,7 @@ from patchloom.export.examples import Examples, difference, examples_of, files_i
 from patchloom.export.exported import Export, Exportable, default_out, exportable
 from patchloom.export.extras import need, quiet
 from patchloom.files import write_whole
-from patchloom.nets.encode import prefix_count
+from patchloom.nets.pooling import summaries
 
 _LARGEST = 2**31 - 2**20  # bytes of weights: an ONNX file is one protobuf message, which holds less than 2 GiB
 # Half precision has 11 bits, and roundings add up over the blocks. Beyond this share of the largest feature a weight or
@@ -36,12 +36,7 @@ class _Graph(nn.Module):
     def __init__(self, one: Exportable, half: bool) -> None:
         super().__init__()
         self.encoder = deepcopy(one.vit).half() if half else one.vit
-        self.pooling, self.prefix, self.own_norm, self.halved = (
-            one.pooling,
-            prefix_count(one.vit),
-            one.pooled_norm,
-            half,
-        )
+        self.pooling, self.own_norm, self.halved = one.pooling, one.pooled_norm, half
         self.register_buffer("mean", torch.tensor(one.card.mean).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor(one.card.std).view(-1, 1, 1))
 
@@ -50,7 +45,7 @@ class _Graph(nn.Module):
         given = (images - self.mean) / self.std
         tokens = self.encoder.forward_features(given.half() if self.halved else given).float()
         tokens = tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
-        found = {"class": tokens[:, 0], "mean": tokens[:, self.prefix :].mean(1)}
+        found = summaries(self.encoder, tokens)
         if self.own_norm:
             norm = self.encoder.fc_norm
             found = {name: norm(value.half()).float() if self.halved else norm(value) for name, value in found.items()}

@@ -49,7 +49,8 @@ def export(
         data: images or recordings to compare on; if absent, those of the run, or noise where they are not to be had.
         out: the file to write, or of hf the folder; ``RUN/timm.safetensors``, ``RUN/hf`` or ``RUN/encoder.onnx`` if
             absent.
-        pooling: what an image's vector is: mean of the patch tokens, class token, both, or instance (timm alone).
+        pooling: what an image's vector is: mean of the patch tokens, class token, prefix (mean of class token and
+            registers; timm and ONNX), both mean and class token, or instance (timm alone).
         fp16: weights and products of onnx in half precision.
         license: of the weights, in the model card of hf, as the Hub calls it, such as apache-2.0; unknown if absent.
         push: a name on the Hub, such as me/photos-mae, to which the folder of hf is uploaded.

@@ -1,4 +1,4 @@
-"""What stands for a whole image: the class token, the mean of the patch tokens, or an instance head's answer."""
+"""What stands for a whole image: the class token, a mean of tokens, or an instance head's answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,20 @@ from patchloom.withhold.encoder_input import all_patches
 
 def tokens_of(vit: Encoder, head: InstanceHead | None) -> tuple[str, ...]:
     """Names of what `pooled_tokens` returns."""
-    return ("class",) * has_class_token(vit) + ("mean",) + ("instance",) * (head is not None)
+    names = ("class",) * has_class_token(vit) + ("mean",)
+    names += ("prefix",) * (prefix_count(vit) > has_class_token(vit))  # without registers it would be the class token
+    return names + ("instance",) * (head is not None)
+
+
+def summaries(vit: Encoder, tokens: Tensor) -> dict[str, Tensor]:
+    """What an encoder's tokens [b prefix+n d], of any layer, have of `tokens_of`, without a head: [b d] by name.
+
+    These are the class token, the mean of the patch tokens, and as ``prefix`` the mean of class token and registers,
+    which Pixio trains as class tokens and takes for the whole image (Yang et al. 2025, program: evaluation by kNN).
+    """
+    prefix = prefix_count(vit)
+    found = {"class": tokens[:, 0], "mean": tokens[:, prefix:].mean(1), "prefix": tokens[:, :prefix].mean(1)}
+    return {name: found[name] for name in tokens_of(vit, None)}
 
 
 def pooled_tokens(vit: Encoder, images: Tensor, head: InstanceHead | None = None) -> dict[str, Tensor]:
@@ -23,8 +36,7 @@ def pooled_tokens(vit: Encoder, images: Tensor, head: InstanceHead | None = None
 def pool(vit: Encoder, unnormed: Tensor, head: InstanceHead | None = None) -> dict[str, Tensor]:
     """`pooled_tokens` of an encoder's tokens [b prefix+n d], which are not normed yet."""
     tokens = final_norm(vit, unnormed).float()
-    found = {"class": tokens[:, 0], "mean": tokens[:, prefix_count(vit) :].mean(1)}
-    found = {name: pooled_norm(vit, pooled) for name, pooled in found.items()}
+    found = {name: pooled_norm(vit, pooled) for name, pooled in summaries(vit, tokens).items()}
     if head is not None:
         found["instance"] = represent(vit, head, unnormed)
     return {name: found[name] for name in tokens_of(vit, head)}

@@ -1,4 +1,8 @@
-"""MAE: masked autoencoders are scalable vision learners (He et al., CVPR 2022)."""
+"""MAE: masked autoencoders are scalable vision learners (He et al., CVPR 2022).
+
+With mask units of several patches, a deep decoder and several class tokens it is Pixio, after the authors' program
+(Yang et al., In Pursuit of Pixel Supervision for Visual Pre-training, arXiv 2512.15715).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,14 @@ from torch import Tensor
 
 from patchloom.nets.hierarchical import Encoder
 from patchloom.questions.pixels import Pixels
-from patchloom.tasks.sizes import check_normalizable, check_uniform, masked_units, partition, patch_decoder
+from patchloom.tasks.sizes import (
+    check_normalizable,
+    check_uniform,
+    masked_units,
+    partition,
+    patch_decoder,
+    patches_of_unit,
+)
 from patchloom.tasks.task import Size, Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, mask_patches
 
@@ -19,14 +30,15 @@ class MAE(Task):
 
     Args:
         encoder: the ViT or Swin to train.
-        mask_ratio: share γ of the patches that is removed; of a Swin always 0.75.
+        mask_ratio: share γ of the mask units that is removed; of a Swin always 0.75.
         normalized_pixels: ask for pixels normalised within each patch instead of plain ones.
         decoder_width: width of the decoder; auto: 512, or the encoder's own below ViT-S.
         decoder_depth: transformer blocks of the decoder; auto: 8, or 2 below ViT-S.
         decoder_heads: attention heads of the decoder; auto: 16, or one for every 32 channels below ViT-S.
+        mask_unit: side of a mask unit in pixels; auto: one patch. Pixio's is 4x4 patches, 64 pixels for patches of 16.
 
     Raises:
-        PatchloomError: the mask ratio leaves nothing visible or nothing masked.
+        PatchloomError: a mask ratio that leaves nothing visible or nothing masked, or a unit that does not fit.
     """
 
     serves_swin = True
@@ -39,10 +51,12 @@ class MAE(Task):
         decoder_width: Size = "auto",
         decoder_depth: Size = "auto",
         decoder_heads: Size = "auto",
+        mask_unit: Size = "auto",
     ):
         super().__init__(encoder)
-        self.sizes = masked_units(self.geometry, 1, mask_ratio)
-        check_uniform(self.geometry, mask_ratio)
+        self.unit = patches_of_unit(self, mask_unit, usual=1)
+        self.sizes = masked_units(self.geometry, self.unit, mask_ratio)
+        check_uniform(self.geometry, mask_ratio, self.unit)
         if normalized_pixels:
             check_normalizable(self.geometry)
         decoder = patch_decoder(self, decoder_width, decoder_depth, decoder_heads)
@@ -50,5 +64,5 @@ class MAE(Task):
 
     def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
         """The visible patches."""
-        visible, masked = partition(self.geometry, len(images), self.sizes[0], generator, images.device)
+        visible, masked = partition(self.geometry, len(images), self.sizes[0], generator, images.device, self.unit)
         return mask_patches(all_patches(images, self.geometry.n), visible, masked)

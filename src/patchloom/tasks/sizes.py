@@ -14,7 +14,7 @@ from patchloom.nets.heads import mlp
 from patchloom.nets.hierarchical import refuse_hierarchical
 from patchloom.nets.teacher import FrozenTeacher
 from patchloom.nets.weights import load_encoder
-from patchloom.patches.partition import random_partition, share_of, uniform_partition
+from patchloom.patches.partition import random_unit_partition, share_of, uniform_partition
 from patchloom.patches.positions import sincos_2d
 from patchloom.sides import in_pixels
 from patchloom.tasks.task import Size, Task
@@ -158,15 +158,22 @@ def visible_of(geometry: Geometry, mask_ratio: float, least: int = 1) -> int:
     return visible
 
 
-def check_uniform(geometry: Geometry, mask_ratio: float) -> None:
+def check_uniform(geometry: Geometry, mask_ratio: float, unit: int = 1) -> None:
     """Refuse to remove patches of a Swin but by uniform masking, which leaves one of each 2x2 (UM-MAE, Li et al. 2022).
 
+    ``unit`` is how many patches are along a mask unit.
+
     Raises:
-        PatchloomError: another share than 0.75 or none, or a grid that cannot be cut into cells of 2x2.
+        PatchloomError: another share than 0.75 or none, another unit than 1, or a grid not of cells of 2x2.
     """
     if not geometry.hierarchical or mask_ratio == 0:
         return
     (rows, columns), p = geometry.grid, geometry.p[0]
+    if unit != 1:
+        raise PatchloomError(
+            f"mask units of {unit * p} pixels do not fit a Swin, of which one of each 2x2 units of {p} pixels stays "
+            "(uniform masking): leave out --task.mask_unit"
+        )
     if mask_ratio != UNIFORM:
         raise PatchloomError(
             f"a mask ratio of {mask_ratio} does not fit a Swin, of which one unit of each 2x2 stays (uniform masking): "
@@ -181,13 +188,27 @@ def check_uniform(geometry: Geometry, mask_ratio: float) -> None:
 
 
 def partition(
-    geometry: Geometry, b: int, visible: int, generator: torch.Generator | None, device: torch.device | str
+    geometry: Geometry,
+    b: int,
+    visible: int,
+    generator: torch.Generator | None,
+    device: torch.device | str,
+    unit: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Which patches stay visible [b visible], and which are masked [b n-visible], at random for each of b images."""
-    n = geometry.n
-    if geometry.hierarchical and visible < n:
+    """Which patches stay visible, and which are masked, at random for each of b images.
+
+    Args:
+        geometry, b, generator, device: the encoder's, the images, and as for `random_partition`.
+        visible: mask units that stay.
+        unit: patches along a mask unit, which stays or goes as a whole.
+
+    Returns:
+        Patches [b visible*unit*unit] and [b n-visible*unit*unit].
+    """
+    units = geometry.n // unit**2
+    if geometry.hierarchical and visible < units:
         return uniform_partition(b, geometry.grid, generator, device)
-    seen, masked = random_partition(b, n, (visible, n - visible), generator, device)
+    seen, masked = random_unit_partition(b, geometry.grid, unit, (visible, units - visible), generator, device)
     return seen, masked
 
 
@@ -210,8 +231,10 @@ def masked_units(geometry: Geometry, unit: int, mask_ratio: float) -> tuple[int,
     return visible, units - visible
 
 
-def patches_of_unit(task: Task, mask_unit: Size) -> int:
+def patches_of_unit(task: Task, mask_unit: Size, usual: int = 2) -> int:
     """Patches along a mask unit of ``mask_unit`` pixels (SimMIM section 3.2).
+
+    ``auto`` becomes as many as ``usual``: MAE's one, or SimMIM's two, which are one where the grid has odd sides.
 
     Raises:
         PatchloomError: the unit is no multiple of the patch, or does not divide the image; or patches are not square.
@@ -224,10 +247,11 @@ def patches_of_unit(task: Task, mask_unit: Size) -> int:
                 "so that single patches are masked"
             )
         return 1
-    usual = 1 if g.hierarchical or any(side % 2 for side in g.grid) else 2
-    why = "two patches, as 32 pixels for patches of 16" if usual == 2 else "one patch, since the grid has odd sides"
+    why = "one patch" if usual == 1 else "two patches, as 32 pixels for patches of 16"
+    if usual == 2 and any(side % 2 for side in g.grid):
+        usual, why = 1, "one patch, since the grid has odd sides"
     if g.hierarchical:
-        why = f"one token of the last stage, which stands for {p} pixels"
+        usual, why = 1, f"one token of the last stage, which stands for {p} pixels"
     unit = task.resolve_auto("mask_unit", mask_unit, usual * p, why)
     side = unit // p
     if side < 1 or unit % p or any(along % side for along in g.grid):

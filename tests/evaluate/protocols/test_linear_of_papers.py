@@ -230,6 +230,7 @@ def test_stopped_it_goes_on_and_ends_the_same(tiny_encoder: Path, monkeypatch, c
         ({"control": False}, "--control is for --recipe mae or extrema"),
         ({"recipe": "droppos"}, "there is no recipe droppos: choose one of logistic, mae, extrema"),
         ({"recipe": "mae", "pooling": "both"}, "--pooling both is for --recipe logistic"),
+        ({"recipe": "mae", "pooling": "prefix"}, "--pooling prefix is for --recipe logistic"),
         ({"recipe": "mae", "momentum": 1.5}, "--momentum must be 0 to 0.9999"),
         ({"recipe": "mae", "mixup": 0.8}, "there is no option --mixup"),
         ({"recipe": "mae", "blr": 0.0}, "--blr must be above 0"),

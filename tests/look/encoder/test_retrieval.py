@@ -80,11 +80,12 @@ def test_a_duplicate_is_found():
 def test_nearest_is_the_largest_cosine_of_all_tokens():
     vit, images = random_vit(reg_tokens=2), noise()
     found = locality_retrieval(named(vit), images)
-    assert set(found) == {"class", "mean", "patches"}
+    assert set(found) == {"class", "mean", "prefix", "patches"}
     crops = torch.cat([crop_of(images, crop, (24, 32)) for crop in range(25)])  # crop by crop
     with torch.no_grad():
         tokens = vit.forward_features(crops)
     parts = {"class": tokens[:, 0], "mean": tokens[:, 3:].mean(1), "patches": tokens[:, 3:].flatten(1)}
+    parts["prefix"] = tokens[:, :3].mean(1)
     for name, features in parts.items():
         for picture, crop in ((0, 3), (2, 24)):
             alike = torch.cosine_similarity(features, features[crop * 3 + picture], dim=1).view(25, 3)

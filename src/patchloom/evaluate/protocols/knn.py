@@ -34,7 +34,8 @@ def knn(
 
     Args:
         run, data, settings: as in `patchloom.evaluate.evaluate`.
-        pooling: "class", "mean", "instance" (with an instance head), "both" class and mean, or "all" that exist.
+        pooling: "class", "mean", "prefix" (mean of class token and registers), "instance" (with an instance head),
+            "both" class and mean, or "all" that exist.
         ks: numbers of neighbours.
         gallery: share of the training images that is searched, stratified.
 

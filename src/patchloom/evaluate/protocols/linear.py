@@ -51,8 +51,9 @@ def linear(
 
     Args:
         run, data, settings: as in `patchloom.evaluate.evaluate`.
-        pooling: "class", "mean", "instance" (with an instance head), "both" class and mean, or "all" that exist. With a
-            paper's recipe one of the first three; "all" is then the paper's.
+        pooling: "class", "mean", "instance" (with an instance head), "prefix" (mean of class token and registers),
+            "both" class and mean, or "all" that exist. With a paper's recipe one of the first three; "all" is then the
+            paper's.
         recipe: logistic (ours: a regression on features of each image's centre, in a minute), or a paper's, mae or
             extrema, which sees random crops for 90 epochs; the options from control on are for these, and each value
             below replaces one of the recipe's own.
@@ -75,8 +76,8 @@ def linear(
         return measure_run(LINEAR, run, data, settings, pooling)
     if recipe not in PROBES:
         raise PatchloomError(f"there is no recipe {recipe}: choose one of {', '.join((_LOGISTIC, *PROBES))}")
-    if pooling == "both":
-        raise PatchloomError("--pooling both is for --recipe logistic: choose class, mean or instance")
+    if pooling in ("both", "prefix"):
+        raise PatchloomError(f"--pooling {pooling} is for --recipe logistic: choose class, mean or instance")
     vit, card = load_encoder(run, settings.model)
     head = load_extra_module(run, "pooling")
     asked = published(recipe, vit, PROBES).pooling if pooling == "all" else pooling

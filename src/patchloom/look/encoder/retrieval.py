@@ -41,6 +41,7 @@ _CALLED = {
     "instance": "the instance token",
     "class": "the class token",
     "mean": "the mean patch token",
+    "prefix": "the mean of class token and registers",
     "patches": "all patch tokens",
 }
 _ALIKE = {"place": "place", "scale": "scale", "both": "place and scale"}
@@ -124,8 +125,8 @@ def locality_retrieval(one: NamedEncoder, images: Tensor) -> dict[str, Retrieval
         images: [b c h w] normalised, of any size: best larger than the encoder's, since small crops are enlarged.
 
     Returns:
-        By representation: "class" (if there is that token), "mean" of the patch tokens, "instance" (with a head), and
-        "patches", all of them.
+        By representation: "class" (if there is that token), "mean" of the patch tokens, "prefix" (that of class token
+        and registers, if there are any), "instance" (with a head), and "patches", all of them.
 
     Raises:
         PatchloomError: there is one picture alone, or features are not finite.

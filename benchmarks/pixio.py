@@ -1,0 +1,104 @@
+"""What each change of Pixio to `mae` gives a small user: mask units, the decoder's depth, class tokens; three seeds.
+
+    OMP_NUM_THREADS=1 python benchmarks/pixio.py /tmp/data/cifar5k --seeds 0 1 2 -- --model nano --epochs 10
+
+Each arm is `patchloom pretrain` with the words of `ARMS` and of what stands after ``--``, on images of 32 pixels in
+patches of 4. All arms see as many images: what a deeper decoder costs in time stands in its column. The encoder is
+then frozen and judged as `patchloom evaluate knn` (k = 20) and `linear` do, by the mean of the patch tokens and by that
+of all tokens in front, which of one class token is that token. Finished arms are read, not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+import sys
+from pathlib import Path
+
+from timm.models.vision_transformer import VisionTransformer
+
+from patchloom.cli import main as patchloom
+from patchloom.data import Source, open_data
+from patchloom.evaluate.features import extract
+from patchloom.evaluate.logistic import linear_probe
+from patchloom.evaluate.neighbours import knn_right
+from patchloom.files import write_whole
+from patchloom.nets.weights import EncoderCard, load_encoder, untrained_twin
+
+SIZES = ["--img_size", "32", "--patch_size", "4", "--workers", "0", "--threads", "1", "--device", "cpu"]
+UNIT, DECODER, TOKENS = ["--task.mask_unit", "8"], ["--task.decoder_depth", "6"], ["--model.reg_tokens", "3"]
+ARMS = {
+    "mae": [],
+    "units of 2x2": UNIT,
+    "decoder of 6 blocks": DECODER,
+    "4 class tokens": TOKENS,
+    "all three": [*UNIT, *DECODER, *TOKENS],
+}
+K = 20
+
+
+def scores(vit: VisionTransformer, card: EncoderCard, train: Source, test: Source) -> dict[str, float]:
+    """Accuracies on the test images, by protocol and pooling."""
+    one, two = (extract(vit, card, source, device="cpu") for source in (train, test))
+    found = {}
+    for name in ("mean", "prefix" if "prefix" in one.tokens else "class"):
+        pooling = "mean" if name == "mean" else "front"
+        features, others = one.pooled(name), two.pooled(name)
+        right = knn_right(features, one.labels, others, two.labels, (K,))[K]
+        found[f"knn {pooling}"] = right.double().mean().item()
+        found[f"linear {pooling}"] = linear_probe(features, one.labels)[0].accuracy(others, two.labels)
+    return found
+
+
+def measured(run: Path, data: str) -> dict[str, float]:
+    """Scores of a run's encoder and of its untrained twin, and the minutes that training took; kept beside it."""
+    kept = run / "pixio.json"
+    if not kept.exists():
+        opened, (vit, card) = open_data(data), load_encoder(run)
+        assert opened.test is not None, f"{data} has no test images"
+        twin, _ = untrained_twin(card)
+        found = scores(vit, card, opened.train, opened.test)
+        found |= {f"untrained {name}": value for name, value in scores(twin, card, opened.train, opened.test).items()}
+        with open(run / "metrics.csv", newline="") as file:
+            found["minutes"] = float(list(csv.DictReader(file))[-1]["seconds"]) / 60
+        write_whole(kept, json.dumps(found))
+    return json.loads(kept.read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=[*ARMS])
+    parser.add_argument("--out", type=Path, default=Path("/tmp/patchloom-pixio"))
+    args, words = parser.parse_known_args()
+    words = [word for word in words if word != "--"]
+    found: dict[str, list[dict[str, float]]] = {arm: [] for arm in args.arms}
+    for seed in args.seeds:  # in turns, so that what else the machine does falls on all alike
+        for arm in args.arms:
+            run = args.out / f"{arm.replace(' ', '-')}-{seed}"
+            about = ["--task", "mae", "--seed", str(seed), "--out", str(run), *SIZES, *ARMS[arm], *words]
+            if code := patchloom(["pretrain", args.data, *about]):
+                sys.exit(code)
+            found[arm].append(measured(run, args.data))
+            print(arm, seed, found[arm][-1], flush=True)
+    columns = ["knn mean", "knn front", "linear mean", "linear front"]
+    print("", "| arm | kNN: mean | kNN: in front | linear: mean | linear: in front | minutes |", sep="\n")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for arm, results in found.items():
+        cells = [spread([one[name] for one in results]) for name in columns]
+        print(f"| {arm} | {' | '.join(cells)} | {statistics.mean(one['minutes'] for one in results):.1f} |")
+    for arm in filter(found.get, ("mae", "4 class tokens")):
+        cells = [spread([one[f"untrained {name}"] for one in found[arm]]) for name in columns]
+        print(f"| {arm}, untrained | {' | '.join(cells)} | |")
+
+
+def spread(values: list[float]) -> str:
+    """The mean, and the range."""
+    return f"{100 * statistics.mean(values):.1f} % ({100 * min(values):.1f}-{100 * max(values):.1f})"
+
+
+if __name__ == "__main__":
+    main()
