@@ -1,4 +1,4 @@
-"""Time and peak memory of one training step, interleaved in one run: of tasks, of MP3's and MAE's ratios, of peers.
+"""Time and peak memory of one training step, interleaved in one run: of tasks, ratios, trained blocks, peers.
 
     pip install 'patchloom[bench]'
     python benchmarks/step_time.py peers           # MAE and DropPos beside Hugging Face's and lightly's MAE
@@ -8,6 +8,7 @@
     python benchmarks/step_time.py mp3 --model vit_base_patch16_224 --batch 8    # and of ViT-B
     python benchmarks/step_time.py growth          # batches, image sizes and models: time over counted operations
     python benchmarks/step_time.py memory          # with and without gradient checkpointing
+    python benchmarks/step_time.py blocks --model vit_base_patch16_224 --batch 16 --only mae      # all or few blocks
     python benchmarks/step_time.py kernels         # every task on torch's kernels and on ours
     python benchmarks/step_time.py peers --device cuda --batch 256
 
@@ -43,7 +44,8 @@ from patchloom.train.trial import Step, memory_of
 
 STATS = Stats((0.5,) * 3, (0.25,) * 3, 224, 224, 1, [])
 PRODUCTS = 5
-TABLES = ("peers", "tasks", "mp3", "growth", "memory", "kernels")
+TABLES = ("peers", "tasks", "mp3", "growth", "memory", "blocks", "kernels")
+BLOCKS = (None, 4, 2, 1)
 RATIOS = (0.0, 0.3, 0.5, 0.75, 0.9)
 
 
@@ -70,6 +72,12 @@ def rows(args: argparse.Namespace, dtype: str) -> dict[str, Settings | str]:
         return {"plain vit": "plain vit", **steps}
     if args.table == "kernels":
         return {f"{name}, {kind}": task(name, kernels=kind) for name in ready_tasks() for kind in ("torch", "native")}
+    if args.table == "blocks":  # whose weights they are changes no time, and none are read
+        zeros = {"name": "droppos", "placeholder": "zeros"}
+        named = {"mae": "mae", "simmim": "simmim", "droppos": "droppos", "droppos, zeros": zeros}
+        few = partial(task, model=args.model, init=f"timm:{args.model}")
+        pairs = [(name, count) for name in named for count in BLOCKS]
+        return {f"{name}, {count or 'all'} blocks": few(named[name], train_blocks=count) for name, count in pairs}
     if args.table == "memory":
         pairs = {f"{name}{', checkpointing' * on}": (name, on) for name in ("mae", "droppos", "mp3") for on in (0, 1)}
         return {row: task(name, checkpointing=bool(on)) for row, (name, on) in pairs.items()}
@@ -117,7 +125,7 @@ def main() -> None:
     parser.add_argument("table", nargs="?", choices=TABLES, default="peers")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--model", default="vit_small_patch16_224", help="of the tables peers, tasks and mp3")
+    parser.add_argument("--model", default="vit_small_patch16_224", help="of the tables peers, tasks, mp3 and blocks")
     parser.add_argument("--img_size", type=int, default=224, help="of the table tasks, as is the patch size")
     parser.add_argument("--patch_size", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
