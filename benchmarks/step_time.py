@@ -1,4 +1,4 @@
-"""Time and peak memory of one training step, interleaved in one run: of tasks, of MP3's and MAE's ratios, of peers.
+"""Time and peak memory of one training step, interleaved in one run: of tasks, ratios, trained blocks, peers.
 
     pip install 'patchloom[bench]'
     python benchmarks/step_time.py peers           # MAE and DropPos beside Hugging Face's and lightly's MAE
@@ -8,6 +8,8 @@
     python benchmarks/step_time.py mp3 --model vit_base_patch16_224 --batch 8    # and of ViT-B
     python benchmarks/step_time.py growth          # batches, image sizes and models: time over counted operations
     python benchmarks/step_time.py memory          # with and without gradient checkpointing
+    python benchmarks/step_time.py blocks --model vit_base_patch16_224 --batch 8     # all or few blocks are trained
+    OMP_NUM_THREADS=1 python benchmarks/step_time.py blocks --busy    # seconds of the CPU, where others use it, too
     python benchmarks/step_time.py kernels         # every task on torch's kernels and on ours
     python benchmarks/step_time.py peers --device cuda --batch 256
 
@@ -25,6 +27,7 @@ import argparse
 import json
 import multiprocessing
 import statistics
+import time
 from dataclasses import replace
 from functools import partial
 from operator import truediv
@@ -43,7 +46,8 @@ from patchloom.train.trial import Step, memory_of
 
 STATS = Stats((0.5,) * 3, (0.25,) * 3, 224, 224, 1, [])
 PRODUCTS = 5
-TABLES = ("peers", "tasks", "mp3", "growth", "memory", "kernels")
+TABLES = ("peers", "tasks", "mp3", "growth", "memory", "blocks", "kernels")
+BLOCKS = (None, 4, 2, 1)
 RATIOS = (0.0, 0.3, 0.5, 0.75, 0.9)
 
 
@@ -70,6 +74,12 @@ def rows(args: argparse.Namespace, dtype: str) -> dict[str, Settings | str]:
         return {"plain vit": "plain vit", **steps}
     if args.table == "kernels":
         return {f"{name}, {kind}": task(name, kernels=kind) for name in ready_tasks() for kind in ("torch", "native")}
+    if args.table == "blocks":  # whose weights they are changes no time, and none are read
+        zeros = {"name": "droppos", "placeholder": "zeros"}
+        named = {"mae": "mae", "simmim": "simmim", "droppos": "droppos", "droppos, zeros": zeros}
+        few = partial(task, model=args.model, init=f"timm:{args.model}")
+        pairs = [(name, count) for name in named for count in BLOCKS]
+        return {f"{name}, {count or 'all'} blocks": few(named[name], train_blocks=count) for name, count in pairs}
     if args.table == "memory":
         pairs = {f"{name}{', checkpointing' * on}": (name, on) for name in ("mae", "droppos", "mp3") for on in (0, 1)}
         return {row: task(name, checkpointing=bool(on)) for row, (name, on) in pairs.items()}
@@ -105,6 +115,31 @@ def memory(row: Settings | str, args: argparse.Namespace, dtype: str) -> float |
         return pool.apply(peak_memory, (two_steps, args.device, row, dtype, args.device, args.batch, args.model))
 
 
+def busy_row(row: Settings) -> tuple[float, float | None]:
+    """Seconds of the CPU that a second step takes, and GiB that two steps need at their peak."""
+    taken: list[float] = []
+
+    def two() -> None:
+        step = Step(row)
+        for _ in range(2):
+            before = time.process_time()
+            step()
+            taken.append(time.process_time() - before)
+
+    keep_freed_memory()
+    peak = peak_memory(two, row.device)
+    return taken[-1], peak
+
+
+def busy(table: dict[str, Settings]) -> None:
+    """A line for each row, which has a process of its own; with one thread, waiting for others is in no figure."""
+    for name, row in table.items():
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            seconds, peak = pool.apply(busy_row, (row,))
+        line = {"row": name, "CPU seconds": round(seconds, 2), "peak GiB": peak and round(peak, 2)}
+        print(json.dumps(line, ensure_ascii=False), flush=True)
+
+
 def count(row: Settings | str, model: str) -> float:
     """Operations an image."""
     if isinstance(row, Settings):
@@ -117,13 +152,14 @@ def main() -> None:
     parser.add_argument("table", nargs="?", choices=TABLES, default="peers")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--model", default="vit_small_patch16_224", help="of the tables peers, tasks and mp3")
+    parser.add_argument("--model", default="vit_small_patch16_224", help="of the tables peers, tasks, mp3 and blocks")
     parser.add_argument("--img_size", type=int, default=224, help="of the table tasks, as is the patch size")
     parser.add_argument("--patch_size", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument("--no-memory", action="store_true", help="leave out the peaks, a process each")
     parser.add_argument("--only", nargs="*", help="rows whose names contain one of these")
+    parser.add_argument("--busy", action="store_true", help="CPU seconds of one step a row, a process each; no rounds")
     parser.add_argument("--fresh", action="store_true", help="give freed memory back, as the peers do by themselves")
     args = parser.parse_args()
     if not args.fresh:
@@ -132,6 +168,9 @@ def main() -> None:
         table = {
             name: row for name, row in rows(args, dtype).items() if not args.only or any(map(name.count, args.only))
         }
+        if args.busy:
+            busy({name: row for name, row in table.items() if isinstance(row, Settings)})
+            continue
         steps = {name: step_of(row, args, dtype) for name, row in table.items()}
         size = 2048 if args.device == "cpu" else 8192
         multiply = product(args.device, dtype, size)

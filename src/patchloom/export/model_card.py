@@ -30,7 +30,7 @@ _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 _MARKUP = re.compile(r"([\\`*_\[\]<>#|~&$])")
 _PATH = re.compile(r"(?<!\S)(?:~|[A-Za-z]:\\|/)\S*[/\\](\S+)")  # of a machine: its last part may be told
 # of what a report tells of a run, what says nothing of a machine or of where its files are
-_TOLD = ("trained for", "held out", "updates left out")
+_TOLD = ("trained for", "trained of the encoder", "held out", "updates left out")
 
 
 def check_license(license: str | None) -> None:
@@ -204,7 +204,7 @@ def _hidden(told: Gathered) -> dict[str, str]:
     names = [] if is_object(told.settings.data) else [str(name) for name in named(told.settings.data)]
     with suppress(OSError, UnicodeDecodeError, csv.Error), open(told.folder.path / "results.csv", newline="") as file:
         names += [row.get("data") or "" for row in csv.DictReader(file)]
-    names += [str(told.folder.path), str(told.folder.path.absolute())]
+    names += [str(told.folder.path), str(told.folder.path.absolute()), *told.settings.weights_before]
     paths = {name for name in names if "/" in name or "\\" in name}
     return {name: plain_name(name) for name in sorted(paths, key=len, reverse=True)}
 

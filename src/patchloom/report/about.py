@@ -37,6 +37,7 @@ def about_of(run: Gathered) -> list[tuple[str, str]]:
         ("held out", f"{held:,} {noun_of(run.sound)}" if held else ""),
         ("device", _device(run)),
         ("encoder", _encoder(run)),
+        ("trained of the encoder", _trained(run)),
         ("updates left out", _skipped(run)),
         ("this page was made on", _machine()),
         ("this page was made by", _versions()),
@@ -78,6 +79,14 @@ def _encoder(run: Gathered) -> str:
     with suppress(OSError):
         return f"{file.name}, {file.stat().st_size / 1e6:,.1f} MB"
     return "of the newest checkpoint" if run.folder.checkpoints.there() else ""
+
+
+def _trained(run: Gathered) -> str:
+    count, begun = run.settings.train_blocks, run.settings.from_run or run.settings.init
+    if count is None:
+        return ""
+    blocks = f"the last {count} block{'s' * (count != 1)} and the last norm" if count else "the last norm"
+    return f"{blocks}; all else is as in {begun}"
 
 
 def _skipped(run: Gathered) -> str:

@@ -91,6 +91,8 @@ class Settings:
         from_run: folder of a run with whose weights this one begins.
         init: weights to begin with: timm:NAME, a run, or a file, such as a paper's own program saved; of unusual sizes
             with --model.
+        train_blocks: of the encoder that --init or --from brings, only so many of its last blocks are trained, and its
+            last norm; what comes before them stays as it was read. Without it all of the encoder is trained.
         recipe: a row of a paper's table, whose settings hold where no others are given; ``patchloom recipes`` lists
             them.
         patience: held-out measures in a row that are not better than the best one before the run stops, and keeps the
@@ -143,6 +145,7 @@ class Settings:
     threads: int | Auto = "auto"
     from_run: str | None = None
     init: str | None = None
+    train_blocks: int | None = None
     recipe: str | None = None
     patience: int | None = None
     log: str | list[str] | None = None
@@ -157,15 +160,12 @@ class Settings:
         """
         least = {"batch_size": 1, "accumulate": 1, "channels": 1, "threads": 1, "devices": 1, "nodes": 1}
         least |= {"workers": 0, "weight_decay": 0, "warmup_epochs": 0, "clip": 0, "seed": 0, "halve_every": 0}
-        least |= {"rate": 1000, "bins": 1} | ({} if self.patience is None else {"patience": 1})
+        least |= {"rate": 1000, "bins": 1, "patience": 1, "train_blocks": 0}
         for name, bound in least.items():
-            value = getattr(self, name)
-            if value != "auto" and value < bound:
-                raise PatchloomError(f"--{name} must be {bound} or more, not {value}")
-        for name in least:
-            bound, value = _MAX.get(name, 2**31 - 1), getattr(self, name)
-            if value != "auto" and value > bound:
-                raise PatchloomError(f"--{name} must be {bound} or less, not {value}")
+            value, most = getattr(self, name), _MAX.get(name, 2**31 - 1)
+            if value not in ("auto", None) and not bound <= value <= most:
+                limit = f"{bound} or more" if value < bound else f"{most} or less"
+                raise PatchloomError(f"--{name} must be {limit}, not {value}")
         if self.epochs != "auto" and not 0 < self.epochs <= _MAX["epochs"]:
             raise PatchloomError(f"--epochs must be above 0 and at most {_MAX['epochs']:,}, not {self.epochs:g}")
         if "auto" not in (self.epochs, self.warmup_epochs) and self.warmup_epochs > self.epochs:
@@ -190,6 +190,11 @@ class Settings:
                 raise PatchloomError(f"--{name} must be positive and {_MAX_SIDE} or less, not {in_pixels(size)}")
         if self.from_run is not None and self.init is not None:
             raise PatchloomError("--from and --init both say with which weights to begin: give one of them")
+        if self.train_blocks is not None and self.from_run is None and self.init is None:
+            raise PatchloomError(
+                "--train_blocks leaves the first blocks as they are, and without --init they would stay random: give "
+                "--init timm:NAME, a file or a run, or leave --train_blocks out"
+            )
 
     def sound(self) -> Sound:
         """How recordings become pictures, before their statistics are known."""
@@ -297,12 +302,7 @@ def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Setting
     options = with_defaults(chosen)
     if options.get("features_of") is not None and Path(options["features_of"]).exists():
         options["features_of"] = str(Path(options["features_of"]).absolute())
-    asked = Settings(
-        data=lasting(data),
-        task=options,
-        model={"name": "auto", **model},
-        **given,
-    )
+    asked = Settings(data=lasting(data), task=options, model={"name": "auto", **model}, **given)
     hints = get_type_hints(Settings)
     for name in known:
         check(name, getattr(asked, name), hints[name])

@@ -16,6 +16,7 @@ from patchloom.data.sound.excerpts import for_recordings
 from patchloom.errors import PatchloomError
 from patchloom.memory import Affordable
 from patchloom.nets.build import build_encoder
+from patchloom.nets.last_blocks import train_last_blocks
 from patchloom.nets.native import missing
 from patchloom.nets.native.blocks import use_native
 from patchloom.nets.performance import checkpoint_gradients, fuse_attention
@@ -57,11 +58,14 @@ def prepare_task(
     Raises:
         PatchloomError: the model needs more memory than there is, or the settings do not fit the task.
     """
-    affordable = Affordable(4 if settings.device == "cpu" else 1)  # what a GPU lacks it tells itself
+    # what a GPU lacks it tells itself; of blocks that stay as they are there is neither gradient nor moment
+    affordable = Affordable(4 if settings.device == "cpu" and settings.train_blocks is None else 1)
     with affordable:
         vit = build_encoder(settings.encoder_spec())
     if begin is not None:
         begin(vit)
+    if settings.train_blocks is not None:
+        train_last_blocks(vit, settings.train_blocks)
     with affordable:
         task = build_task(settings.task, vit)
     fuse_attention(task, fused=settings.attention == "fused")

@@ -48,10 +48,12 @@ def drawn_after(steps: int, measured: Collection[int], images_per_step: int, tas
 def operations(task: Task) -> float:
     """Roughly those of training on an image: 2 a weight and patch, and twice as many on the way back.
 
-    Patches that are masked, and decoders that see less than the encoder, are not looked at: it is the size that counts.
+    Blocks of the encoder that stay as they are have no way back (``--train_blocks``). Patches that are masked, and
+    decoders that see less than the encoder, are not looked at: it is the size that counts.
     """
-    weights = sum(one.numel() for one in task.parameters() if one.requires_grad)
-    return 6.0 * weights * patch_count(task.encoder)
+    trained = sum(one.numel() for one in task.parameters() if one.requires_grad)
+    kept = sum(one.numel() for one in task.encoder.parameters() if not one.requires_grad and one.ndim == 2)
+    return (6.0 * trained + 2.0 * kept) * patch_count(task.encoder)
 
 
 def draw_run(

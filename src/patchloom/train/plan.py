@@ -10,6 +10,7 @@ from patchloom.data import Data, Source, Stats, is_given
 from patchloom.data.near import near_copies
 from patchloom.errors import PatchloomError
 from patchloom.machine import Cores
+from patchloom.nets.last_blocks import block_count
 from patchloom.processes import world
 from patchloom.recipes import recipe_named, recipe_names
 from patchloom.runs.folder import RunFolder
@@ -250,6 +251,8 @@ def announce(
     if line := effective(task, s.epochs):
         say(f"  {line}")
     say(f"  encoder of {_in_words(encoder)} parameters, and {_in_words(rest)} that only the task needs")
+    for line in [] if s.train_blocks is None else last_blocks(task, s.train_blocks):
+        say(f"  {line}")
     for line in forecast.sentences() if forecast else ():
         say(f"  {line}")
     say(f"  everything goes to {folder.path}")
@@ -258,6 +261,18 @@ def announce(
 
 def _in_words(weights: int) -> str:
     return f"{weights / 1e6:.1f} M" if weights >= 5e5 else f"{weights / 1e3:.1f} k"
+
+
+def last_blocks(task: Task, count: int) -> list[str]:
+    """Lines on a training of the encoder's last ``count`` blocks alone, and on what makes it dearer."""
+    weights = list(task.encoder.parameters())
+    trained = _in_words(sum(weight.numel() for weight in weights if weight.requires_grad))
+    whole = _in_words(sum(weight.numel() for weight in weights))
+    lines = [f"trains {count} of {block_count(task.encoder)} blocks: {trained} of {whole} parameters of the encoder"]
+    learned = [name for name in ("mask_token", "position_token") if getattr(task, name, None) is not None]
+    if learned:
+        lines.append(f"  gradients pass through all blocks to {' and '.join(learned)}, which costs time and memory")
+    return lines
 
 
 def by_recipe(settings: Settings, n: int) -> list[str]:

@@ -137,23 +137,36 @@ def _counted(task: nn.Module, settings: Settings, images: int, views: int) -> tu
 
             alive: list[Tensor] = []
             shape = images, settings.channels, *task.augment.size
-            counter = FlopCounterMode(display=False, custom_mapping={_FUSED: _attention_flops})
-            with saved_tensors_hooks(keep, lambda value: value), autocast("cpu", settings.precision), counter:
-                task(*(torch.zeros(shape) for _ in range(views)), progress=0.5)
-            return sum(kept.values()), 3.0 * counter.get_total_flops()  # the way back has two products for each
+            counter = FlopCounterMode(display=False, custom_mapping=_FUSED)
+            with saved_tensors_hooks(keep, lambda value: value), counter:
+                with autocast("cpu", settings.precision):
+                    loss = task(*(torch.zeros(shape) for _ in range(views)), progress=0.5).loss
+                there = sum(kept.values())  # the way back may keep more, to compute activations again
+                loss.backward()  # there is none through teachers, nor through blocks that stay as they are
+            return there, float(counter.get_total_flops())
     except PatchloomError:
         raise
     except Exception:  # a task of the user's own may do anything; then nothing is known, and nothing is said
         return None, None
 
 
-_FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-
 def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """Of the fused kernel on a CPU, which torch's counter does not know; from shapes [b h n d]."""
+    """Of the fused kernel on a CPU; from shapes [b h n d]."""
     b, h, n, d = query
     return 2 * b * h * n * key[2] * (d + value[3])
+
+
+def _attention_back_flops(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Of its way back, which multiplies queries and keys once more."""
+    b, h, n, d = query
+    return 2 * b * h * n * key[2] * (3 * d + 2 * value[3])
+
+
+# torch's counter does not know them
+_FUSED = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_back_flops,
+}
 
 
 def _bytes(tensors: Any) -> int:

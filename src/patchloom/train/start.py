@@ -13,6 +13,7 @@ from torch import Tensor
 from patchloom.errors import PatchloomError
 from patchloom.nets.foreign import IMAGENET
 from patchloom.nets.inherit import inherit
+from patchloom.nets.last_blocks import kept_names
 from patchloom.nets.plain import assumed, public_shape, read_foreign, statistics_in_words, timm_statistics
 from patchloom.nets.public import Matched, load_public
 from patchloom.nets.recognise import Foreign
@@ -107,16 +108,35 @@ class Start:
         if self.run is not None:
             weights, about = self.checkpoint
             own = f"the encoder of {self.asked.from_run or self.asked.init}"
-            self.sentences += load_public(vit, own, encoder_weights(weights), self.run.encoder_spec().grid).sentences()
+            done = load_public(vit, own, encoder_weights(weights), self.run.encoder_spec().grid)
+            self._refuse_random(vit, done)
+            self.sentences += done.sentences()
             if note := newest_card(self.folder, self.run, about).note:
                 self.sentences.append(note)
         elif self.asked.init is not None:
             foreign, shape = self._file
             done = load_public(vit, self.asked.init, foreign=foreign, task=self.asked.task["name"])
+            self._refuse_random(vit, done)
             self.sentences += done.sentences()
             if shape is not None and self.asked.model["name"] == "auto":
                 self.sentences.append(assumed(shape))
             self.sentences += self._statistics(foreign)
+
+    def _refuse_random(self, vit: VisionTransformer, done: Matched) -> None:
+        """Refuse to leave as they are weights that nobody has trained.
+
+        Raises:
+            PatchloomError: --train_blocks keeps some that the source does not have.
+        """
+        if self.asked.train_blocks is None:
+            return
+        absent, kept = set(done.missing), kept_names(vit, self.asked.train_blocks)
+        if random := [name for name in kept if name in absent]:
+            more = f" and {len(random) - 1} more" if len(random) > 1 else ""
+            raise PatchloomError(
+                f"{done.source} has no {random[0]}{more}, and --train_blocks {self.asked.train_blocks} would leave it "
+                "as it was made at random: choose an encoder without it, or leave --train_blocks out"
+            )
 
     def _statistics(self, foreign: Foreign | None) -> list[str]:
         """Of the images for which plain weights were trained: by those of the data they are normalised here."""

@@ -1,0 +1,72 @@
+"""Every task on an encoder of which only the last block is trained: all before it stays bit for bit as it was."""
+
+import pytest
+import torch
+from sweep import asked_of, spec_of, views_of
+from swins import spec_of as swin_spec
+
+from patchloom.nets.build import build_encoder
+from patchloom.nets.last_blocks import kept_names, train_last_blocks
+from patchloom.nets.performance import checkpoint_gradients
+from patchloom.tasks import TASKS, build_task
+from patchloom.train.optim import build_optimizer
+
+CASES = {name: (name, {}) for name in TASKS}
+CASES |= {
+    "droppos, learned token": ("droppos", {"mask_ratio": 0.0, "placeholder": "learned"}),
+    "droppos, zeros": ("droppos", {"placeholder": "zeros"}),
+    "extrema, class token": ("extrema", {"class_token": "vit"}),
+    "lut on simmim": ("lut", {"base": "simmim"}),
+}
+
+
+def updated(task):
+    """Two updates of a task, with a weight decay and a teacher's step, and its state before them."""
+    optimizer = build_optimizer(task, 0.5, "cpu")
+    before = {name: value.detach().clone() for name, value in task.state_dict().items()}
+    views = views_of(task)
+    for step in range(2):
+        task(*views, progress=step / 2, generator=torch.Generator().manual_seed(step)).loss.backward()
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2
+        optimizer.step()
+        task.after_step((step + 1) / 2)
+        if step == 0:
+            optimizer.zero_grad(set_to_none=True)
+    return before, optimizer
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_not_trained_stays_bit_for_bit(case, checkpointing):
+    name, asked = CASES[case]
+    torch.manual_seed(0)
+    vit = build_encoder(spec_of(name, {"class_token": True}, asked))
+    kept = kept_names(vit, 1)
+    train_last_blocks(vit, 1)
+    check(build_task(asked_of(name, asked), vit), kept, checkpointing)
+
+
+@pytest.mark.parametrize("name", ["mae", "simmim", "droppos"])
+def test_nor_does_the_rest_of_a_swin_move(name):
+    torch.manual_seed(0)
+    vit = build_encoder(swin_spec())
+    kept = kept_names(vit, 1)
+    train_last_blocks(vit, 1)
+    check(build_task({"name": name}, vit), kept)
+
+
+def check(task, kept, checkpointing=False):
+    checkpoint_gradients(task, checkpointing)
+    before, optimizer = updated(task.train())
+    after = task.state_dict()
+    stays = [f"encoder.{name}" for name in kept]
+    # a teacher's copy of what stays does, too
+    stays += [key for key in after for name in kept if "teacher." in key and key.endswith(f".encoder.{name}")]
+    assert stays and all(torch.equal(after[name], before[name]) for name in stays)
+    weights = dict(task.named_parameters())
+    assert all(weights[name].grad is None for name in stays)
+    moves = [name for name, weight in weights.items() if weight.requires_grad]
+    assert any("encoder." in name for name in moves) and not set(moves) & set(stays)
+    assert [name for name in moves if torch.equal(after[name], before[name])] == []
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(moves) == len(optimizer.state)
