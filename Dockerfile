@@ -4,13 +4,14 @@ FROM python:3.12-slim AS build
 # The address that torch comes from. Left empty it is the registry's usual one, whose torch is for CUDA.
 ARG TORCH_INDEX=""
 # Extras of pyproject.toml, with commas between.
-ARG EXTRAS="audio,dense,dicom,heic,parquet"
+ARG EXTRAS="audio,dense,dicom,heic"
 # Of the release that is built, since git's history is not copied.
 ARG VERSION=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
 RUN python -m venv /opt/patchloom
-# before the code, so that a change of it costs no second download
+# both from one place, since one for CUDA does not load beside one without; and before the code, so that a change of it
+# costs no second download
 RUN /opt/patchloom/bin/pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch>=2.11" "torchvision>=0.26"
 COPY pyproject.toml README.md LICENSE /source/
 COPY src /source/src
