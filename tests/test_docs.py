@@ -191,6 +191,11 @@ def test_options_links_and_lines(page):
         "pretrain.md": {"lr"},
         "devices.md": {"rdzv_conf"},
         "CHANGELOG.md": {"batch", "lr", "taks"},
+        "CONTRIBUTING.md": {"strict", "build_arg"},
+        "README.md": {"spec"} if page.parent == ROOT else set(),
+        "containers.md": {
+            *("build_arg", "cpus", "gpus", "index_url", "shm_size", "time", "user", "userns", "volume"),
+        },
     }
     named = re.findall(r"`[^`\n]*?--([A-Za-z][\w.-]*\w)", FENCE.sub("", text))
     unknown = {name.replace("-", "_") for name in named} - known - others.get(page.name, set())
@@ -216,14 +221,6 @@ def test_contributing_names_what_there_is():
     assert len(named) > 20 and not missing
 
 
-def test_one_version():
-    found = [
-        re.search(r'^(?:__)?version(?:__)?(?: =|:) "?([\d.]+)', (ROOT / name).read_text(), re.MULTILINE)[1]
-        for name in ("pyproject.toml", "src/patchloom/version.py", "CITATION.cff")
-    ]
-    assert len(set(found)) == 1, found
-
-
 def test_forms_and_workflows_are_yaml():
     pages = [ROOT / "CITATION.cff", *(ROOT / ".github").rglob("*.yml")]
-    assert len(pages) == 5 and all(isinstance(yaml.safe_load(page.read_text()), dict) for page in pages)
+    assert len(pages) == 6 and all(isinstance(yaml.safe_load(page.read_text()), dict) for page in pages)

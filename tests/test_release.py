@@ -1,0 +1,115 @@
+"""A release's version is its tag, the same wherever it is read, and wheel and sdist hold what git has."""
+
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from patchloom.version import UNRELEASED, version_in
+
+ROOT = Path(__file__).parents[1]
+NAMED = ("pyproject.toml", "README.md", "LICENSE", "CITATION.cff", "CHANGELOG.md", ".gitignore")
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+
+
+def git(folder: Path, *words: str) -> None:
+    someone = ["-c", "user.name=A", "-c", "user.email=a@b", "-c", "tag.gpgsign=false", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *someone, *words], cwd=folder, check=True, capture_output=True)
+
+
+def built(folder: Path) -> str:
+    """The version that what is built there would have."""
+    command = [sys.executable, "-m", "hatchling", "metadata", "version"]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """The files that a build asks for, without git."""
+    (tmp_path / ".ci").mkdir()
+    for name in (*NAMED, ".ci/release"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+@pytest.fixture
+def repository(tree):
+    """The same with a commit."""
+    git(tree, "init", "--quiet")
+    git(tree, "add", "--all")
+    git(tree, "commit", "--quiet", "--message", "one")
+    return tree
+
+
+def released(repository: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", ".ci/release"], cwd=repository, capture_output=True, text=True)
+
+
+def test_the_version_to_come_is_one():
+    found = [
+        re.search(pattern, (ROOT / name).read_text(), re.MULTILINE)[1]
+        for name, pattern in (
+            ("pyproject.toml", r'^fallback-version = "(.+?)\.dev0"'),
+            ("CITATION.cff", r"^version: (.+)"),
+        )
+    ]
+    assert [f"{one}.dev0" for one in found] == [UNRELEASED] * 2
+
+
+def test_without_git_it_is_the_version_to_come(tree):
+    assert built(tree) == UNRELEASED
+
+
+@needs_git
+def test_a_tag_is_the_version_and_another_tag_is_none(repository):
+    assert re.fullmatch(re.escape(UNRELEASED[:-1]) + r"1\+g\w+", built(repository))  # a clone without tags
+    git(repository, "tag", "v3.2.1")
+    assert built(repository) == "3.2.1"
+    git(repository, "commit", "--quiet", "--allow-empty", "--message", "two")
+    git(repository, "tag", "measured-2026")
+    assert re.fullmatch(r"3\.2\.2\.dev1\+g\w+", built(repository))
+
+
+def test_an_installed_package_has_the_version_beside_it_and_no_other(tmp_path):
+    assert version_in(tmp_path) == UNRELEASED
+    for name, version in (("patchloom", "3.2.1"), ("another", "9")):
+        (tmp_path / f"{name}-{version}.dist-info").mkdir()
+        (tmp_path / f"{name}-{version}.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    assert version_in(tmp_path) == "3.2.1"
+
+
+@needs_git
+def test_only_a_tagged_commit_that_is_named_everywhere_is_released(repository):
+    asked = released(repository)
+    assert (asked.returncode, asked.stderr.splitlines()) == (
+        2,
+        ["this commit has no tag such as v0.1.0: git tag -a v0.1.0 makes one"],
+    )
+    git(repository, "tag", "v3.2.1")
+    assert "CITATION.cff has another version" in released(repository).stderr
+    cff = repository / "CITATION.cff"
+    cff.write_text(re.sub(r"^version: .*", "version: 3.2.1", cff.read_text(), flags=re.MULTILINE))
+    assert "not as it was committed" in released(repository).stderr
+    git(repository, "commit", "--quiet", "--all", "--message", "two")
+    git(repository, "tag", "--force", "v3.2.1")
+    asked = released(repository)
+    assert asked.returncode == 2 and "CHANGELOG.md has no heading ## 3.2.1" in asked.stderr
+
+
+def test_what_is_missing_or_too_much_in_a_wheel_or_an_sdist_is_told():
+    faults = runpy.run_path(str(ROOT / ".ci" / "contents.py"))["faults"]
+    known = {"src/patchloom/a.py", "src/patchloom/b.yaml", "tests/test_a.py", "Dockerfile"}
+    wheel = ["patchloom/a.py", "patchloom/b.yaml", "patchloom-1.dist-info/METADATA"]
+    sdist = [*known, "PKG-INFO"]
+    assert faults(wheel, sdist, known) == []
+    assert faults(wheel[1:], sdist, known) == ["the wheel lacks src/patchloom/a.py"]
+    assert faults([*wheel, "patchloom/c.py"], sdist, known) == ["the wheel has patchloom/c.py, which the tree has not"]
+    assert faults([*wheel, "tests/test_a.py"], sdist, known) == ["the wheel has tests/test_a.py beside the package"]
+    assert faults(wheel, [one for one in sdist if "b.yaml" not in one], known) == [
+        "the sdist lacks src/patchloom/b.yaml"
+    ]
+    assert faults(wheel, [*sdist, "site/a.html"], known) == ["the sdist has site/a.html, which the tree has not"]
