@@ -12,9 +12,16 @@ PACKAGE = "src/patchloom/"
 
 
 def known(root: Path) -> set[str]:
-    """The files of the tree that git has, or would take: those that are ignored are left out."""
+    """The files of the tree that git has, or would take: those that are ignored are left out.
+
+    Without git, as in a copy of the tree, all files are known but Python's own.
+    """
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout.split("\0")
+    try:
+        listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout.split("\0")
+    except (OSError, subprocess.CalledProcessError):
+        paths = (path.relative_to(root) for path in root.rglob("*"))
+        listed = [path.as_posix() for path in paths if "__pycache__" not in path.parts]
     return {name for name in listed if name and (root / name).is_file()}
 
 

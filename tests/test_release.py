@@ -100,6 +100,18 @@ def test_only_a_tagged_commit_that_is_named_everywhere_is_released(repository):
     assert asked.returncode == 2 and "CHANGELOG.md has no heading ## 3.2.1" in asked.stderr
 
 
+@pytest.mark.parametrize("has_git", [False, pytest.param(True, marks=needs_git)])
+def test_the_files_of_a_tree_are_known_with_and_without_git(has_git, tmp_path):
+    known = runpy.run_path(str(ROOT / ".ci" / "contents.py"))["known"]
+    (tmp_path / "__pycache__").mkdir()
+    for name in ("a.py", "__pycache__/a.pyc", ".gitignore"):
+        (tmp_path / name).write_text("__pycache__/\n" if name == ".gitignore" else "")
+    if has_git:
+        git(tmp_path, "init", "--quiet")
+        git(tmp_path, "add", "a.py")
+    assert known(tmp_path) == {"a.py", ".gitignore"}
+
+
 def test_what_is_missing_or_too_much_in_a_wheel_or_an_sdist_is_told():
     faults = runpy.run_path(str(ROOT / ".ci" / "contents.py"))["faults"]
     known = {"src/patchloom/a.py", "src/patchloom/b.yaml", "tests/test_a.py", "Dockerfile"}
