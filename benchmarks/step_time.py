@@ -9,7 +9,6 @@
     python benchmarks/step_time.py growth          # batches, image sizes and models: time over counted operations
     python benchmarks/step_time.py memory          # with and without gradient checkpointing
     python benchmarks/step_time.py blocks --model vit_base_patch16_224 --batch 8     # all or few blocks are trained
-    OMP_NUM_THREADS=1 python benchmarks/step_time.py blocks --busy    # seconds of the CPU, where others use it, too
     python benchmarks/step_time.py kernels         # every task on torch's kernels and on ours
     python benchmarks/step_time.py peers --device cuda --batch 256
 
@@ -27,7 +26,6 @@ import argparse
 import json
 import multiprocessing
 import statistics
-import time
 from dataclasses import replace
 from functools import partial
 from operator import truediv
@@ -115,31 +113,6 @@ def memory(row: Settings | str, args: argparse.Namespace, dtype: str) -> float |
         return pool.apply(peak_memory, (two_steps, args.device, row, dtype, args.device, args.batch, args.model))
 
 
-def busy_row(row: Settings) -> tuple[float, float | None]:
-    """Seconds of the CPU that a second step takes, and GiB that two steps need at their peak."""
-    taken: list[float] = []
-
-    def two() -> None:
-        step = Step(row)
-        for _ in range(2):
-            before = time.process_time()
-            step()
-            taken.append(time.process_time() - before)
-
-    keep_freed_memory()
-    peak = peak_memory(two, row.device)
-    return taken[-1], peak
-
-
-def busy(table: dict[str, Settings]) -> None:
-    """A line for each row, which has a process of its own; with one thread, waiting for others is in no figure."""
-    for name, row in table.items():
-        with multiprocessing.get_context("fork").Pool(1) as pool:
-            seconds, peak = pool.apply(busy_row, (row,))
-        line = {"row": name, "CPU seconds": round(seconds, 2), "peak GiB": peak and round(peak, 2)}
-        print(json.dumps(line, ensure_ascii=False), flush=True)
-
-
 def count(row: Settings | str, model: str) -> float:
     """Operations an image."""
     if isinstance(row, Settings):
@@ -159,7 +132,6 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument("--no-memory", action="store_true", help="leave out the peaks, a process each")
     parser.add_argument("--only", nargs="*", help="rows whose names contain one of these")
-    parser.add_argument("--busy", action="store_true", help="CPU seconds of one step a row, a process each; no rounds")
     parser.add_argument("--fresh", action="store_true", help="give freed memory back, as the peers do by themselves")
     args = parser.parse_args()
     if not args.fresh:
@@ -168,9 +140,6 @@ def main() -> None:
         table = {
             name: row for name, row in rows(args, dtype).items() if not args.only or any(map(name.count, args.only))
         }
-        if args.busy:
-            busy({name: row for name, row in table.items() if isinstance(row, Settings)})
-            continue
         steps = {name: step_of(row, args, dtype) for name, row in table.items()}
         size = 2048 if args.device == "cpu" else 8192
         multiply = product(args.device, dtype, size)
