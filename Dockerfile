@@ -17,7 +17,7 @@ COPY pyproject.toml README.md LICENSE /source/
 COPY src /source/src
 # alone, since other packages that may have to be built would take the version for theirs
 RUN SETUPTOOLS_SCM_PRETEND_VERSION="$VERSION" /opt/patchloom/bin/pip wheel --no-deps --wheel-dir /wheel /source
-RUN /opt/patchloom/bin/pip install "$(echo /wheel/*.whl)[$EXTRAS]"
+RUN /opt/patchloom/bin/pip install "$(echo /wheel/*.whl)${EXTRAS:+[$EXTRAS]}"
 
 FROM python:3.12-slim
 

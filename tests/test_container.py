@@ -70,6 +70,14 @@ def test_torch_is_asked_for_as_in_pyproject():
     assert len(wanted) == 2 and re.findall(r'"(torch[^"]+)"', line) == wanted
 
 
+@pytest.mark.parametrize("extras, asked", [("audio,dense", "/w.whl[audio,dense]"), ("", "/w.whl")])
+def test_any_extras_or_none_can_be_asked_for(extras, asked):
+    (line,) = (text for name, text in FOUND if name == "RUN" and "$EXTRAS" in text)
+    line = line.replace("/opt/patchloom/bin/pip install", "echo").replace("$(echo /wheel/*.whl)", "/w.whl")
+    done = subprocess.run(["sh", "-ec", line], env={"EXTRAS": extras}, capture_output=True, text=True)
+    assert done.stdout == f"{asked}\n"
+
+
 def test_a_version_that_is_given_is_the_image_s(image):
     done = image.run("--version")
     assert (done.stdout, done.stderr) == (f"{VERSION}\n", "")

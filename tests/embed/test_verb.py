@@ -164,6 +164,20 @@ def test_images_without_labels_or_names(tiny: Path, tmp_path: Path):
     assert found.labels == [None] * 5 and len({*found.paths}) == 5
 
 
+def test_a_folder_may_be_spelled_in_several_ways(tiny: Path, photos: Path, tmp_path: Path, monkeypatch, capsys):
+    to, name = tmp_path / "f.npz", photos.name
+    monkeypatch.chdir(photos.parent)
+    made = patchloom.embed(tiny, f"./{name}//", to=to, **SMALL)
+    first = read(to)
+    assert made.card["data"]["name"] == name and first.paths[0].startswith("train/a/")
+    before = to.stat().st_mtime_ns
+    patchloom.embed(tiny, name, to=to, **SMALL)
+    assert to.stat().st_mtime_ns == before  # it is the same file
+    monkeypatch.chdir(photos)
+    patchloom.embed(tiny, ".", to=tmp_path / "g.npz", **SMALL)
+    assert read(tmp_path / "g.npz").paths == first.paths
+
+
 def test_paths_of_several_folders_differ(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for folder, numbers in (("a", (0, 2)), ("../b", (0, 4))):
         (tmp_path / "in" / folder).mkdir(parents=True, exist_ok=True)

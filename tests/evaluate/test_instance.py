@@ -16,11 +16,10 @@ from patchloom.cli import main
 from patchloom.data import normalize, open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import evaluate, extract, frozen
-from patchloom.evaluate.features import poolings_of
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.extra_modules import load_extra_module, save_extra_module
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.pooling import tokens_of
+from patchloom.nets.pooling import poolings_of, tokens_of
 from patchloom.nets.weights import FORMAT, EncoderCard, save_encoder, save_net, untrained_twin
 from patchloom.tasks import build_task, with_defaults
 from patchloom.tasks.extrema import ExtreMA

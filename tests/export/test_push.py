@@ -62,8 +62,9 @@ def test_what_the_hub_refuses_is_a_sentence(folder, monkeypatch):
 
 def test_nothing_is_tried_that_would_fail(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    with pytest.raises(PatchloomError, match="--push a b is no name on the Hub"):
-        pushing.check_push("a b")
+    for name in ("a b", "photos-mae"):  # the second without its owner
+        with pytest.raises(PatchloomError, match=f"--push {name} is no name on the Hub"):
+            pushing.check_push(name)
     with pytest.raises(PatchloomError, match="needs a token of the Hub that may write: run hf auth login"):
         pushing.check_push("me/photos-mae")
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_nothing")

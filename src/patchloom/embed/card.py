@@ -73,7 +73,7 @@ def card_of(
         "computed": {"device": settings.at.type, "products": "bfloat16" if half else "float32"}
         | {"batch_size": settings.at_once},
         "data": {
-            "name": plain(first.name),
+            "name": plain(_one_spelling(first.name)),
             "splits": {name: len(source) for name, source in sources.items()},
             "fingerprint": fingerprints(sources),
         },
@@ -82,6 +82,12 @@ def card_of(
     }
     found: Card = json.loads(as_text(made))
     return found
+
+
+def _one_spelling(name: str) -> str:
+    """The name of data; that of a folder without what can be left out, as in ./photos/."""
+    place = Path(name).expanduser()
+    return str(place) if place.is_dir() else name
 
 
 def fingerprints(sources: Mapping[str, Source]) -> dict[str, str]:

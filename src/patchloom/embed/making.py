@@ -9,7 +9,7 @@ import numpy as np
 from patchloom.data import Source
 from patchloom.embed.card import Card, differences, fingerprints
 from patchloom.embed.files import format_of, read_card
-from patchloom.embed.parts import Parts, PartWriter
+from patchloom.embed.parts import Parts, PartWriter, narrowed
 from patchloom.embed.plan import check_room, file_bytes, seconds_for
 from patchloom.embed.rows import Rows
 from patchloom.embed.told import Embedded, planned
@@ -107,8 +107,8 @@ def vector_of(image: Source, encoding: Encoding, dtype: str) -> np.ndarray:
     """The vector of a source's only image, as it is in a file of ``dtype``; float32.
 
     Raises:
-        PatchloomError: the encoder does not take it.
+        PatchloomError: the encoder does not take it, or float16 cannot hold it.
     """
     found: list[np.ndarray] = []
-    encoding.each(image, lambda _, vectors: found.append(vectors.astype(dtype).astype(np.float32)))
+    encoding.each(image, lambda _, vectors: found.append(narrowed(vectors, dtype).astype(np.float32)))
     return found[0][0]

@@ -162,6 +162,19 @@ class Parts:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def narrowed(vectors: np.ndarray, dtype: str) -> np.ndarray:
+    """A copy of float32 vectors in the numbers of a file.
+
+    Raises:
+        PatchloomError: float16 cannot hold them.
+    """
+    with np.errstate(over="ignore"):  # told below
+        narrow = vectors.astype(dtype)
+    if not np.isfinite(narrow).all():
+        raise PatchloomError("some vectors have values beyond 65,504, which float16 cannot hold: leave out --dtype")
+    return narrow
+
+
 class PartWriter:
     """Collects the batches of a split, and writes each part when its last batch has come.
 
@@ -183,12 +196,8 @@ class PartWriter:
         """
         while self.missing[0].stop <= indices[0]:
             self._write()
-        with np.errstate(over="ignore"):  # told below
-            narrow = vectors.astype(self.parts.dtype)  # a copy: what it was cut from need not be kept
-        if not np.isfinite(narrow).all():
-            raise PatchloomError("some vectors have values beyond 65,504, which float16 cannot hold: leave out --dtype")
         self.indices.append(indices)
-        self.vectors.append(narrow)
+        self.vectors.append(narrowed(vectors, self.parts.dtype))
         # a batch ends where it would end if all of it could be read
         if (int(indices[0]) // self.parts.batch_size + 1) * self.parts.batch_size >= self.missing[0].stop:
             self._write()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import NamedTuple
 
 import numpy as np
@@ -106,8 +107,8 @@ def path_of(source: Source, i: int) -> str:
     """
     whole = source.describe(i)
     if isinstance(source, Files | Several):
-        folder = os.path.join(os.path.expanduser(source.name), "")
-        if whole.startswith(folder):  # with the folder of its split, by which the paths of two splits differ
-            return plain(whole.removeprefix(folder).replace(os.sep, "/"))
+        folder, path = PurePath(os.path.expanduser(source.name)), PurePath(whole)
+        if path.is_relative_to(folder):  # with the folder of its split, by which the paths of two splits differ
+            return plain(path.relative_to(folder).as_posix())
     place = None if isinstance(source, Several) else source.place(i)
     return plain(place or whole)

@@ -10,17 +10,11 @@ from pathlib import Path
 from patchloom.embed.card import Card
 from patchloom.embed.near import Neighbour
 from patchloom.files import size_in_words
+from patchloom.nets.pooling import POOLED
 from patchloom.shown import Grid, Shown, Verbatim
 from patchloom.waiting import duration
 
-_WHICH = {
-    "mean": "the mean of the patch tokens",
-    "class": "the class token",
-    "prefix": "the mean of class token and registers",
-    "both": "the class token and the mean of the patch tokens",
-    "instance": "the instance representation",
-    "patches": "the patch tokens",
-}
+_WHICH = POOLED | {"patches": "the patch tokens"}
 
 
 def planned(card: Card, file: Path, noun: str, size: int, seconds: float | None, at_most: bool) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 from patchloom.data import Batch, Source, normalize
 from patchloom.data.sound.features import pictures
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.features import check_pooling, pooled_by, runs_in_bfloat16
+from patchloom.evaluate.features import runs_in_bfloat16
 from patchloom.evaluate.passes import each_batch
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.hints import listing
@@ -35,7 +35,7 @@ from patchloom.nets.encode import (
 )
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.hierarchical import Encoder, is_hierarchical
-from patchloom.nets.pooling import pooled_tokens, summaries, tokens_of
+from patchloom.nets.pooling import check_pooling, pooled_by, pooled_tokens, summaries, tokens_of
 from patchloom.nets.weights import EncoderCard
 from patchloom.withhold.encoder_input import all_patches
 

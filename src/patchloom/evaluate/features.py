@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -25,7 +25,7 @@ from patchloom.nets.encode import (
     prefix_count,
 )
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.pooling import pooled_tokens
+from patchloom.nets.pooling import pooled_by, pooled_tokens, poolings_of
 from patchloom.nets.weights import EncoderCard
 from patchloom.withhold.encoder_input import all_patches
 
@@ -69,32 +69,6 @@ class ImageFeatures:
             PatchloomError: the encoder has no class token, no registers, or no instance head.
         """
         return pooled_by(pooling, self.tokens)
-
-
-def pooled_by(pooling: str, tokens: Mapping[str, Tensor]) -> Tensor:
-    """Of tokens [n d] by name, those of a pooling; [n 2d] for "both", which concatenates class token and mean.
-
-    Raises:
-        PatchloomError: the encoder has no class token, no registers, or no instance head.
-    """
-    check_pooling(pooling, tokens)
-    return torch.cat([tokens["class"], tokens["mean"]], dim=1) if pooling == "both" else tokens[pooling]
-
-
-def poolings_of(tokens: Collection[str]) -> tuple[str, ...]:
-    """Poolings of tokens of these names."""
-    return (*tokens, "both") if {"class", "mean"} <= set(tokens) else tuple(tokens)
-
-
-def check_pooling(pooling: str, tokens: Collection[str]) -> None:
-    """Refuse a pooling that needs a token which is not among these.
-
-    Raises:
-        PatchloomError: a class token, registers or an instance head is missing.
-    """
-    if pooling not in poolings_of(tokens):
-        lacks = {"instance": "module beside it", "prefix": "register tokens"}.get(pooling, "class token")
-        raise PatchloomError(f"this encoder has no {lacks} to give {pooling} features: use --pooling mean")
 
 
 def has_labels(source: Source | None) -> bool:

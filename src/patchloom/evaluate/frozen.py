@@ -15,7 +15,6 @@ from patchloom.evaluate.cache import about_encoder, remembered
 from patchloom.evaluate.features import (
     ImageFeatures,
     Pooling,
-    check_pooling,
     extract,
     pixel_features,
     pixels_size,
@@ -25,7 +24,7 @@ from patchloom.evaluate.report import Report, Row, compared, lost_images
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified
 from patchloom.nets.encode import input_size
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.pooling import tokens_of
+from patchloom.nets.pooling import check_pooling, tokens_of
 from patchloom.nets.weights import EncoderCard, untrained_twin
 from patchloom.runs.encoder import load_encoder, load_extra_module
 

@@ -5,13 +5,6 @@ from __future__ import annotations
 from patchloom.export.exported import Exportable
 from patchloom.nets.encode import prefix_count
 
-POOLED = {
-    "class": "the class token",
-    "prefix": "the mean of class token and registers",
-    "mean": "the mean of the patch tokens",
-    "both": "the class token, and the mean of the patch tokens",
-    "instance": "the instance representation",
-}
 _LUMA = "[0.299, 0.587, 0.114]"  # ITU-R BT.601, as `patchloom.data.to_channels`
 
 READING = '''\

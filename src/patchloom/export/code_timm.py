@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.data.sound.code import code_of_pictures
-from patchloom.export.code_images import POOLED, READING, pooled, preparing_by_torch
+from patchloom.export.code_images import READING, pooled, preparing_by_torch
 from patchloom.export.exported import Exportable
+from patchloom.nets.pooling import POOLED
 from patchloom.sound import Sound
 
 

@@ -16,7 +16,7 @@ from patchloom.errors import PatchloomError
 from patchloom.hints import listing
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.hierarchical import is_hierarchical
-from patchloom.nets.pooling import pooled_tokens, tokens_of
+from patchloom.nets.pooling import pooled_by, pooled_tokens, poolings_of, tokens_of
 from patchloom.nets.states import plain_file
 from patchloom.nets.weights import EncoderCard
 from patchloom.runs.encoder import load_encoder, named_extra_module
@@ -72,10 +72,7 @@ class Exportable:
     def vectors(self, given: Tensor) -> Tensor:
         """Vectors [b d] of what `normalized` takes, which are those that evaluations see; [b 2d] for "both"."""
         with torch.inference_mode():
-            found = pooled_tokens(self.vit, self.normalized(given), self.head)
-        if self.pooling == "both":
-            return torch.cat([found["class"], found["mean"]], dim=1)
-        return found[self.pooling]
+            return pooled_by(self.pooling, pooled_tokens(self.vit, self.normalized(given), self.head))
 
     def vector_of(self, image: Tensor) -> Tensor:
         """The vector [d] of a whole image [c h w] as `patchloom.data.read_image` gives it."""
@@ -98,8 +95,7 @@ def exportable(run: str | Path, pooling: Pooling) -> Exportable:
         raise PatchloomError(f"{card.name} comes from timm already: load it there")
     beside = named_extra_module(run, "pooling")
     head_file, head = ("", None) if beside is None else beside
-    there = tokens_of(vit, head)
-    known = [*there, *(["both"] if {"class", "mean"} <= {*there} else [])]
+    known = poolings_of(tokens_of(vit, head))
     if pooling not in known:
         raise PatchloomError(f"this encoder has no {pooling} vectors: use --pooling {listing(known)}")
     return Exportable(vit, card, pooling, head, head_file)

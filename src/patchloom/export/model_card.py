@@ -13,8 +13,8 @@ import yaml
 from patchloom.data import is_object, named
 from patchloom.errors import PatchloomError
 from patchloom.export.code_hub import by_timm, by_transformers
-from patchloom.export.code_images import POOLED
 from patchloom.export.exported import Exportable
+from patchloom.nets.pooling import POOLED
 from patchloom.report.about import about_of
 from patchloom.report.content import Number
 from patchloom.report.gather import Gathered, gather

@@ -24,9 +24,12 @@ def check_push(name: str) -> None:
     """
     try:
         validate_repo_id(name)
+        if "/" not in name:  # the Hub would add whoever is logged in; the model card says the whole name already
+            raise HFValidationError("it has no owner")
     except HFValidationError as problem:
         raise PatchloomError(
-            f"--push {name} is no name on the Hub: give one such as me/photos-mae, of letters, digits, '-', '_' and '.'"
+            f"--push {name} is no name on the Hub: give its owner and its own name, such as me/photos-mae, of letters, "
+            "digits, '-', '_' and '.'"
         ) from problem
     if huggingface_hub.get_token() is None:
         raise PatchloomError(

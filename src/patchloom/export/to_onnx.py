@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from patchloom.data import DataLike
 from patchloom.errors import PatchloomError
-from patchloom.export.code_images import POOLED, READING, preparing_by_pillow
+from patchloom.export.code_images import READING, preparing_by_pillow
 from patchloom.export.examples import Examples, difference, examples_of, files_in_words, vectors_of_files
 from patchloom.export.exported import Export, Exportable, default_out, exportable
 from patchloom.export.extras import need, quiet
 from patchloom.files import write_whole
-from patchloom.nets.pooling import summaries
+from patchloom.nets.pooling import POOLED, pooled_by, summaries
 
 _LARGEST = 2**31 - 2**20  # bytes of weights: an ONNX file is one protobuf message, which holds less than 2 GiB
 # Half precision has 11 bits, and roundings add up over the blocks. Beyond this share of the largest feature a weight or
@@ -49,8 +49,7 @@ class _Graph(nn.Module):
         if self.own_norm:
             norm = self.encoder.fc_norm
             found = {name: norm(value.half()).float() if self.halved else norm(value) for name, value in found.items()}
-        both = self.pooling == "both"
-        return tokens, torch.cat([found["class"], found["mean"]], dim=1) if both else found[self.pooling]
+        return tokens, pooled_by(self.pooling, found)
 
 
 def to_onnx(run: str | Path, data: DataLike | None, out: str | Path | None, pooling: Any, fp16: bool) -> Export:

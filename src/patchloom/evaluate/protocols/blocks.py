@@ -10,7 +10,7 @@ from timm.models.vision_transformer import VisionTransformer
 from patchloom.data import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier, class_names, fresh_blocks
-from patchloom.evaluate.features import Precision, check_pooling
+from patchloom.evaluate.features import Precision
 from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.recipe_options import takes_recipe
 from patchloom.evaluate.recipes import Recipe
@@ -18,7 +18,7 @@ from patchloom.evaluate.report import Report
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.evaluate.trained import Build, Candidate, plan_for, train_and_test
 from patchloom.hints import check_options
-from patchloom.nets.pooling import tokens_of
+from patchloom.nets.pooling import check_pooling, tokens_of
 from patchloom.nets.variants import vary
 from patchloom.nets.weights import EncoderCard, untrained_twin
 from patchloom.runs.encoder import load_encoder

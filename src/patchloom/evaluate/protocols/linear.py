@@ -10,7 +10,7 @@ from typing import Any, Literal
 from patchloom.data import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier, Pool, class_names
-from patchloom.evaluate.features import ImageFeatures, Pooling, Precision, check_pooling
+from patchloom.evaluate.features import ImageFeatures, Pooling, Precision
 from patchloom.evaluate.fit import FitPlan
 from patchloom.evaluate.frozen import UNTRAINED, FrozenProtocol, Score, measure_run
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, STRENGTHS, linear_probe
@@ -25,7 +25,7 @@ from patchloom.hints import check_options
 from patchloom.nets.encode import has_class_token
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.hierarchical import Encoder
-from patchloom.nets.pooling import tokens_of
+from patchloom.nets.pooling import check_pooling, tokens_of
 from patchloom.nets.variants import vary
 from patchloom.nets.weights import EncoderCard, untrained_twin
 from patchloom.runs.encoder import load_encoder, load_extra_module

@@ -16,7 +16,7 @@ from patchloom.data import DataLike, Source
 from patchloom.data.batches import centre_of
 from patchloom.data.sound.features import pictures
 from patchloom.data.sources.base import digest
-from patchloom.evaluate.features import ImageFeatures, check_pooling
+from patchloom.evaluate.features import ImageFeatures
 from patchloom.evaluate.frozen import INSTEAD, circumstances, extractors, majority
 from patchloom.evaluate.logistic import linear_probe
 from patchloom.evaluate.neighbours import TEMPERATURE, knn_right
@@ -24,7 +24,7 @@ from patchloom.evaluate.report import Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.encode import input_size, patch_positions, patch_size
 from patchloom.nets.hierarchical import refuse_hierarchical
-from patchloom.nets.pooling import tokens_of
+from patchloom.nets.pooling import check_pooling, tokens_of
 from patchloom.patches.tokens import grid_of, patchify, unpatchify
 from patchloom.runs.encoder import load_encoder
 from patchloom.sides import Sides, compact, in_pixels
