@@ -19,7 +19,7 @@ from patchloom.export import export
         ({"to": "hf", "license": "My own!"}, "--license My own! is no identifier"),
         ({"to": "hf", "push": "a b"}, "--push a b is no name on the Hub"),
         ({"to": "keras"}, "patchloom exports to timm, hf or onnx, not to keras: use --to timm"),
-        ({"pooling": "max"}, "--pooling cannot be max: it takes class, mean, both or instance"),
+        ({"pooling": "max"}, "--pooling cannot be max: it takes class, mean, prefix, both or instance"),
     ],
 )
 def test_options_of_another_form(options, said):
