@@ -10,7 +10,7 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.encode import patch_positions
 from patchloom.tasks.droppos import DropPos, another_patch
-from patchloom.tasks.sizes import visible_of
+from patchloom.tasks.masking import visible_of
 from patchloom.withhold.encoder_input import all_patches, drop_positions
 
 SIZES = {"embed_dim": 32, "depth": 1, "num_heads": 2}

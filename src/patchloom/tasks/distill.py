@@ -10,7 +10,8 @@ from patchloom.hints import check
 from patchloom.nets.decode import PatchHead
 from patchloom.patches.partition import random_partition
 from patchloom.questions.features import FeatureLoss, Features
-from patchloom.tasks.sizes import frozen_teacher, masked_units
+from patchloom.tasks.masking import masked_units
+from patchloom.tasks.sizes import frozen_teacher
 from patchloom.tasks.task import Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, blank_patches
 

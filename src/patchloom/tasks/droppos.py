@@ -20,15 +20,8 @@ from patchloom.questions.pixels import Pixels
 from patchloom.questions.position_pictures import figure_3, frames_sheet
 from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction, Positions
 from patchloom.questions.question import Sheet
-from patchloom.tasks.sizes import (
-    UNIFORM,
-    check_normalizable,
-    check_uniform,
-    decoder_sizes,
-    partition,
-    patch_decoder,
-    visible_of,
-)
+from patchloom.tasks.masking import UNIFORM, check_uniform, partition, visible_of
+from patchloom.tasks.sizes import check_normalizable, decoder_sizes, patch_decoder
 from patchloom.tasks.task import Size, Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, mask_patches
 

@@ -19,14 +19,8 @@ from patchloom.patches.partition import random_partition
 from patchloom.questions.agreement import Agreement, Loss, Representation, agreement_measure
 from patchloom.questions.measure import Measure
 from patchloom.questions.question import ROWS, Outcome, Sheet
-from patchloom.tasks.sizes import (
-    AGREEMENT_UPDATES,
-    agreement_heads,
-    momentum_for,
-    refuse_unused,
-    teacher_momentum,
-    visible_of,
-)
+from patchloom.tasks.masking import visible_of
+from patchloom.tasks.sizes import AGREEMENT_UPDATES, agreement_heads, momentum_for, refuse_unused, teacher_momentum
 from patchloom.tasks.task import Size, Task
 from patchloom.tasks.two_views import augmented, views_sheet
 from patchloom.withhold.encoder_input import EncoderInput, all_patches

@@ -19,16 +19,15 @@ from patchloom.questions.agreement import Agreement
 from patchloom.questions.measure import Measure
 from patchloom.questions.pixels import Pixels
 from patchloom.questions.question import ROWS, Encoded, Outcome, Sheet
+from patchloom.tasks.masking import patches_of_unit, visible_of
 from patchloom.tasks.sizes import (
     AGREEMENT_UPDATES,
     agreement_heads,
     check_normalizable,
     momentum_for,
     patch_decoder,
-    patches_of_unit,
     refuse_unused,
     teacher_momentum,
-    visible_of,
 )
 from patchloom.tasks.task import Size, Task
 from patchloom.tasks.two_views import augmented, views_sheet

@@ -21,6 +21,7 @@ from patchloom.questions.pixels import Restoration
 from patchloom.questions.positions import DROPPOS_RATIOS, MP3_RATIOS, Positions
 from patchloom.questions.question import Question
 from patchloom.tasks.degradations import STRENGTHS, build_degradation, others_needed
+from patchloom.tasks.masking import visible_of
 from patchloom.tasks.sizes import (
     AGREEMENT_UPDATES,
     MOMENTUM,
@@ -32,7 +33,6 @@ from patchloom.tasks.sizes import (
     patch_decoder,
     refuse_unused,
     teacher_momentum,
-    visible_of,
 )
 from patchloom.tasks.task import Size, Task
 from patchloom.withhold.degradation import Kind, Place

@@ -16,7 +16,8 @@ from patchloom.hints import check
 from patchloom.patches.partition import central_block, random_block, random_partition
 from patchloom.questions.pixels import Restoration, TargetNorm
 from patchloom.tasks.degradations import Strength, build_degradation, others_needed
-from patchloom.tasks.sizes import check_normalizable, patch_decoder, refuse_unused, visible_of
+from patchloom.tasks.masking import visible_of
+from patchloom.tasks.sizes import check_normalizable, patch_decoder, refuse_unused
 from patchloom.tasks.task import Size, Task
 from patchloom.withhold.degradation import CanvasFit, Fill, Kind, Place
 from patchloom.withhold.draws import KernelInit

@@ -1,11 +1,11 @@
-"""Sizes of decoders and heads, and how much is masked: what ``auto`` becomes, and what is refused."""
+"""Sizes of decoders and heads: what ``auto`` becomes, and what is refused."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.decode import MAEDecoder
@@ -14,13 +14,10 @@ from patchloom.nets.heads import mlp
 from patchloom.nets.hierarchical import refuse_hierarchical
 from patchloom.nets.teacher import FrozenTeacher
 from patchloom.nets.weights import load_encoder
-from patchloom.patches.partition import random_unit_partition, share_of, uniform_partition
 from patchloom.patches.positions import sincos_2d
-from patchloom.sides import in_pixels
 from patchloom.tasks.task import Size, Task
 
 _SMALL = 384  # the papers train no encoder narrower than ViT-S
-UNIFORM = 0.75  # what uniform masking removes
 
 
 def decoder_sizes(
@@ -136,130 +133,6 @@ def frozen_teacher(geometry: Geometry, source: str | None) -> FrozenTeacher:
             f"give --channels {len(card.mean)}, or another teacher"
         )
     return FrozenTeacher(vit, card.mean, card.std, geometry.grid)
-
-
-def visible_of(geometry: Geometry, mask_ratio: float, least: int = 1) -> int:
-    """How many patches a mask ratio leaves visible.
-
-    Raises:
-        PatchloomError: fewer than ``least`` would stay, or none would be masked.
-    """
-    visible = share_of(geometry.n, 1 - min(max(mask_ratio, 0), 1))
-    if not 0 <= mask_ratio < 1 or visible < least:
-        if geometry.n < least:
-            raise PatchloomError(
-                f"images of {geometry.n} patch{'es'[: 2 * (geometry.n > 1)]} leave nothing to ask: use smaller patches "
-                "or larger images"
-            )
-        raise PatchloomError(
-            f"a mask ratio of {mask_ratio} leaves {max(visible, 0)} of {geometry.n} patches visible, and {least} are "
-            "needed: lower --task.mask_ratio, or use smaller patches or larger images"
-        )
-    return visible
-
-
-def check_uniform(geometry: Geometry, mask_ratio: float, unit: int = 1) -> None:
-    """Refuse to remove patches of a Swin but by uniform masking, which leaves one of each 2x2 (UM-MAE, Li et al. 2022).
-
-    ``unit`` is how many patches are along a mask unit.
-
-    Raises:
-        PatchloomError: another share than 0.75 or none, another unit than 1, or a grid not of cells of 2x2.
-    """
-    if not geometry.hierarchical or mask_ratio == 0:
-        return
-    (rows, columns), p = geometry.grid, geometry.p[0]
-    if unit != 1:
-        raise PatchloomError(
-            f"mask units of {unit * p} pixels do not fit a Swin, of which one of each 2x2 units of {p} pixels stays "
-            "(uniform masking): leave out --task.mask_unit"
-        )
-    if mask_ratio != UNIFORM:
-        raise PatchloomError(
-            f"a mask ratio of {mask_ratio} does not fit a Swin, of which one unit of each 2x2 stays (uniform masking): "
-            f"give --task.mask_ratio {UNIFORM}, or leave it out"
-        )
-    if rows % 2 or columns % 2:
-        near = "x".join(str(max(1, round(side / 2)) * 2 * p) for side in (rows, columns))
-        raise PatchloomError(
-            f"a Swin is masked in cells of 2x2 units of {p} pixels (uniform masking), and {rows}x{columns} units have "
-            f"an odd side: give --img_size {near}"
-        )
-
-
-def partition(
-    geometry: Geometry,
-    b: int,
-    visible: int,
-    generator: torch.Generator | None,
-    device: torch.device | str,
-    unit: int = 1,
-) -> tuple[Tensor, Tensor]:
-    """Which patches stay visible, and which are masked, at random for each of b images.
-
-    Args:
-        geometry, b, generator, device: the encoder's, the images, and as for `random_partition`.
-        visible: mask units that stay.
-        unit: patches along a mask unit, which stays or goes as a whole.
-
-    Returns:
-        Patches [b visible*unit*unit] and [b n-visible*unit*unit].
-    """
-    units = geometry.n // unit**2
-    if geometry.hierarchical and visible < units:
-        return uniform_partition(b, geometry.grid, generator, device)
-    seen, masked = random_unit_partition(b, geometry.grid, unit, (visible, units - visible), generator, device)
-    return seen, masked
-
-
-def masked_units(geometry: Geometry, unit: int, mask_ratio: float) -> tuple[int, int]:
-    """How many square units of ``unit`` x ``unit`` patches a mask ratio leaves visible and masks; both 1 or more.
-
-    Raises:
-        PatchloomError: one of them would be none.
-    """
-    visible_of(geometry, mask_ratio)
-    units = geometry.n // unit**2
-    visible = share_of(units, 1 - mask_ratio)
-    if visible == 0:
-        raise PatchloomError(
-            f"a mask ratio of {mask_ratio} leaves none of {units} mask units visible: lower --task.mask_ratio or "
-            "--task.mask_unit"
-        )
-    if visible == units:
-        raise PatchloomError(f"a mask ratio of {mask_ratio} masks nothing: raise --task.mask_ratio")
-    return visible, units - visible
-
-
-def patches_of_unit(task: Task, mask_unit: Size, usual: int = 2) -> int:
-    """Patches along a mask unit of ``mask_unit`` pixels (SimMIM section 3.2).
-
-    ``auto`` becomes as many as ``usual``: MAE's one, or SimMIM's two, which are one where the grid has odd sides.
-
-    Raises:
-        PatchloomError: the unit is no multiple of the patch, or does not divide the image; or patches are not square.
-    """
-    g, p = task.geometry, task.geometry.p[0]
-    if g.p != (p, p):
-        if mask_unit != "auto":
-            raise PatchloomError(
-                f"mask units are square, and patches of {in_pixels(g.p)} pixels are not: leave out --task.mask_unit, "
-                "so that single patches are masked"
-            )
-        return 1
-    why = "one patch" if usual == 1 else "two patches, as 32 pixels for patches of 16"
-    if usual == 2 and any(side % 2 for side in g.grid):
-        usual, why = 1, "one patch, since the grid has odd sides"
-    if g.hierarchical:
-        usual, why = 1, f"one token of the last stage, which stands for {p} pixels"
-    unit = task.resolve_auto("mask_unit", mask_unit, usual * p, why)
-    side = unit // p
-    if side < 1 or unit % p or any(along % side for along in g.grid):
-        raise PatchloomError(
-            f"mask units of {unit} pixels do not fit {g.grid[0]}x{g.grid[1]} patches of {p} pixels: give "
-            f"--task.mask_unit a multiple of {p} that divides the image"
-        )
-    return side
 
 
 def refuse_unused(why: str, **options: Any) -> None:
