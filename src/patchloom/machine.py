@@ -155,7 +155,7 @@ def bfloat16_gain() -> float:
 def bfloat16_pays() -> tuple[bool, str]:
     """Whether training on this CPU in bfloat16 is clearly faster than in float32, and why."""
     gain = bfloat16_gain()
-    return gain > 1.2, f"bfloat16 products are ×{gain:.1f} as fast here"
+    return gain > 1.2, f"bfloat16 products are ×{gain:.2g} as fast here"
 
 
 def fused_gain(device: str, dtype: str, heads: int, tokens: int, side: int) -> float:
