@@ -2,6 +2,7 @@
 
 import csv
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from patchloom.errors import PatchloomError
+from patchloom.look.verb import look
 from patchloom.nets.weights import read_card
 from patchloom.questions.measure import Measure
 from patchloom.runs.checkpoint import as_best
+from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import Settings
 from patchloom.runs.task import load_task
@@ -131,6 +134,44 @@ def test_its_end_and_its_card_say_so(plain):
     held_out = (plain.out / "summary.txt").read_text()
     best = plain.about["best"]["value"]
     assert f"position accuracy {best:.1%}" in held_out, "the closing sentence is about the weights that are kept"
+
+
+@pytest.fixture
+def unfinished(plain, tmp_path):
+    """The run as one that is killed in its final evaluation, before its encoder is there, leaves it."""
+    folder = tmp_path / "run"
+    shutil.copytree(plain.out, folder)
+    for name in ("summary.txt", "encoder.safetensors"):
+        (folder / name).unlink()
+    return folder
+
+
+def test_killed_in_its_final_evaluation_it_is_called_by_the_step_of_its_weights(plain, unfinished):
+    vit, card = load_encoder(unfinished)
+    whole = load_file(plain.out / "encoder.safetensors")
+    assert all(torch.equal(value, whole[name]) for name, value in vit.state_dict().items())
+    reached = f"step {plain.about['best']['step']} of {plain.about['steps']}"
+    assert plain.about["best"]["step"] < plain.about["step"]
+    assert card.name == f"run ({reached})"
+    assert card.note == (
+        f"The run {unfinished} is not finished: this is its newest checkpoint, with the weights of its best measure, "
+        f"at {reached}."
+    )
+
+
+def test_its_pictures_are_called_by_the_epoch_and_the_measure_of_its_weights(plain, monkeypatch):
+    titles = []
+
+    def noted(*given, title, **options):
+        titles.append(title(measure(0.5)).result)
+        return []
+
+    monkeypatch.setattr("patchloom.look.verb.draw_task", noted)
+    look(plain.out)
+    best = plain.about["best"]
+    epoch = f"{8 * best['step'] / plain.about['steps']:.4g}"
+    (said,) = titles
+    assert said.startswith(f"Epoch {epoch} of 8; on held-out images: accuracy {best['value']:.1%}, chance ")
 
 
 def test_killed_and_resumed_is_never_killed_and_a_tracker_has_each_row_once(images, plain, tmp_path):
