@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from safetensors.torch import load_file
 from patchloom.data import normalize, open_data, plain_batches
 from patchloom.errors import PatchloomError
 from patchloom.export import export, to_hub
-from patchloom.export.model_card import escaped
+from patchloom.export.exported import exportable
+from patchloom.export.model_card import escaped, model_card
 from patchloom.nets.weights import load_encoder
+from patchloom.runs.folder import plain_name
 
 ROW = (
     '2026-11-23T00:00:00+00:00,knn,{},mean,"{{""k"": 20, ""temperature"": 0.07}}",{},0123456789abcdef,0,{},0.4,0.6,'
@@ -100,6 +103,17 @@ def test_the_card_tells_no_path_and_nothing_in_it_is_markup(run, done):
     assert len(codes) == 2 and "hf-hub:NAME/run_-x-'" in codes[0] and "transformers" in codes[1]
     for code in codes:
         compile(code, "README.md", "exec")
+
+
+def test_the_card_says_of_which_epoch_the_weights_are(run):
+    """As those of a run with ``--patience``, whose last epoch is another one; without the path of the run."""
+    one = exportable(run, "mean")
+    note = f"The run {run} stopped after epoch 2 of 3; these are the weights of its best measure, at epoch 1 of 3."
+    text = model_card(run, replace(one, card=replace(one.card, note=note)), None, None, 0.0)
+    training = text.partition("## Training")[2].partition("##")[0]
+    said = "stopped after epoch 2 of 3; these are the weights of its best measure, at epoch 1 of 3."
+    assert f"- **weights**: The run {escaped(plain_name(run))} {said}\n" in training
+    assert str(run.parent) not in text and "**weights**" not in model_card(run, one, None, None, 0.0)
 
 
 def test_text_of_users_is_one_line_without_markup():

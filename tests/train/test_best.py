@@ -2,6 +2,7 @@
 
 import csv
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,15 +14,33 @@ from safetensors.torch import load_file
 from torch import nn
 
 from patchloom.errors import PatchloomError
+from patchloom.look.verb import look
 from patchloom.nets.weights import read_card
 from patchloom.questions.measure import Measure
 from patchloom.runs.checkpoint import as_best
+from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import Settings
 from patchloom.runs.task import load_task
 from patchloom.train.best import Best, said_of
 from patchloom.train.pretrain import pretrain
+from patchloom.train.state import TrainState
 
+NEVER = '''
+"""MAE, of which no measure is a number."""
+
+from dataclasses import replace
+
+from patchloom.tasks.mae import MAE
+
+
+class Never(MAE):
+    """MAE with a measure that cannot be taken."""
+
+    def measure(self, *given):
+        found = super().measure(*given)
+        return replace(found, values=found.values * float("nan"))
+'''
 OPTIONS = {"task": "droppos", "patience": 2, "epochs": 8}
 
 
@@ -61,6 +80,18 @@ def test_it_goes_through_a_checkpoint():
     assert Best.of({}, {"weight": torch.zeros(1)}) == Best()
 
 
+def test_measures_that_are_no_numbers_are_counted_through_a_checkpoint_and_never_chosen():
+    best, _ = compared([float("nan"), float("nan")])
+    best.choose(ended=True)
+    again = TrainState.of(TrainState(best=best).plain(), {}).best
+    assert again == best == Best(failed=2) and again.hopeless(Settings("", patience=2))
+    kept, _ = compared([float("nan"), 0.1])
+    kept.choose(ended=False)
+    assert not kept.chosen
+    kept.choose(ended=True)
+    assert kept.chosen
+
+
 def test_patience_counts_measures_in_a_row():
     best, _ = compared([0.3, 0.2, 0.1])
     assert best.hopeless(Settings("", patience=2)) and not best.hopeless(Settings("", patience=3))
@@ -77,6 +108,11 @@ def test_what_is_said_of_it():
         Best(0.5, 0, 1), 100, 100, settings
     )
     assert "at epoch 20 of 20, which was its last (" in said_of(Best(0.5, 100, 0), 100, 100, settings)
+    assert said_of(Best(failed=2), 50, 100, settings) == (
+        "The run stopped after epoch 10 of 20, and none of its held-out measures was a number, so that --patience 2 "
+        "had no best one to keep: these are its last weights."
+    )
+    assert "The run ended after epoch 20 of 20, and none " in said_of(Best(failed=1), 100, 100, settings)
 
 
 def test_a_patience_of_none_is_refused(tmp_path):
@@ -133,6 +169,44 @@ def test_its_end_and_its_card_say_so(plain):
     assert f"position accuracy {best:.1%}" in held_out, "the closing sentence is about the weights that are kept"
 
 
+@pytest.fixture
+def unfinished(plain, tmp_path):
+    """The run as one that is killed in its final evaluation, before its encoder is there, leaves it."""
+    folder = tmp_path / "run"
+    shutil.copytree(plain.out, folder)
+    for name in ("summary.txt", "encoder.safetensors"):
+        (folder / name).unlink()
+    return folder
+
+
+def test_killed_in_its_final_evaluation_it_is_called_by_the_step_of_its_weights(plain, unfinished):
+    vit, card = load_encoder(unfinished)
+    whole = load_file(plain.out / "encoder.safetensors")
+    assert all(torch.equal(value, whole[name]) for name, value in vit.state_dict().items())
+    reached = f"step {plain.about['best']['step']} of {plain.about['steps']}"
+    assert plain.about["best"]["step"] < plain.about["step"]
+    assert card.name == f"run ({reached})"
+    assert card.note == (
+        f"The run {unfinished} is not finished: this is its newest checkpoint, with the weights of its best measure, "
+        f"at {reached}."
+    )
+
+
+def test_its_pictures_are_called_by_the_epoch_and_the_measure_of_its_weights(plain, monkeypatch):
+    titles = []
+
+    def noted(*given, title, **options):
+        titles.append(title(measure(0.5)).result)
+        return []
+
+    monkeypatch.setattr("patchloom.look.verb.draw_task", noted)
+    look(plain.out)
+    best = plain.about["best"]
+    epoch = f"{8 * best['step'] / plain.about['steps']:.4g}"
+    (said,) = titles
+    assert said.startswith(f"Epoch {epoch} of 8; on held-out images: accuracy {best['value']:.1%}, chance ")
+
+
 def test_killed_and_resumed_is_never_killed_and_a_tracker_has_each_row_once(images, plain, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -147,6 +221,25 @@ def test_killed_and_resumed_is_never_killed_and_a_tracker_has_each_row_once(imag
     found = EventAccumulator(str(out / "logs" / "tensorboard"), size_guidance={"scalars": 0}).Reload()
     assert [one.step for one in found.Scalars("epoch")] == steps
     assert "switched off" not in (out / "log.txt").read_text()
+
+
+def test_a_run_without_a_number_ends_with_its_last_weights_and_goes_on_from_there(images, tmp_path):
+    (tmp_path / "never.py").write_text(NEVER)
+    out, options = tmp_path / "run", SMALL | OPTIONS | {"task": f"{tmp_path}/never.py:Never", "patience": 1}
+    pretrain(images, out=out, **options)
+    about = RunFolder(out).checkpoints.about()
+    assert about["best"] == {"value": None, "step": 0, "failed": 1, "chosen": False}
+    assert 0 < about["step"] < about["steps"]
+    tensors, encoder = load_file(out / "checkpoints" / "last.safetensors"), load_file(out / "encoder.safetensors")
+    assert all(torch.equal(value, tensors[f"encoder.{name}"]) for name, value in encoder.items())
+    said = "none of its held-out measures was a number, so that --patience 1 had no best one to keep"
+    assert said in " ".join((out / "log.txt").read_text().split())
+
+    ended = kept(out)
+    for name in ("summary.txt", "encoder.safetensors"):  # as if it had been killed in its final evaluation
+        (out / name).unlink()
+    pretrain(images, out=out, **options)
+    assert kept(out) == ended
 
 
 def test_it_goes_on_only_with_the_same_patience_and_with_any_tracker(images, plain, capsys):

@@ -71,7 +71,7 @@ def model_card(run: str | Path, one: Exportable, license: str | None, name: str 
         f"# {escaped(_public(called, hidden))}",
         _lead(one),
         "## Model\n\n" + _listed(_model(one)),
-        *([] if told is None else _of_run(told, hidden)),
+        *([] if told is None else _of_run(told, one.card.note, hidden)),
         "## Limits\n\n" + _limits(one, told),
         _usage(one, place, difference),
         f"Written by patchloom {__version__}.",
@@ -111,8 +111,14 @@ def _model(one: Exportable) -> list[tuple[str, str]]:
     ]
 
 
-def _of_run(told: Gathered, hidden: Mapping[str, str]) -> list[str]:
-    """Sections that a run's folder fills: how it was trained, its figures and its verdict."""
+def _of_run(told: Gathered, note: str, hidden: Mapping[str, str]) -> list[str]:
+    """Sections that a run's folder fills: how it was trained, its figures and its verdict.
+
+    Args:
+        told: what the folder tells.
+        note: of the encoder's card, such as of which epoch its weights are; perhaps empty.
+        hidden: as `_hidden` finds it.
+    """
     settings = told.settings
     about = dict(about_of(told))
     data = plain_name(settings.data) if not is_object(settings.data) else "images in memory"
@@ -121,6 +127,7 @@ def _of_run(told: Gathered, hidden: Mapping[str, str]) -> list[str]:
         ("data", f"{data}, without labels"),
         ("images", _images(told)),
         ("epochs", epochs),
+        ("weights", note),
         ("batch", f"{settings.batch_size} images" if settings.batch_size != "auto" else ""),
         ("state", "" if told.finished else told.state()),
         *((term, about.get(term, "")) for term in _TOLD),

@@ -33,7 +33,7 @@ from patchloom.nets.weights import EncoderCard
 from patchloom.runs.folder import RunFolder, plain_name
 from patchloom.runs.held_out import own_held_out
 from patchloom.runs.settings import TaskLike
-from patchloom.runs.task import Loaded, load_task
+from patchloom.runs.task import Loaded, load_task, step_of_weights
 from patchloom.sides import both
 
 # options that only some pictures of an encoder heed
@@ -178,7 +178,8 @@ def _images_for(run: str | Path, card: EncoderCard, data: DataLike | None) -> tu
 
 def _task_pictures(loaded: Loaded, source: Source, target: Path, images: int, seed: int) -> list[Path]:
     pretext, card, settings, folder, about = loaded
-    steps, rows = (about["step"], about.get("steps", 0)), about.get("rows", [])
+    done = step_of_weights(about)
+    steps, rows = (done, about.get("steps", 0)), [row for row in about.get("rows", []) if int(row["step"]) <= done]
     doubt = folder.read_data().get("held_out_doubt", "")
     title = partial(title_of, folder.path.name, settings, steps, rows, doubt)
     return draw_task(pretext, source, card, target, images=images, seed=seed, title=title)

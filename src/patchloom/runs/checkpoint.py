@@ -108,8 +108,7 @@ class Checkpoints:
         if not self.there():
             raise PatchloomError(f"{self.last.parent.parent} has no checkpoint yet: let the run train first")
         tensors, about, _ = self.read(unsealed=True)
-        chosen = about.get("best", {}).get("chosen", False)
-        return best_of(tensors) if chosen else weights_of(tensors), about
+        return best_of(tensors) if is_best(about) else weights_of(tensors), about
 
     def about(self) -> dict[str, Any]:
         """What the newest checkpoint that can be opened keeps beside its tensors, which are not read; {} of none.
@@ -170,6 +169,11 @@ def weights_of(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def best_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Those of the task at its best measure, where a run keeps them; of others nothing."""
     return {name.removeprefix(_BEST): value for name, value in tensors.items() if name.startswith(_BEST)}
+
+
+def is_best(about: Mapping[str, Any]) -> bool:
+    """Whether the run of a checkpoint ended with the weights of its best measure, by what is stored beside them."""
+    return bool(about.get("best", {}).get("chosen", False))
 
 
 def as_best(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

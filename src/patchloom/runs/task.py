@@ -22,7 +22,7 @@ from patchloom.nets.native.blocks import use_native
 from patchloom.nets.performance import checkpoint_gradients, fuse_attention
 from patchloom.nets.teacher import use_half_without_grad
 from patchloom.nets.weights import EncoderCard
-from patchloom.runs.checkpoint import restore
+from patchloom.runs.checkpoint import is_best, restore
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import Settings, TaskLike
 from patchloom.sound import GREY, SIXTH, Sound
@@ -106,7 +106,8 @@ def unknown_stats(channels: int, sound: Sound | None = None) -> Stats:
 class Loaded(NamedTuple):
     """A run's task with its weights, the card of its encoder, its settings, its folder, and where it is.
 
-    Of ``about``, what the checkpoint keeps beside its tensors, ``step`` is the number of steps done.
+    Of ``about``, what the checkpoint keeps beside its tensors, ``step`` is the number of steps done; of which step the
+    weights are, `step_of_weights` says.
     """
 
     task: Task
@@ -150,14 +151,27 @@ def newest_card(folder: RunFolder, settings: Settings, about: Mapping[str, Any])
     if folder.encoder.exists():
         return card
     reached = step_of(about)
-    note = f"The run {folder.path} is not finished: this is its newest checkpoint, {reached}."
+    best = "with the weights of its best measure, at " if is_best(about) else ""
+    note = f"The run {folder.path} is not finished: this is its newest checkpoint, {best}{reached}."
     return replace(card, name=f"{card.name} ({reached})", note=note)
 
 
 def step_of(about: Mapping[str, Any]) -> str:
-    """Which step a checkpoint is of, in words; of how many an older version did not say."""
+    """Which step the weights of a checkpoint are of, in words; of how many an older version did not say."""
     steps = about.get("steps", 0)
-    return f"step {about['step']:,}" + (f" of {steps:,}" if steps else "")
+    return f"step {step_of_weights(about):,}" + (f" of {steps:,}" if steps else "")
+
+
+def step_of_weights(about: Mapping[str, Any]) -> int:
+    """How many steps were done when the weights were there that `Checkpoints.newest` gives.
+
+    Once the training of a run with ``--patience`` has ended, it is the step of its best measure, not the last one.
+
+    Args:
+        about: what the checkpoint keeps beside its tensors.
+    """
+    step: int = about["best"]["step"] if is_best(about) else about["step"]
+    return step
 
 
 def _found_again(folder: RunFolder, stored: str, task: TaskLike | None) -> str:

@@ -23,7 +23,7 @@ class Best:
         value: of the measure; None before the first one that is a number.
         step: steps that were done then.
         failed: measures since then, none of which was better.
-        chosen: the training has ended, and these are the weights of the run.
+        chosen: the training has ended, and these are the weights of the run; never where no measure was a number.
         weights: of the whole task by name, on the CPU; in the first process alone.
     """
 
@@ -35,7 +35,7 @@ class Best:
 
     @classmethod
     def of(cls, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Best:
-        """From what a checkpoint keeps; nothing of a run without ``--patience``."""
+        """From what a checkpoint keeps; as at the beginning, if it is of a run without ``--patience``."""
         found = about.get("best", {})
         return cls(**found, weights=best_of(tensors))
 
@@ -57,6 +57,13 @@ class Best:
         self.value, self.step, self.failed = value, step, 0
         self.weights = weights if rank() == 0 else {}
 
+    def choose(self, ended: bool) -> None:
+        """Once the training has ended, the kept weights are those of the run, if any were kept.
+
+        What every process knows decides, since the weights are in the first one alone.
+        """
+        self.chosen = ended and self.value is not None
+
     def hopeless(self, settings: Settings) -> bool:
         """Whether so many measures were no better that the run is to stop."""
         return settings.patience is not None and self.failed >= settings.patience
@@ -70,6 +77,8 @@ class Best:
 def said_of(best: Best, step: int, steps: int, settings: Settings) -> str:
     """A sentence on which weights a run with ``--patience`` ends with, and whether it stopped before its last step.
 
+    Where no measure was a number, there is no best one, and they are the last weights.
+
     Args:
         best: at the end of the training.
         step: the last one that was done.
@@ -77,6 +86,12 @@ def said_of(best: Best, step: int, steps: int, settings: Settings) -> str:
         settings: resolved.
     """
     epochs = f"{settings.epochs:,g}"
+    if best.value is None:
+        ended = f"{'stopped' if step < steps else 'ended'} after epoch {epoch_of(step, steps, settings)} of {epochs}"
+        return (
+            f"The run {ended}, and none of its held-out measures was a number, so that --patience {settings.patience} "
+            "had no best one to keep: these are its last weights."
+        )
     chosen = f"epoch {epoch_of(best.step, steps, settings)} of {epochs}"
     if best.step == 0:
         chosen += ", before the first step"

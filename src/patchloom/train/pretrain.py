@@ -47,6 +47,7 @@ from patchloom.tasks.task import Task
 from patchloom.track.names import check_installed, names_of
 from patchloom.track.tracks import Tracks
 from patchloom.train.batches import batches_of
+from patchloom.train.best import said_of
 from patchloom.train.device_defaults import device as best_device
 from patchloom.train.ended import Run
 from patchloom.train.failures import explained
@@ -173,6 +174,8 @@ def pretrain(
             validation.task = load_task(folder.path).task.to(fabric.device)
         elif state.best.chosen:
             restore(state.best.weights, pretext)
+        if plan.settings.patience is not None and not state.best.chosen:
+            reporter.say(said_of(state.best, state.step, state.steps, plan.settings))
         about = validation, card, folder, reporter, opened, training, plan.held_out, plan.settings
         final = FinalEvaluation(*about, tracks)
         precision = partial(autocast, fabric.device.type, plan.settings.precision)
@@ -247,7 +250,7 @@ def train(
     with Stop(STOPPING if fabric.is_global_zero else "") as stop, ExitStack() as reading:
         journal.start(state)
         batches: Arriving | None = None
-        while state.step < steps and not state.best.chosen:
+        while not state.ended(steps, settings):
             if batches is None:  # closed with `reading`: else processes that read would live until memory is tidied
                 batches = batches_of(source, task.augment, settings, each, state.step, steps, fabric.device)
                 reading.enter_context(closing(batches))
@@ -280,8 +283,8 @@ def train(
                 note_skipped(folder, state, source, forwards, made, reporter)
             diverged = state.in_a_row == _MAX_IN_A_ROW
             journal.after_update(state, todo.start + 1, rate, sound=not diverged)
-            ended = state.step == steps or state.best.hopeless(settings)
-            state.best.chosen = ended and settings.patience is not None
+            ended = state.ended(steps, settings)
+            state.best.choose(ended)
             if ended and state.step < steps:
                 reporter.say("  no measure was better for as long as --patience says, so that this is the end")
 

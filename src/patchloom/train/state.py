@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from patchloom.runs.settings import Settings
 from patchloom.train.best import Best
 from patchloom.train.step import Update
 
@@ -61,7 +62,18 @@ class TrainState:
     def plain(self) -> dict[str, Any]:
         """As a checkpoint keeps it beside its tensors."""
         values = asdict(replace(self, best=Best()))
-        return values | {"best": self.best.plain() if self.best.weights else {}}
+        return values | {"best": self.best.plain()}
+
+    def ended(self, steps: int, settings: Settings) -> bool:
+        """Whether the training has ended: after its last step, or by ``--patience``. A run that goes on asks it, too.
+
+        At least one update is made, whatever the measure before it was.
+
+        Args:
+            steps: of the whole run.
+            settings: resolved.
+        """
+        return self.step >= steps or (self.step > 0 and self.best.hopeless(settings))
 
     @property
     def factor(self) -> float:
