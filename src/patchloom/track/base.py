@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_fabric.loggers import Logger
+from PIL.Image import Image
 
 from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
@@ -90,8 +91,8 @@ class Tracker(Logger):
         """Where people see it, in a few words."""
 
     @abstractmethod
-    def log_pictures(self, pictures: Mapping[str, bytes], step: int) -> None:
-        """Take PNG files by name, as they are after so many steps."""
+    def log_pictures(self, pictures: Mapping[str, Image], step: int) -> None:
+        """Take pictures in RGB by name, as they are after so many steps."""
 
     @abstractmethod
     def log_result(self, result: Result, step: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -11,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from PIL import Image
+from PIL.Image import Image
 
 from patchloom.track.base import PROJECT, Place, Result, Tracker, scores_of
 
@@ -70,10 +69,9 @@ class MLflow(Tracker):
             found = [self.param(name, str(value)[:_LONGEST]) for name, value in dict(params).items()]
             self.client.log_batch(self.version, params=found)
 
-    def log_pictures(self, pictures: Mapping[str, bytes], step: int) -> None:
+    def log_pictures(self, pictures: Mapping[str, Image], step: int) -> None:
         """See `Tracker`."""
-        for name, png in pictures.items():
-            image = Image.open(io.BytesIO(png)).convert("RGB")
+        for name, image in pictures.items():
             self.client.log_image(self.version, image, artifact_file=f"pictures/{name}-{step:08}.png")
 
     def log_result(self, result: Result, step: int) -> None:

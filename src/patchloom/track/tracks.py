@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from PIL import Image
 
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.runs.folder import RunFolder
@@ -161,7 +164,8 @@ def _row(tracker: Tracker, row: Mapping[str, str]) -> None:
 def _pictures(tracker: Tracker, pictures: Mapping[str, bytes], step: int) -> None:
     sent = tracker.place.sent
     if step > sent.pictured:
-        tracker.log_pictures(pictures, step)
+        images = {name: Image.open(io.BytesIO(png)).convert("RGB") for name, png in pictures.items()}
+        tracker.log_pictures(images, step)
         sent.pictured = step
         tracker.place.keep()
 
