@@ -31,6 +31,7 @@ def test_one_run_that_is_finished(told):
         "id": found[0].info.run_id,
         "step": 8,
         "pictured": 8,
+        "shown": True,
         "ended": True,
     }
 

@@ -95,6 +95,17 @@ def test_what_a_tracker_has_is_not_sent_again(run):
     assert Noting.calls == [("init",), ("settings", "mae"), ("end", "success")]
 
 
+def test_the_last_pictures_are_sent_though_others_were_at_that_step(run):
+    """A run that stops early may have drawn there on the way; its last pictures are of its best weights."""
+    for _ in range(2):  # the second start is that of a run that was killed at its end: it draws them again
+        with Tracks(["noting"], RunFolder(run), print) as all_of_it:
+            all_of_it.start(SETTINGS, ROWS)
+            all_of_it.pictures([png(run / "recovered.png", 10)], 8)
+            all_of_it.pictures([png(run / "recovered.png", 200)], 8, ended=True)
+    shades = [one[2]["recovered"][1][0] for one in Noting.calls if one[0] == "pictures"]
+    assert shades == [10, 200]
+
+
 def test_one_that_is_asked_for_later_gets_all_rows(run):
     tell(run, [], ["noting"])
     late = Tracks(["other"], RunFolder(run), print)

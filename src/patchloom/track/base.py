@@ -26,12 +26,14 @@ class Sent:
         id: by which the tracker knows the run; "" before it has one.
         step: of the last row of ``metrics.csv`` that it took; -1 before the first.
         pictured: step of the last pictures; -1 before the first.
+        shown: whether it has the pictures of the run's end.
         ended: whether it has the result.
     """
 
     id: str = ""
     step: int = -1
     pictured: int = -1
+    shown: bool = False
     ended: bool = False
 
 
@@ -110,10 +112,11 @@ def read_sent(path: Path) -> Sent:
     """
     try:
         found = json.loads(path.read_text("utf-8"))
-        return Sent(str(found["id"]), int(found["step"]), int(found["pictured"]), bool(found["ended"]))
+        shown, ended = bool(found.get("shown", False)), bool(found["ended"])
+        return Sent(str(found["id"]), int(found["step"]), int(found["pictured"]), shown, ended)
     except FileNotFoundError:
         return Sent()
-    except (OSError, ValueError, LookupError, TypeError) as problem:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as problem:
         raise PatchloomError(f"{path} is damaged: delete it, and a new run begins there") from problem
 
 

@@ -76,13 +76,20 @@ class Tracks:
             one.send(partial(_row, row=dict(row)))
         self._look()
 
-    def pictures(self, files: Sequence[Path], step: int) -> None:
-        """Send PNG files, as they are now, after so many steps."""
+    def pictures(self, files: Sequence[Path], step: int, ended: bool = False) -> None:
+        """Send PNG files, as they are now.
+
+        Args:
+            files: of any kind; others than PNG stay here.
+            step: after which they were drawn.
+            ended: the run has. They may be of other weights than pictures of the same step: an early stop goes back to
+                the best ones.
+        """
         if not self._senders:
             return
         found = {path.stem: path.read_bytes() for path in files if path.suffix == ".png"}
         for one in self._senders:
-            one.send(partial(_pictures, pictures=found, step=step))
+            one.send(partial(_pictures, pictures=found, step=step, ended=ended))
         self._look()
 
     def back(self, step: int) -> None:
@@ -161,12 +168,12 @@ def _row(tracker: Tracker, row: Mapping[str, str]) -> None:
         tracker.place.keep()
 
 
-def _pictures(tracker: Tracker, pictures: Mapping[str, bytes], step: int) -> None:
+def _pictures(tracker: Tracker, pictures: Mapping[str, bytes], step: int, ended: bool) -> None:
     sent = tracker.place.sent
-    if step > sent.pictured:
+    if not sent.shown if ended else step > sent.pictured:
         images = {name: Image.open(io.BytesIO(png)).convert("RGB") for name, png in pictures.items()}
         tracker.log_pictures(images, step)
-        sent.pictured = step
+        sent.pictured, sent.shown = step, ended
         tracker.place.keep()
 
 

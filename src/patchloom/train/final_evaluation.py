@@ -96,7 +96,7 @@ class FinalEvaluation(NamedTuple):
         save_encoder(task.encoder, card, folder.encoder)
         measure = measure or validation.run(device, precision)[0]
         pictures = draw_run(validation, folder, self.settings, measure, place, device, ended=True)
-        self.tracks.pictures(pictures, state.step)
+        self.tracks.pictures(pictures, state.step, ended=True)
         folder.note_unreadable(sorted(validation.unreadable))
         if count := len(folder.unreadable_names()):
             files = "file" if count == 1 else "files"
