@@ -39,7 +39,6 @@ class MLflow(Tracker):
 
         self.metric, self.param = Metric, Param
         self.client = MlflowClient(tracking_uri=self.uri)
-        self.begun = not place.sent.id
         if place.sent.id:
             self.client.update_run(place.sent.id, status="RUNNING")
             return
@@ -64,9 +63,13 @@ class MLflow(Tracker):
         self.client.log_batch(self.version, metrics=found)
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Take the settings, which cannot be changed there by a run that goes on."""
-        if self.begun:
-            found = [self.param(name, str(value)[:_LONGEST]) for name, value in dict(params).items()]
+        """Take the settings that the run does not have there: what it has cannot be changed.
+
+        The server is asked for these. It knows them best: a start may have failed, or been killed, before it sent them.
+        """
+        known = self.client.get_run(self.version).data.params
+        found = [self.param(name, str(value)[:_LONGEST]) for name, value in dict(params).items() if name not in known]
+        if found:
             self.client.log_batch(self.version, params=found)
 
     def log_pictures(self, pictures: Mapping[str, Image], step: int) -> None:
