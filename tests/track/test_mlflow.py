@@ -37,6 +37,7 @@ def test_one_run_that_is_finished(told):
         "pictured": 8,
         "shown": True,
         "ended": True,
+        "setbacks": 0,
     }
 
 

@@ -147,11 +147,28 @@ def test_training_does_not_wait_for_one_that_is_stuck(run, monkeypatch):
 def test_a_run_that_went_back_sends_its_rows_again(run):
     with Tracks(["noting"], RunFolder(run), print) as all_of_it:
         all_of_it.start(SETTINGS, ROWS)
-        all_of_it.back(4)
+        all_of_it.back([4])
         all_of_it.row(ROWS[2])
     assert [one[:2] for one in Noting.calls[2:]] == [
         *(("row", 0), ("row", 4), ("row", 8), ("back", 4), ("row", 8), ("end", "success")),
     ]
+
+
+@pytest.mark.parametrize(
+    "known, went_back, back, rows",
+    [(0, [4], [4], [8]), (0, [4, 0], [0], [4, 8]), (1, [0, 4], [4], [8]), (1, [0], [], [])],
+)
+def test_setbacks_without_the_tracker_are_made_good_at_its_next_start(known, went_back, back, rows, run):
+    """A start without --log may go back, and any may be killed before its trackers hear of it."""
+    with Tracks(["noting"], RunFolder(run), print) as all_of_it:
+        all_of_it.start(SETTINGS, [], went_back[:known])
+        for row in ROWS:
+            all_of_it.row(row)
+    for expected in ([*back, *rows], []):  # each setback is made good once
+        Noting.calls = []
+        with Tracks(["noting"], RunFolder(run), print) as all_of_it:
+            all_of_it.start(SETTINGS, ROWS, went_back)
+        assert [one[1] for one in Noting.calls if one[0] in ("back", "row")] == expected
 
 
 @pytest.mark.parametrize("problem, status", [(Stopped("s"), "aborted"), (PatchloomError("p"), "failed")])

@@ -28,6 +28,7 @@ class Sent:
         pictured: step of the last pictures; -1 before the first.
         shown: whether it has the pictures of the run's end.
         ended: whether it has the result.
+        setbacks: of the run that it knows of.
     """
 
     id: str = ""
@@ -35,6 +36,7 @@ class Sent:
     pictured: int = -1
     shown: bool = False
     ended: bool = False
+    setbacks: int = 0
 
 
 class Place(NamedTuple):
@@ -112,8 +114,9 @@ def read_sent(path: Path) -> Sent:
     """
     try:
         found = json.loads(path.read_text("utf-8"))
-        shown, ended = bool(found.get("shown", False)), bool(found["ended"])
-        return Sent(str(found["id"]), int(found["step"]), int(found["pictured"]), shown, ended)
+        shown, setbacks = bool(found.get("shown", False)), int(found.get("setbacks", 0))
+        steps = int(found["step"]), int(found["pictured"])
+        return Sent(str(found["id"]), *steps, shown, bool(found["ended"]), setbacks)
     except FileNotFoundError:
         return Sent()
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as problem:

@@ -232,7 +232,7 @@ def train(
             reporter.say(f"  {reason}: torch's go on, and last digits differ")
         if fabric.is_global_zero:
             folder.write_metrics(state.rows)  # the run may have been killed between its checkpoint and this
-        tracks.start(settings, state.rows)
+        tracks.start(settings, state.rows, state.went_back)
     else:
         state = TrainState(steps=steps)
         tracks.start(settings, [])
@@ -293,7 +293,7 @@ def train(
                 reading.close()
                 batches = None
                 state = go_back(folder, stepper, state, unreadable, reporter)
-                tracks.back(state.step)
+                tracks.back(state.went_back)
                 journal.start(state)
                 smallest, saved = each, time.perf_counter()
             elif stopping or ended:
