@@ -5,63 +5,18 @@ import threading
 import time
 
 import pytest
+from noting import Noting, Other
 from tracked import RESULT, ROWS, SETTINGS, png
 
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.runs.folder import RunFolder
 from patchloom.track import tracks
-from patchloom.track.base import Tracker
 from patchloom.track.tracks import Tracks
-
-
-class Noting(Tracker):
-    """Notes its calls, and fails where it is told to."""
-
-    calls: list = []
-    fails: dict = {}
-    let_go = threading.Event()
-
-    def __init__(self, place):
-        super().__init__(place)
-        self._note("init")
-
-    @property
-    def where(self):
-        return "here"
-
-    def _note(self, name, *values):
-        if problem := self.fails.get((name, *values[:1]), self.fails.get((name,))):
-            raise problem
-        if name == "stuck":
-            self.let_go.wait(30)
-        self.calls.append((name, *values))
-
-    def log_metrics(self, metrics, step=None):
-        self._note("stuck" if metrics.get("stuck") else "row", step)
-
-    def log_hyperparams(self, params, *args, **kwargs):
-        self._note("settings", params["task.name"])
-
-    def log_pictures(self, pictures, step):
-        self._note("pictures", step, {name: (one.mode, one.getpixel((0, 0))) for name, one in pictures.items()})
-
-    def log_result(self, result, step):
-        self._note("result", step)
-
-    def rewind(self, step):
-        self._note("back", step)
-
-    def finalize(self, status):
-        self._note("end", status)
-
-
-class Other(Noting):
-    calls: list = []
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    Noting.calls, Noting.fails, Noting.let_go, Other.calls, Other.fails = [], {}, threading.Event(), [], {}
+    Noting.forget()
     monkeypatch.setattr(tracks, "tracker_class", {"noting": Noting, "other": Other}.__getitem__)
     (tmp_path / "run").mkdir()
     return tmp_path / "run"

@@ -45,6 +45,7 @@ from patchloom.tasks import AUTO
 from patchloom.tasks.code import label
 from patchloom.tasks.task import Task
 from patchloom.track.names import check_installed, names_of
+from patchloom.track.rest import send_rest
 from patchloom.track.tracks import Tracks
 from patchloom.train.batches import batches_of
 from patchloom.train.device_defaults import device as best_device
@@ -105,6 +106,8 @@ def pretrain(
         if is_given(asked.data):  # others of the same number are called the same
             check_same(folder, opened.train)
         print(f"{folder.path} is finished. {summary}")
+        if not dry_run:
+            send_rest(trackers, folder)
         return Run(folder.path, summary)
 
     # ---- the processes that train together, and the plan that the first of them makes for all: new, or resumed
