@@ -52,7 +52,7 @@ def whole_run(names: list[str], run: Path, said: list[str]) -> None:
     second = Tracks(names, RunFolder(run), said.append)
     second.start(SETTINGS, ROWS[:2])
     second.row(ROWS[2])
-    second.pictures([png(run / "recovered.png", 200)], 8)
+    second.pictures([png(run / "recovered.png", 200)], 8, ended=True)
     second.result(RESULT, 8)
     second.close("success")
 

@@ -2,9 +2,13 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
-from tracked import QUOTED, RESULT, shade, whole_run
+from tracked import QUOTED, RESULT, SETTINGS, shade, whole_run
+
+from patchloom.runs.folder import RunFolder
+from patchloom.track.tracks import Tracks
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +35,36 @@ def test_one_run_that_is_finished(told):
         "id": found[0].info.run_id,
         "step": 8,
         "pictured": 8,
+        "shown": True,
         "ended": True,
+        "setbacks": 0,
     }
+
+
+def test_settings_that_a_start_could_not_send_are_sent_by_the_next(tmp_path, monkeypatch):
+    from mlflow import MlflowClient
+
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    (run := tmp_path / "run").mkdir()
+
+    def told(settings) -> str:
+        said: list[str] = []
+        with Tracks(["mlflow"], RunFolder(run), said.append) as all_of_it:
+            all_of_it.start(settings, [])
+        return " ".join(said)
+
+    with monkeypatch.context() as refused:
+        refused.setattr(MlflowClient, "log_batch", lambda *args, **kwargs: 1 / 0)
+        assert "mlflow is switched off" in told(SETTINGS)
+    # what may differ from start to start is not changed there, which MLflow would refuse
+    for settings in (SETTINGS, replace(SETTINGS, workers=1)):
+        assert "switched off" not in told(settings)
+    note = json.loads((run / "logs" / "mlflow.json").read_text())
+    found = MlflowClient(tracking_uri=(run / "logs" / "mlruns").as_uri()).get_run(note["id"])
+    assert found.data.params["task.mask_ratio"] == "0.75"
+    assert found.data.params["workers"] == "auto"
 
 
 def test_every_row_once_at_its_step(told):

@@ -68,6 +68,6 @@ def test_a_run_that_went_back_has_the_later_numbers(tmp_path):
     with Tracks(["tensorboard"], RunFolder(run), print) as tracks:
         tracks.start(SETTINGS, ROWS[:2])
         tracks.row({"step": "6", "loss": "9"})
-        tracks.back(4)
+        tracks.back([4])
         tracks.row({"step": "6", "loss": "1"})
     assert [(one.step, one.value) for one in read(run).Scalars("loss")] == [(4, 1.25), (6, 1.0)]

@@ -5,63 +5,18 @@ import threading
 import time
 
 import pytest
+from noting import Noting, Other
 from tracked import RESULT, ROWS, SETTINGS, png
 
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.runs.folder import RunFolder
 from patchloom.track import tracks
-from patchloom.track.base import Tracker
 from patchloom.track.tracks import Tracks
-
-
-class Noting(Tracker):
-    """Notes its calls, and fails where it is told to."""
-
-    calls: list = []
-    fails: dict = {}
-    let_go = threading.Event()
-
-    def __init__(self, place):
-        super().__init__(place)
-        self._note("init")
-
-    @property
-    def where(self):
-        return "here"
-
-    def _note(self, name, *values):
-        if problem := self.fails.get((name, *values[:1]), self.fails.get((name,))):
-            raise problem
-        if name == "stuck":
-            self.let_go.wait(30)
-        self.calls.append((name, *values))
-
-    def log_metrics(self, metrics, step=None):
-        self._note("stuck" if metrics.get("stuck") else "row", step)
-
-    def log_hyperparams(self, params, *args, **kwargs):
-        self._note("settings", params["task.name"])
-
-    def log_pictures(self, pictures, step):
-        self._note("pictures", step, dict(pictures))
-
-    def log_result(self, result, step):
-        self._note("result", step)
-
-    def rewind(self, step):
-        self._note("back", step)
-
-    def finalize(self, status):
-        self._note("end", status)
-
-
-class Other(Noting):
-    calls: list = []
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    Noting.calls, Noting.fails, Noting.let_go, Other.calls, Other.fails = [], {}, threading.Event(), [], {}
+    Noting.forget()
     monkeypatch.setattr(tracks, "tracker_class", {"noting": Noting, "other": Other}.__getitem__)
     (tmp_path / "run").mkdir()
     return tmp_path / "run"
@@ -79,7 +34,7 @@ def tell(run, said, names=("noting", "other")):
 def test_all_is_told_in_order(run):
     said = []
     tell(run, said)
-    picture = {"recovered": (run / "recovered.png").read_bytes()}
+    picture = {"recovered": ("RGB", (10, 10, 10))}
     assert Noting.calls == Other.calls
     assert Noting.calls == [
         *(("init",), ("settings", "mae"), ("row", 0), ("row", 4), ("pictures", 4, picture), ("row", 8)),
@@ -93,6 +48,17 @@ def test_what_a_tracker_has_is_not_sent_again(run):
     Noting.calls = []
     tell(run, [], ["noting"])
     assert Noting.calls == [("init",), ("settings", "mae"), ("end", "success")]
+
+
+def test_the_last_pictures_are_sent_though_others_were_at_that_step(run):
+    """A run that stops early may have drawn there on the way; its last pictures are of its best weights."""
+    for _ in range(2):  # the second start is that of a run that was killed at its end: it draws them again
+        with Tracks(["noting"], RunFolder(run), print) as all_of_it:
+            all_of_it.start(SETTINGS, ROWS)
+            all_of_it.pictures([png(run / "recovered.png", 10)], 8)
+            all_of_it.pictures([png(run / "recovered.png", 200)], 8, ended=True)
+    shades = [one[2]["recovered"][1][0] for one in Noting.calls if one[0] == "pictures"]
+    assert shades == [10, 200]
 
 
 def test_one_that_is_asked_for_later_gets_all_rows(run):
@@ -136,11 +102,28 @@ def test_training_does_not_wait_for_one_that_is_stuck(run, monkeypatch):
 def test_a_run_that_went_back_sends_its_rows_again(run):
     with Tracks(["noting"], RunFolder(run), print) as all_of_it:
         all_of_it.start(SETTINGS, ROWS)
-        all_of_it.back(4)
+        all_of_it.back([4])
         all_of_it.row(ROWS[2])
     assert [one[:2] for one in Noting.calls[2:]] == [
         *(("row", 0), ("row", 4), ("row", 8), ("back", 4), ("row", 8), ("end", "success")),
     ]
+
+
+@pytest.mark.parametrize(
+    "known, went_back, back, rows",
+    [(0, [4], [4], [8]), (0, [4, 0], [0], [4, 8]), (1, [0, 4], [4], [8]), (1, [0], [], [])],
+)
+def test_setbacks_without_the_tracker_are_made_good_at_its_next_start(known, went_back, back, rows, run):
+    """A start without --log may go back, and any may be killed before its trackers hear of it."""
+    with Tracks(["noting"], RunFolder(run), print) as all_of_it:
+        all_of_it.start(SETTINGS, [], went_back[:known])
+        for row in ROWS:
+            all_of_it.row(row)
+    for expected in ([*back, *rows], []):  # each setback is made good once
+        Noting.calls = []
+        with Tracks(["noting"], RunFolder(run), print) as all_of_it:
+            all_of_it.start(SETTINGS, ROWS, went_back)
+        assert [one[1] for one in Noting.calls if one[0] in ("back", "row")] == expected
 
 
 @pytest.mark.parametrize("problem, status", [(Stopped("s"), "aborted"), (PatchloomError("p"), "failed")])

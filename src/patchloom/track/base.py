@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_fabric.loggers import Logger
+from PIL.Image import Image
 
 from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
@@ -25,13 +26,17 @@ class Sent:
         id: by which the tracker knows the run; "" before it has one.
         step: of the last row of ``metrics.csv`` that it took; -1 before the first.
         pictured: step of the last pictures; -1 before the first.
+        shown: whether it has the pictures of the run's end.
         ended: whether it has the result.
+        setbacks: of the run that it knows of.
     """
 
     id: str = ""
     step: int = -1
     pictured: int = -1
+    shown: bool = False
     ended: bool = False
+    setbacks: int = 0
 
 
 class Place(NamedTuple):
@@ -90,8 +95,8 @@ class Tracker(Logger):
         """Where people see it, in a few words."""
 
     @abstractmethod
-    def log_pictures(self, pictures: Mapping[str, bytes], step: int) -> None:
-        """Take PNG files by name, as they are after so many steps."""
+    def log_pictures(self, pictures: Mapping[str, Image], step: int) -> None:
+        """Take pictures in RGB by name, as they are after so many steps."""
 
     @abstractmethod
     def log_result(self, result: Result, step: int) -> None:
@@ -109,10 +114,12 @@ def read_sent(path: Path) -> Sent:
     """
     try:
         found = json.loads(path.read_text("utf-8"))
-        return Sent(str(found["id"]), int(found["step"]), int(found["pictured"]), bool(found["ended"]))
+        shown, setbacks = bool(found.get("shown", False)), int(found.get("setbacks", 0))
+        steps = int(found["step"]), int(found["pictured"])
+        return Sent(str(found["id"]), *steps, shown, bool(found["ended"]), setbacks)
     except FileNotFoundError:
         return Sent()
-    except (OSError, ValueError, LookupError, TypeError) as problem:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as problem:
         raise PatchloomError(f"{path} is damaged: delete it, and a new run begins there") from problem
 
 

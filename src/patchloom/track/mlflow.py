@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -11,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from PIL import Image
+from PIL.Image import Image
 
 from patchloom.track.base import PROJECT, Place, Result, Tracker, scores_of
 
@@ -40,7 +39,6 @@ class MLflow(Tracker):
 
         self.metric, self.param = Metric, Param
         self.client = MlflowClient(tracking_uri=self.uri)
-        self.begun = not place.sent.id
         if place.sent.id:
             self.client.update_run(place.sent.id, status="RUNNING")
             return
@@ -65,15 +63,18 @@ class MLflow(Tracker):
         self.client.log_batch(self.version, metrics=found)
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Take the settings, which cannot be changed there by a run that goes on."""
-        if self.begun:
-            found = [self.param(name, str(value)[:_LONGEST]) for name, value in dict(params).items()]
+        """Take the settings that the run does not have there: what it has cannot be changed.
+
+        The server is asked for these. It knows them best: a start may have failed, or been killed, before it sent them.
+        """
+        known = self.client.get_run(self.version).data.params
+        found = [self.param(name, str(value)[:_LONGEST]) for name, value in dict(params).items() if name not in known]
+        if found:
             self.client.log_batch(self.version, params=found)
 
-    def log_pictures(self, pictures: Mapping[str, bytes], step: int) -> None:
+    def log_pictures(self, pictures: Mapping[str, Image], step: int) -> None:
         """See `Tracker`."""
-        for name, png in pictures.items():
-            image = Image.open(io.BytesIO(png)).convert("RGB")
+        for name, image in pictures.items():
             self.client.log_image(self.version, image, artifact_file=f"pictures/{name}-{step:08}.png")
 
     def log_result(self, result: Result, step: int) -> None:

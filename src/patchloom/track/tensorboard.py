@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from lightning_fabric.loggers import TensorBoardLogger
-from PIL import Image
+from PIL.Image import Image
 
 from patchloom.track.base import Place, Result, Tracker, scores_of, table_of
 
@@ -53,11 +52,10 @@ class TensorBoard(Tracker):
         self.logger.experiment.add_text("settings", table_of(rows), 0)
         self.logger.experiment.flush()
 
-    def log_pictures(self, pictures: Mapping[str, bytes], step: int) -> None:
+    def log_pictures(self, pictures: Mapping[str, Image], step: int) -> None:
         """See `Tracker`."""
-        for name, png in pictures.items():
-            pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
-            self.logger.experiment.add_image(f"pictures/{name}", pixels, step, dataformats="HWC")
+        for name, image in pictures.items():
+            self.logger.experiment.add_image(f"pictures/{name}", np.asarray(image), step, dataformats="HWC")
         self.logger.experiment.flush()
 
     def log_result(self, result: Result, step: int) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import os
 import uuid
 from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from PIL import Image
+from PIL.Image import Image
 
 from patchloom.track.base import PROJECT, Place, Result, Tracker, scores_of
 
@@ -49,12 +48,9 @@ class Trackio(Tracker):
         """Take the settings, which go with the first numbers."""
         self.run.config.update({name: str(value) for name, value in dict(params).items()})
 
-    def log_pictures(self, pictures: Mapping[str, bytes], step: int) -> None:
+    def log_pictures(self, pictures: Mapping[str, Image], step: int) -> None:
         """See `Tracker`."""
-        images = {
-            f"pictures/{name}": self.trackio.Image(Image.open(io.BytesIO(png)).convert("RGB"))
-            for name, png in pictures.items()
-        }
+        images = {f"pictures/{name}": self.trackio.Image(image) for name, image in pictures.items()}
         self.run.log(images, step=step)
 
     def log_result(self, result: Result, step: int) -> None:

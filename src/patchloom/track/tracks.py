@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from PIL import Image
 
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.runs.folder import RunFolder
@@ -47,12 +50,13 @@ class Tracks:
         stopped = kind is not None and issubclass(kind, Stopped | KeyboardInterrupt)
         self.close("success" if kind is None else "aborted" if stopped else "failed")
 
-    def start(self, settings: Settings, rows: Sequence[Mapping[str, str]]) -> None:
+    def start(self, settings: Settings, rows: Sequence[Mapping[str, str]], went_back: Sequence[int] = ()) -> None:
         """Begin with the settings, and with the rows that a tracker has not taken yet.
 
         Args:
             settings: resolved.
             rows: of ``metrics.csv`` so far.
+            went_back: steps to which the run went back so far, which it may have done in a start without a tracker.
         """
         self._senders = [one for name in self.names if (one := self._sender(name)) is not None]
         if not self._senders:
@@ -62,6 +66,7 @@ class Tracks:
         for one in self._senders:
             if one.where:
                 self.say(f"  {one.name}: {one.where}")
+            one.send(partial(_back, went_back=tuple(went_back)))
             one.send(partial(_settings, values=dict(_by_name(settings.plain()))))
             for row in rows:
                 one.send(partial(_row, row=dict(row)))
@@ -73,19 +78,26 @@ class Tracks:
             one.send(partial(_row, row=dict(row)))
         self._look()
 
-    def pictures(self, files: Sequence[Path], step: int) -> None:
-        """Send PNG files, as they are now, after so many steps."""
+    def pictures(self, files: Sequence[Path], step: int, ended: bool = False) -> None:
+        """Send PNG files, as they are now.
+
+        Args:
+            files: of any kind; others than PNG stay here.
+            step: after which they were drawn.
+            ended: the run has. They may be of other weights than pictures of the same step: an early stop goes back to
+                the best ones.
+        """
         if not self._senders:
             return
         found = {path.stem: path.read_bytes() for path in files if path.suffix == ".png"}
         for one in self._senders:
-            one.send(partial(_pictures, pictures=found, step=step))
+            one.send(partial(_pictures, pictures=found, step=step, ended=ended))
         self._look()
 
-    def back(self, step: int) -> None:
-        """Tell that the run went back to after ``step``, and does the rest again."""
+    def back(self, went_back: Sequence[int]) -> None:
+        """Tell to after which steps the run went back so far, the last time just now; it does the rest again."""
         for one in self._senders:
-            one.send(partial(_back, step=step))
+            one.send(partial(_back, went_back=tuple(went_back)))
 
     def result(self, result: Result, step: int) -> None:
         """Send what the run says at its end."""
@@ -158,19 +170,24 @@ def _row(tracker: Tracker, row: Mapping[str, str]) -> None:
         tracker.place.keep()
 
 
-def _pictures(tracker: Tracker, pictures: Mapping[str, bytes], step: int) -> None:
+def _pictures(tracker: Tracker, pictures: Mapping[str, bytes], step: int, ended: bool) -> None:
     sent = tracker.place.sent
-    if step > sent.pictured:
-        tracker.log_pictures(pictures, step)
-        sent.pictured = step
+    if not sent.shown if ended else step > sent.pictured:
+        images = {name: Image.open(io.BytesIO(png)).convert("RGB") for name, png in pictures.items()}
+        tracker.log_pictures(images, step)
+        sent.pictured, sent.shown = step, ended
         tracker.place.keep()
 
 
-def _back(tracker: Tracker, step: int) -> None:
-    """Have what comes after ``step`` taken again: with another learning rate it will be other numbers."""
+def _back(tracker: Tracker, went_back: tuple[int, ...]) -> None:
+    """Have what came after setbacks that the tracker does not know of taken again: the learning rate is another."""
     sent = tracker.place.sent
-    sent.step, sent.pictured = min(sent.step, step), min(sent.pictured, step)
-    tracker.rewind(step)
+    if len(went_back) <= sent.setbacks:
+        return
+    step, sent.setbacks = min(went_back[sent.setbacks :]), len(went_back)
+    if max(sent.step, sent.pictured) > step:
+        sent.step, sent.pictured = min(sent.step, step), min(sent.pictured, step)
+        tracker.rewind(step)
     tracker.place.keep()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import netrc
 import os
 import uuid
@@ -12,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from PIL import Image
+from PIL.Image import Image
 
 from patchloom.track.base import PROJECT, Place, Result, Tracker, scores_of
 
@@ -60,12 +59,9 @@ class WandB(Tracker):
         """Take the settings."""
         self.run.config.update(dict(params), allow_val_change=True)
 
-    def log_pictures(self, pictures: Mapping[str, bytes], step: int) -> None:
+    def log_pictures(self, pictures: Mapping[str, Image], step: int) -> None:
         """See `Tracker`."""
-        images = {
-            f"pictures/{name}": self.wandb.Image(Image.open(io.BytesIO(png)).convert("RGB"))
-            for name, png in pictures.items()
-        }
+        images = {f"pictures/{name}": self.wandb.Image(image) for name, image in pictures.items()}
         self.run.log({**images, "step": step})
 
     def log_result(self, result: Result, step: int) -> None:

@@ -27,6 +27,7 @@ from patchloom.runs.record import digest_of_record
 from patchloom.runs.settings import Settings
 from patchloom.sound import in_words
 from patchloom.track.base import Result
+from patchloom.track.rest import Ending, write_ending
 from patchloom.track.tracks import Tracks
 from patchloom.train.best import said_of
 from patchloom.train.closing import closing_sentence
@@ -96,7 +97,7 @@ class FinalEvaluation(NamedTuple):
         save_encoder(task.encoder, card, folder.encoder)
         measure = measure or validation.run(device, precision)[0]
         pictures = draw_run(validation, folder, self.settings, measure, place, device, ended=True)
-        self.tracks.pictures(pictures, state.step)
+        self.tracks.pictures(pictures, state.step, ended=True)
         folder.note_unreadable(sorted(validation.unreadable))
         if count := len(folder.unreadable_names()):
             files = "file" if count == 1 else "files"
@@ -111,9 +112,10 @@ class FinalEvaluation(NamedTuple):
         self.reporter.say(f"Pictures: {folder.pictures}. Encoder: {folder.encoder}{also}.")
         folder.check_lock()
         write_health(folder.path, health)
-        self.tracks.result(
-            Result(str(health), summary, [_plain(row) for one in reports for row in one.quoted]), state.step
-        )
+        result = Result(str(health), summary, [_plain(row) for one in reports for row in one.quoted])
+        if self.tracks.names:  # before the run is finished: whoever is killed while trackers take it sends the rest
+            write_ending(Ending(state.step, state.went_back, [file.name for file in pictures], result), folder)
+        self.tracks.result(result, state.step)
         write_whole(folder.summary, summary + "\n")
         return summary
 

@@ -45,6 +45,7 @@ from patchloom.tasks import AUTO
 from patchloom.tasks.code import label
 from patchloom.tasks.task import Task
 from patchloom.track.names import check_installed, names_of
+from patchloom.track.rest import send_rest
 from patchloom.track.tracks import Tracks
 from patchloom.train.batches import batches_of
 from patchloom.train.best import said_of
@@ -106,6 +107,8 @@ def pretrain(
         if is_given(asked.data):  # others of the same number are called the same
             check_same(folder, opened.train)
         print(f"{folder.path} is finished. {summary}")
+        if not dry_run:
+            send_rest(trackers, folder)
         return Run(folder.path, summary)
 
     # ---- the processes that train together, and the plan that the first of them makes for all: new, or resumed
@@ -235,7 +238,7 @@ def train(
             reporter.say(f"  {reason}: torch's go on, and last digits differ")
         if fabric.is_global_zero:
             folder.write_metrics(state.rows)  # the run may have been killed between its checkpoint and this
-        tracks.start(settings, state.rows)
+        tracks.start(settings, state.rows, state.went_back)
     else:
         state = TrainState(steps=steps)
         tracks.start(settings, [])
@@ -296,7 +299,7 @@ def train(
                 reading.close()
                 batches = None
                 state = go_back(folder, stepper, state, unreadable, reporter)
-                tracks.back(state.step)
+                tracks.back(state.went_back)
                 journal.start(state)
                 smallest, saved = each, time.perf_counter()
             elif stopping or ended:

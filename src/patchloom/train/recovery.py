@@ -79,7 +79,7 @@ def go_back(
             f"{settings.blr:g}), or with --precision float32; {folder.skipped} names the images"
         )
     earlier = restored_state(folder, stepper, reporter) or TrainState()  # there is one: a run begins with a checkpoint
-    earlier.setbacks = setbacks
+    earlier.setbacks, earlier.went_back = setbacks, [*state.went_back, earlier.step]
     reporter.say(
         f"  not finite any more at step {done:,}: going back to step {earlier.step:,}, with ×"
         f"{earlier.factor:g} the learning rate from there on ({setbacks} of at most {_MAX_SETBACKS} times)"

@@ -1,0 +1,57 @@
+"""Trackers that note what they are told."""
+
+import threading
+
+from patchloom.track.base import Tracker
+
+
+class Noting(Tracker):
+    """Notes its calls, and fails where it is told to."""
+
+    calls: list = []
+    fails: dict = {}
+    let_go = threading.Event()
+
+    def __init__(self, place):
+        super().__init__(place)
+        self._note("init")
+
+    @property
+    def where(self):
+        return "here"
+
+    @staticmethod
+    def forget():
+        """Begin anew, as every test does."""
+        Noting.calls, Noting.fails, Noting.let_go, Other.calls, Other.fails = [], {}, threading.Event(), [], {}
+
+    def _note(self, name, *values):
+        if problem := self.fails.get((name, *values[:1]), self.fails.get((name,))):
+            raise problem
+        if name == "stuck":
+            self.let_go.wait(30)
+        self.calls.append((name, *values))
+
+    def log_metrics(self, metrics, step=None):
+        self._note("stuck" if metrics.get("stuck") else "row", step)
+
+    def log_hyperparams(self, params, *args, **kwargs):
+        self._note("settings", params["task.name"])
+
+    def log_pictures(self, pictures, step):
+        self._note("pictures", step, {name: (one.mode, one.getpixel((0, 0))) for name, one in pictures.items()})
+
+    def log_result(self, result, step):
+        self._note("result", step)
+
+    def rewind(self, step):
+        self._note("back", step)
+
+    def finalize(self, status):
+        self._note("end", status)
+
+
+class Other(Noting):
+    """Another one, with calls and failures of its own."""
+
+    calls: list = []
