@@ -60,8 +60,10 @@ class Plan(NamedTuple):
 
     def with_chosen(self, task: Task) -> Plan:
         """With what the task's own options that were ``auto`` became, and its views."""
-        values = {name: value for name, (value, _) in task.chosen.items()}
-        reasons = {f"task.{name}": why for name, (_, why) in task.chosen.items()}
+        # a class of the user's own that derives from ours may not take all of its options
+        chosen = {name: one for name, one in task.chosen.items() if name in self.settings.task}
+        values = {name: value for name, (value, _) in chosen.items()}
+        reasons = {f"task.{name}": why for name, (_, why) in chosen.items()}
         settings = replace(self.settings, task=self.settings.task | values)
         return self._replace(settings=settings, reasons=self.reasons | reasons, views=task.views)
 
