@@ -89,9 +89,10 @@ class FinalEvaluation(NamedTuple):
         for name, module in extra.items():
             save_extra_module(module, folder.encoder.with_name(f"{name}.safetensors"))
         uses = {name: module.use for name, module in extra.items()}
-        best, steps, weights, place = state.best, state.steps, "", (1, 1)
+        best, place = state.best, (1, 1)
+        weights = "" if self.settings.patience is None else said_of(best, state.step, state.steps, self.settings)
         if best.chosen:
-            weights, place = said_of(best, state.step, steps, self.settings), (best.step, steps)
+            place = best.step, state.steps
             measure = measure if best.step == state.step else None  # which is of the last weights
         card = replace(self.card, trained_on=digest_of_record(folder.trained_on), extra_modules=uses, note=weights)
         save_encoder(task.encoder, card, folder.encoder)

@@ -48,7 +48,6 @@ from patchloom.track.names import check_installed, names_of
 from patchloom.track.rest import send_rest
 from patchloom.track.tracks import Tracks
 from patchloom.train.batches import batches_of
-from patchloom.train.best import said_of
 from patchloom.train.device_defaults import device as best_device
 from patchloom.train.ended import Run
 from patchloom.train.failures import explained
@@ -177,8 +176,6 @@ def pretrain(
             validation.task = load_task(folder.path).task.to(fabric.device)
         elif state.best.chosen:
             restore(state.best.weights, pretext)
-        if plan.settings.patience is not None and not state.best.chosen:
-            reporter.say(said_of(state.best, state.step, state.steps, plan.settings))
         about = validation, card, folder, reporter, opened, training, plan.held_out, plan.settings
         final = FinalEvaluation(*about, tracks)
         precision = partial(autocast, fabric.device.type, plan.settings.precision)
