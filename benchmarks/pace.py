@@ -26,7 +26,7 @@ class Stepper:
         asked = request(data, task, {"workers": 0, "epochs": 1, **settings})
         self.settings, _ = resolve(asked, len(training), channels, stats)
         self.fabric = launch(self.settings.device)
-        self.task = prepare_task(self.settings, stats.mean, stats.std)
+        self.task = prepare_task(self.settings, stats)
         optimizer = build_optimizer(self.task, 0.05, self.settings.device)
         self.net, self.optimizer = self.fabric.setup(self.task, optimizer)
         self.stats, self.count = stats, steps

@@ -1,0 +1,177 @@
+"""The study of the papers' claims: what it decides, in which order it makes its runs, and that it goes on."""
+
+import subprocess
+from pathlib import Path
+
+import claims
+import claims_page
+import claims_runs
+import numpy as np
+import pytest
+from claims_declared import ARMS, CLAIMS, MEASURES, SAME, SCRATCH, SEEDS
+from claims_judge import CONTRADICTED, HOLDS, UNDECIDED, Noise, decide, noise_of
+from claims_runs import Study, needed
+from PIL import Image
+
+from patchloom.runs.settings import request
+
+
+def drawn(rng: np.random.Generator, share: float, moved: float, n: int = 1000) -> np.ndarray:
+    """[s n] right answers by lot, of a share that each seed moves."""
+    shares = np.clip(share + moved * rng.standard_normal((SEEDS, 1)), 0, 1)
+    return rng.random((SEEDS, n)) < shares
+
+
+def test_where_nothing_differs_few_comparisons_are_decided() -> None:
+    rng = np.random.default_rng(0)
+    decided = 0
+    for _ in range(100):
+        arms = {str(number): drawn(rng, 0.4, 0.02) for number in range(6)}
+        noise = noise_of(arms)
+        found = [decide(arms[one], arms[other], noise, draws=400) for one, other in ("01", "23", "45")]
+        decided += sum(one.verdict != UNDECIDED for one in found)
+    assert decided <= 25  # of 300; 15 are expected at 5 %, and more than 25 in 1 of 200 such tests
+
+
+def test_what_a_difference_is() -> None:
+    rng = np.random.default_rng(0)
+    good, bad = drawn(rng, 0.6, 0.005), drawn(rng, 0.4, 0.005)
+    noise = noise_of({"good": good, "bad": bad})
+    up, down = decide(good, bad, noise), decide(bad, good, noise)
+    assert (up.verdict, down.verdict) == (HOLDS, CONTRADICTED)
+    assert up.points == pytest.approx(good.mean() - bad.mean()) == pytest.approx(-down.points)
+    assert up.each == pytest.approx(good.mean(1) - bad.mean(1)) and up.low < up.points < up.high
+    assert up.could_see == pytest.approx((up.high - up.low) / 2)
+    assert decide(good, good, noise).points == 0 and decide(good, good, noise).verdict == UNDECIDED
+
+
+def test_an_interval_is_as_wide_as_students() -> None:
+    """Without images' share in it: t for the degrees of freedom, times the deviation of a difference of two means."""
+    rng = np.random.default_rng(0)
+    one, other = (np.full((SEEDS, 4), value) for value in (1.0, 0.0))
+    found = decide(one, other, Noise(0.01 * rng.standard_normal(5000), 2), draws=20_000)
+    assert found.could_see == pytest.approx(4.303 * 0.01 * np.sqrt(2 / SEEDS), rel=0.05)
+
+
+def test_two_arms_that_seeds_move_more_than_others_have_a_wider_interval() -> None:
+    rng = np.random.default_rng(0)
+    still = {str(number): drawn(rng, 0.4, 0.0) for number in range(10)}
+    wild = np.stack([rng.random(1000) < share for share in (0.2, 0.4, 0.6)])
+    noise = noise_of(still)
+    assert decide(wild, still["0"], noise).could_see > 2 * decide(still["1"], still["0"], noise).could_see
+
+
+def test_one_arm_says_nothing_of_the_noise() -> None:
+    with pytest.raises(ValueError, match="two arms and two seeds"):
+        noise_of({"one": np.ones((SEEDS, 5), bool)})
+
+
+def test_every_claim_compares_arms_that_are_measured_so() -> None:
+    for claim in CLAIMS.values():
+        assert claim.comparisons and set(claim.beside) <= set(MEASURES)
+        for one in claim.comparisons:
+            assert one.measure in ARMS[one.better].measures and one.measure in ARMS[one.worse].measures
+            assert one.better != one.worse
+    assert {arm for claim in CLAIMS.values() for arm in claim.arms} == set(ARMS)
+
+
+@pytest.mark.parametrize("arm", [name for name, of in ARMS.items() if of.task])
+def test_every_arm_is_a_task_with_its_options(arm: str, tmp_path: Path) -> None:
+    task = dict(ARMS[arm].task) | ({"features_of": str(tmp_path)} if ARMS[arm].teacher else {})
+    asked = request(str(tmp_path), task, {**SAME, "epochs": 1})
+    assert asked.task["name"] == task["name"] and asked.batch_size == SAME["batch_size"]
+
+
+def test_what_an_arm_needs_comes_before_it() -> None:
+    jobs = claims.jobs_of(list(CLAIMS))
+    assert len(set(jobs)) == len(jobs) == SEEDS * len(ARMS)
+    for place, job in enumerate(jobs):
+        assert all(jobs.index(before) < place for before in needed(*job))
+    assert needed("mae and mae", SEEDS - 1) == [("mae", SEEDS - 1), ("mae", 0)]
+    assert claims.jobs_of(["features"])[:2] == [("mae", 0), ("features of mae", 0)]
+
+
+class Done(subprocess.Popen):
+    """A process that has ended, and has left what it should."""
+
+    def __init__(self, study: Study, job: tuple[str, int], code: int) -> None:
+        self.returncode = code
+        for measure in ARMS[job[0]].measures if not code else ():
+            claims_runs.keep(study.right(*job, measure), np_right())
+
+    def poll(self) -> int:
+        return self.returncode
+
+    def __del__(self) -> None:
+        pass
+
+
+def np_right(n: int = 50):
+    import torch
+
+    return torch.rand(n) < 0.5
+
+
+def test_what_fails_keeps_only_what_needs_it_from_being_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    made: list[tuple[str, int]] = []
+
+    def one(study: Study, job: tuple[str, int]) -> Done:
+        made.append(job)
+        return Done(study, job, 1 if job == ("mae", 1) else 0)
+
+    monkeypatch.setattr(claims, "one", one)
+    monkeypatch.setattr(claims.time, "sleep", lambda _: None)
+    study, jobs = Study(tmp_path), claims.jobs_of(["features", "lut"])
+    failed = claims.make_all(study, jobs, 2)
+    assert set(failed) == {("mae", 1), ("features of mae", 1)}
+    assert ("features of mae", 1) not in made and len(made) == len(jobs) - 1
+    assert "mae, seed 1: failed, see" in capsys.readouterr().out
+    monkeypatch.setattr(claims, "one", lambda study, job: made.append(job) or Done(study, job, 0))
+    made.clear()
+    assert claims.make_all(study, jobs, 2) == [] and set(made) == set(failed)
+    claims_page.write_page(study, tmp_path / "claims.md")
+    text = (tmp_path / "claims.md").read_text()
+    assert "| few | lut | mae | " in text and "not run yet" in text
+    assert all(len(line) <= 120 for line in text.splitlines() if not line.startswith("|"))
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes, six images of each and part."""
+    out, rng = tmp_path_factory.mktemp("cifar"), np.random.default_rng(0)
+    for part in ("train", "test"):
+        for name in ("cat", "dog"):
+            (place := out / part / name).mkdir(parents=True)
+            for number in range(40):
+                Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(place / f"{number}.png")
+    return out
+
+
+def test_the_study_makes_what_is_missing_and_nothing_else(
+    cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = {"few": {"epochs": 1, "max_train": 20}, "all": {"epochs": 1}}
+    study = Study(tmp_path, epochs=1, images=36, lengths=lengths)
+    claims_runs.copy_images(study, cifar)
+    assert len(list((tmp_path / "images").iterdir())) == 72
+    for job in [("mae", 0), (SCRATCH, 0)]:
+        claims_runs.make(study, *job)
+        assert study.is_done(*job)
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npy")}
+    assert {np.load(path).shape for path in kept} == {(72,)} and len(kept) == 4 + 2 + 2  # and two of the untrained
+    study.right("mae", 0, "knn").unlink()
+    monkeypatch.setattr(claims_runs, "finetune", None)  # so that calling it fails
+    for job in [("mae", 0), (SCRATCH, 0)]:
+        claims_runs.make(study, *job)
+    assert study.is_done("mae", 0)
+    changed = [path.stem for path, before in kept.items() if path.stat().st_mtime_ns != before]
+    assert set(changed) <= {"knn", "linear"}
+    assert set(study.label_free("mae", 0).read_text().split('"')[1::2]) >= {"RankMe", "LiDAR"}
+
+
+def test_images_that_are_too_few_are_said(cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["claims.py", "lut", "--data", str(cifar), "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        claims.main()
