@@ -6,21 +6,24 @@
     python benchmarks/claims.py droppos mp3 --jobs 1          # some of them
     python benchmarks/claims.py --table                       # trains nothing: claims.md from what is there
 
-`claims_declared.py` says what is claimed and compared, `claims_judge.py` how it is decided. What is in ``--out`` is
-read and not made again, so a study that was stopped or killed goes on with the same command, and a run of it
-where it was.
+`claims_arms.py` says what is trained, `claims_declared.py` what is claimed and compared, `claims_judge.py` how it is
+decided. What is in ``--out`` is read and not made again, so a study that was stopped or killed goes on with the same
+command, and a run of it where it was.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from claims_declared import ARMS, CLAIMS, SEEDS
+from claims_arms import ARMS, SEEDS
+from claims_declared import CLAIMS
+from claims_page import write_page
 from claims_runs import Study, copy_images, make, needed, plain
 
 from patchloom.errors import PatchloomError
@@ -112,13 +115,12 @@ def main() -> None:
             print(f"{'there  ' if study.is_done(arm, seed) else 'missing'} {arm}, seed {seed}: {ARMS[arm]}")
         return None
     if not args.table:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the runs end with it
         try:
             copy_images(study, args.data)
         except PatchloomError as problem:
             parser.error(str(problem))
         failed = make_all(study, jobs, args.jobs)
-    from claims_page import write_page
-
     write_page(study, args.page)
     if not args.table and failed:
         sys.exit(f"{len(failed)} could not be made: {', '.join(f'{arm}, seed {seed}' for arm, seed in failed)}")

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import json
+import csv
+import statistics
 import textwrap
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
-from claims_declared import ARMS, CLAIMS, MEASURES, SAME, SCRATCH, SEEDS, Claim
+from claims_arms import ARMS, MEASURES, SAME, SCRATCH, SEEDS
+from claims_declared import CLAIMS, Claim
+from claims_free import free_section, free_summary
 from claims_judge import CONTRADICTED, HOLDS, UNDECIDED, Decided, Noise, decide, noise_of
-from claims_runs import UNTRAINED, Study
-from label_free import by_tasks, spearman
+from claims_runs import Study
 
-from patchloom.evaluate.label_free.rows import MEASURES as LABEL_FREE
 from patchloom.files import write_whole
 from patchloom.machine import processor
+from patchloom.runs.sealed import read_sealed
 
 # [s n] which test images are right, by arm
 Scores = Mapping[str, np.ndarray]
 NOT_RUN = "not run yet"
+UNREST = 1.5  # so many times the spread of other arms is told
 
 
 def write_page(study: Study, page: Path) -> None:
@@ -31,9 +34,9 @@ def write_page(study: Study, page: Path) -> None:
     found = {name: decided(claim, scores, noises) for name, claim in CLAIMS.items()}
     for name, claim in CLAIMS.items():
         print(f"{claim.title}: {verdict_of(found[name])}")
-    sections = [section(claim, found[name], scores) for name, claim in CLAIMS.items()]
-    labels = predicted(study, scores)
-    text = [beginning(study), summary(found), *sections, labels, noise_section(noises, found)]
+    sections = [section(study, claim, found[name], scores) for name, claim in CLAIMS.items()]
+    text = [beginning(study), summary(study, found, scores), *sections, free_section(study, scores)]
+    text += [arms_section(study), noise_section(noises, found)]
     write_whole(page, "\n\n".join(wrapped(part) for part in text if part) + "\n")
 
 
@@ -46,13 +49,13 @@ def wrapped(text: str) -> str:
 
 def scores_of(study: Study, measure: str) -> Scores:
     """Of every arm that has this measure with every seed."""
-    found = {arm: study.read(arm, measure) for arm in [*ARMS, UNTRAINED]}
+    found = {arm: study.read(arm, measure) for arm in ARMS}
     return {arm: right for arm, right in found.items() if right is not None}
 
 
 def trained(scores: Scores) -> Scores:
     """Those whose seeds are independent of those of all others: neither an ensemble nor another use of an encoder."""
-    return {arm: right for arm, right in scores.items() if arm in ARMS and (ARMS[arm].task or arm == SCRATCH)}
+    return {arm: right for arm, right in scores.items() if ARMS[arm].task or arm == SCRATCH}
 
 
 def decided(claim: Claim, scores: Mapping[str, Scores], noises: Mapping[str, Noise]) -> list[Decided | None]:
@@ -87,53 +90,103 @@ python benchmarks/claims.py droppos mp3      # some of it
 python benchmarks/claims.py --table          # this page again, from what is there
 ```
 
-This page is written by `claims.py`: what is claimed and compared stands in `claims_declared.py`, and was fixed before
-the runs. Written {datetime.now(timezone.utc):%Y-%m-%d}, {processor("model name")}, two runs at a time with one thread
-each.
+This page is written by `claims.py`. What is trained stands in `claims_arms.py`, what is claimed in
+`claims_declared.py`, and how it is decided in `claims_judge.py`; all of it was fixed while the first seed of the first
+claim was running, before any comparison had a second one. Written {datetime.now(timezone.utc):%Y-%m-%d} on a machine
+with an {processor("model name")} without AVX512, two runs at a time with one thread each.
 
-**Everything here is small.** ViTs of width {model["embed_dim"]} and depth {model["depth"]} (0.46 M parameters), images
-of {SAME["img_size"]} pixels in patches of {SAME["patch_size"]} (64 positions, as in MP3's runs on CIFAR-100);
-{study.epochs:g} epochs of {10 * study.images:,} of CIFAR-10's training images without labels, in batches of
+**Everything here is small.** ViTs of width {model["embed_dim"]} and depth {model["depth"]}, images of
+{SAME["img_size"]} pixels in patches of {SAME["patch_size"]} (64 positions, as in MP3's runs on CIFAR-100);
+{study.epochs:g} epochs of {9.8 * study.images:,.0f} of CIFAR-10's training images without labels, in batches of
 {SAME["batch_size"]}, where the papers train for hundreds of epochs of a million images. So a verdict says what holds
-*at the beginning of a training*, and an effect that needs a longer one cannot be seen. {SEEDS} seeds of everything: weights, held-out images, draws, and
-the fine-tuning. Measured on {10 * study.images:,} test images: {measures}. Fine-tuning is `patchloom evaluate finetune`
-with the recipe `small`, 20 epochs of 500 labelled images or 4 of all; frozen features are the mean of the patch tokens.
+*at the beginning of a training*, and an effect that needs a longer one cannot be seen. {SEEDS} seeds of everything:
+weights, held-out images, draws, and the fine-tuning; but one set of training and test images, so that nothing here
+speaks of other data.
+
+Measured on {10 * study.images:,} test images: {measures}. The labelled images are those of the pre-training.
+Fine-tuning is `patchloom evaluate finetune` with the recipe `small`, 20 epochs of 500 images or 4 of 5,000.
 
 **The rule.** Differences are paired over seeds and over test images. A comparison **holds** where the 95 % interval of
-the difference lies above zero, is **contradicted** where it lies below, and is **undecided** otherwise; then the last
-column says how large the difference would have had to be. Intervals are bootstraps over test images, and over seeds
-with the spread that all arms have in common; three seeds alone would give none (`claims_judge.py` says why)."""
+the difference lies above zero, is **contradicted** where it lies below, and is **undecided** otherwise. The last column
+says which true difference four of five such studies would tell from zero. Intervals are bootstraps over test images,
+and over seeds with the spread that all arms have in common; three seeds alone would give none."""
 
 
-def summary(found: Mapping[str, list[Decided | None]]) -> str:
+def summary(study: Study, found: Mapping[str, list[Decided | None]], scores: Mapping[str, Scores]) -> str:
     """A row a claim."""
-    lines = ["## Verdicts", "", "| claim | published | measured, points | verdict |", "| --- | --- | --- | --- |"]
+    lines = ["## Verdicts", "", f"Accuracies in %: mean over {SEEDS} seeds, and their range.", ""]
+    lines += ["| claim | published | measured | verdict |", "| --- | --- | --- | --- |"]
     for name, claim in CLAIMS.items():
-        there = [one.points for one in found[name] if one is not None]
-        measured = f"{len(there)} differences of {min(there):+.1%} to {max(there):+.1%}" if there else ""
-        measured = measured.replace("%", "") + f", {SEEDS} seeds" * bool(there)
+        measure = claim.comparisons[0].measure
+        cells = {arm: mean_and_range(scores[measure].get(arm)) for arm in claim.arms}
+        measured = "; ".join(f"{arm} {cell}" for arm, cell in cells.items() if cell)
+        measured = f"`{measure}`: {measured}" * bool(measured)
         lines.append(f"| {claim.title} | {claim.published} | {measured} | {verdict_of(found[name])} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *free_summary(study, scores)])
 
 
-def section(claim: Claim, found: list[Decided | None], scores: Mapping[str, Scores]) -> str:
+def section(study: Study, claim: Claim, found: list[Decided | None], scores: Mapping[str, Scores]) -> str:
     """A claim: a row a comparison, then what else was measured of its arms."""
     lines = [f"## {claim.title}", "", f"{claim.source}. {claim.published}", "", f"Tested: {claim.hypothesis}", ""]
-    lines += ["| measure | said to be better | than | difference | by seed | verdict | could see |"]
+    lines += ["| measure | said to be better | than | difference, points | by seed | verdict | could see |"]
     lines += ["| --- | --- | --- | --- | --- | --- | --- |"]
+    notes: dict[str, None] = {}
     for one, its in zip(claim.comparisons, found, strict=True):
         cells = [NOT_RUN, "", "", ""]
         if its is not None:
             each = ", ".join(f"{100 * value:+.1f}" for value in its.each)
             interval = f"{100 * its.points:+.1f} [{100 * its.low:+.1f}, {100 * its.high:+.1f}]"
-            cells = [interval, each, f"**{its.verdict}**", f"{100 * its.could_see:.1f}"]
+            mark = ""
+            if its.unrest > UNREST:
+                mark += " ¹"
+                notes[f"¹ Seeds move this difference more than {UNREST:g} times as far as others: see the end."] = None
+            if unlearnt(study, (one.better, one.worse)):
+                mark += " ²"
+                notes["² The verdict on a run of one of the two is that its task is not learnt at this length."] = None
+            cells = [interval, each, f"**{its.verdict}**{mark}", f"{100 * its.could_see:.1f}"]
         lines.append(f"| {one.measure} | {one.better} | {one.worse} | {' | '.join(cells)} |")
+    lines += ["", " ".join(notes)] * bool(notes)
     shown = list(dict.fromkeys([*(one.measure for one in claim.comparisons), *claim.beside]))
-    lines += ["", f"| accuracy, % | {' | '.join(shown)} |", f"| --- |{' --- |' * len(shown)}"]
-    for arm in (*claim.arms, UNTRAINED):
+    lines += ["", f"| % | {' | '.join(shown)} |", f"| --- |{' --- |' * len(shown)}"]
+    for arm in claim.arms:
         cells = [mean_and_range(scores[measure].get(arm)) for measure in shown]
         lines += [f"| {arm} | {' | '.join(cells)} |"] * any(cells)
     return "\n".join([*lines, *(("", claim.tries) if claim.tries else ())])
+
+
+def verdicts(study: Study, arm: str) -> list[str]:
+    """Of the runs of an arm whose encoder is its own, the words of `patchloom pretrain` on them."""
+    paths = [study.run(arm, seed) / "verdict.yaml" for seed in range(SEEDS) if ARMS[arm].task]
+    return [read_sealed(path)["verdict"] for path in paths if path.exists()]
+
+
+def unlearnt(study: Study, arms: Iterable[str]) -> bool:
+    """Whether a run of one of some arms, or of those whose encoder they take, has not learnt its task."""
+    return any("not learning" in verdicts(study, ARMS[arm].of or arm) for arm in arms if not ARMS[arm].fresh)
+
+
+def arms_section(study: Study) -> str:
+    """Of each arm that was pre-trained: options, length, time, and what the run says of its task."""
+    lines = ["## The arms", "", "| arm | task and options | updates | seconds | its task |", "| --- |" + " --- |" * 4]
+    for arm, of in ARMS.items():
+        ends = [last_row(study.run(arm, seed) / "metrics.csv") for seed in range(SEEDS) if of.task]
+        ends = [end for end in ends if end]
+        if not ends:
+            continue
+        options = ", ".join(f"{name} {value}" for name, value in of.task.items() if name != "name")
+        task = f"`{of.task['name']}` {options}".strip() + f", features of {of.teacher}" * bool(of.teacher)
+        updates, seconds = (statistics.median(float(end[name]) for end in ends) for name in ("step", "seconds"))
+        said = ", ".join(f"{word} ({count})" for word, count in Counter(verdicts(study, arm)).items())
+        lines.append(f"| {arm} | {task} | {updates:,.0f} | {seconds:,.0f} | {said} |")
+    return "\n".join(lines) if len(lines) > 4 else ""
+
+
+def last_row(path: Path) -> dict[str, str]:
+    """Of a run's metrics; empty if there are none."""
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))[-1]
 
 
 def mean_and_range(right: np.ndarray | None) -> str:
@@ -142,35 +195,6 @@ def mean_and_range(right: np.ndarray | None) -> str:
         return ""
     each = 100 * right.mean(1)
     return f"{each.mean():.1f} ({each.min():.1f}-{each.max():.1f})"
-
-
-def predicted(study: Study, scores: Mapping[str, Scores]) -> str:
-    """Which measure without labels goes with which accuracy, over all encoders of the study."""
-    places = [(arm, seed) for arm in ARMS for seed in range(SEEDS) if ARMS[arm].task]
-    places = [(arm, seed) for arm, seed in places if study.label_free(arm, seed).exists()]
-    kinds = {
-        measure: [place for place in places if place[0] in scores[measure]] for measure in ("few", "linear", "knn")
-    }
-    if any(len({ARMS[arm].task["name"] for arm, _ in kind}) < 4 for kind in kinds.values()):
-        return ""
-    lines = ["## Which figure without labels predicts quality", "", _LABEL_FREE, ""]
-    lines += [f"| Spearman's ρ | {' | '.join(kinds)} |", f"| --- |{' --- |' * len(kinds)}"]
-    for figure in LABEL_FREE:
-        cells = []
-        for measure, kind in kinds.items():
-            values = [json.loads(study.label_free(arm, seed).read_text())[figure] for arm, seed in kind]
-            x, y = np.array(values), np.array([scores[measure][arm][seed].mean() for arm, seed in kind])
-            tasks = [ARMS[arm].task["name"] for arm, _ in kind]
-            interval = by_tasks(x, y, [np.arange(len(kind))], tasks, np.random.default_rng(0))
-            cells.append(f"{float(spearman(x, y)):+.2f} {interval}")
-        lines.append(f"| {figure} | {' | '.join(cells)} |")
-    counts = " and ".join(dict.fromkeys(f"{len(kind)}" for kind in kinds.values()))
-    return "\n".join([*lines, "", f"{counts} encoders."])
-
-
-_LABEL_FREE = """Measured on 500 test images of every encoder of this page (`patchloom evaluate label-free`), beside its
-accuracies. The intervals are of draws of tasks with all their arms and seeds, since the arms of one task are alike. A
-figure goes with quality where its interval excludes zero. [Another study](README.md) has lengths and data besides."""
 
 
 def noise_section(noises: Mapping[str, Noise], found: Mapping[str, list[Decided | None]]) -> str:
@@ -184,5 +208,8 @@ def noise_section(noises: Mapping[str, Noise], found: Mapping[str, list[Decided 
     count = sum(one is not None for each in found.values() for one in each)
     return f"""## What chance does
 
-Standard deviation of one run over seeds, of all arms of a measure: {said}. Of {count} comparisons without any
-difference, about {0.025 * count:.1f} would be said to hold, and as many to be contradicted."""
+Standard deviation of one run over seeds, of all arms of a measure: {said}.
+
+Where two arms are alike, and vary as the others do, 3 % of such comparisons are wrongly decided; where both vary twice
+as far as the others, 14 % (simulated: `python benchmarks/claims_judge.py`). {count} comparisons were made, and those that share an
+arm are right or wrong together."""

@@ -15,29 +15,30 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from claims_declared import ARMS, EPOCHS, FROZEN, IMAGES, SAME, SCRATCH, SEEDS, Arm
+from claims_arms import ARMS, EPOCHS, FINETUNING, IMAGES, LENGTHS, SAME, SEEDS, declaration
 from pace import seconds_a_step
+from torch import Tensor
 
 import patchloom
-from patchloom.data import Data, open_data
+from patchloom.data import Source, open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import EvalSettings, extract, linear_probe
 from patchloom.evaluate.label_free.rows import label_free_rows
 from patchloom.evaluate.neighbours import knn_right
-from patchloom.evaluate.report import Report
 from patchloom.files import write_whole
 from patchloom.nets.weights import untrained_twin
+from patchloom.runs.encoder import load_extra_module
 
 K = 20
-UNTRAINED = "untrained"
 LABEL_FREE_IMAGES = 500
-# the whole encoder and a head, by the recipe small; nothing is held out, so that the last epoch is tested
-FINETUNING = {"batch_size": 32, "validation": 0.0, "precision": "float32", "device": "cpu", "workers": 0}
-LENGTHS = {"few": {"epochs": 20, "max_train": 500}, "all": {"epochs": 4}}
+POSITION_IMAGES = 500
+DECLARED = "declared.json"
 
 
 def plain(arm: str) -> str:
@@ -47,44 +48,53 @@ def plain(arm: str) -> str:
 
 @dataclass(frozen=True)
 class Study:
-    """The folder of the study, and its lengths, which tests make smaller.
+    """The folder of the study, and its sizes, which tests make smaller.
 
     Attributes:
         out: the folder.
         epochs: of pre-training.
         images: of each class, to train and to test on.
-        lengths: of fine-tuning, by measure.
     """
 
     out: Path
     epochs: float = EPOCHS
     images: int = IMAGES
-    lengths: dict[str, dict[str, int]] | None = None
 
     def run(self, arm: str, seed: int) -> Path:
         """The folder of the arm's pre-training; of an arm without one, that of the arm whose encoder it takes."""
         return self.out / "runs" / f"{plain(ARMS[arm].of or arm)}-{seed}"
 
-    def right(self, arm: str, seed: int, measure: str) -> Path:
-        """Where it is kept which test images were classified rightly: [n] bool."""
-        return self.out / "right" / f"{plain(arm)}-{seed}" / f"{measure}.npy"
+    def kept(self, arm: str, seed: int, name: str) -> Path:
+        """A file of what was measured: MEASURE.npy, label-free.json, or its declaration."""
+        return self.out / "measured" / f"{plain(arm)}-{seed}" / name
 
     def classifier(self, arm: str, seed: int) -> Path:
         """The arm's classifier that was fine-tuned with all labels."""
         return self.out / "classifiers" / f"{plain(arm)}-{seed}.safetensors"
 
-    def label_free(self, arm: str, seed: int) -> Path:
-        """Its measures without labels."""
-        return self.out / "label-free" / f"{plain(arm)}-{seed}.json"
+    def files(self, arm: str, seed: int) -> list[Path]:
+        """All that is measured of an arm with a seed."""
+        names = [f"{measure}.npy" for measure in ARMS[arm].measures] + ["label-free.json"] * bool(ARMS[arm].task)
+        return [self.kept(arm, seed, name) for name in names]
+
+    def is_as_declared(self, arm: str, seed: int) -> bool:
+        """Whether what is kept was made by the arm as it is declared now; so it is where nothing is kept."""
+        path = self.kept(arm, seed, DECLARED)
+        return not path.exists() or path.read_text() == self.declared(arm)
+
+    def declared(self, arm: str) -> str:
+        """The declaration of an arm, as a file holds it."""
+        return json.dumps(declaration(arm, self.epochs, self.images), indent=1, default=str)
 
     def is_done(self, arm: str, seed: int) -> bool:
-        """Whether all measures of an arm with a seed are there."""
-        return all(self.right(arm, seed, measure).exists() for measure in ARMS[arm].measures)
+        """Whether all that is measured of an arm with a seed is there, as it is declared."""
+        return self.is_as_declared(arm, seed) and all(path.exists() for path in self.files(arm, seed))
 
-    def read(self, arm: str, measure: str, seeds: int = SEEDS) -> np.ndarray | None:
-        """[s n] which test images were classified rightly; None where not every seed is there."""
-        paths = [self.right(arm, seed, measure) for seed in range(seeds)]
-        return np.stack([np.load(path) for path in paths]) if all(path.exists() for path in paths) else None
+    def read(self, arm: str, measure: str) -> np.ndarray | None:
+        """[s n] which test images are classified rightly, or [s 1] a share; None where not every seed is there."""
+        paths = [self.kept(arm, seed, f"{measure}.npy") for seed in range(SEEDS)]
+        there = all(path.exists() and self.is_as_declared(arm, seed) for seed, path in enumerate(paths))
+        return np.stack([np.load(path) for path in paths]) if there else None
 
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
@@ -98,9 +108,8 @@ class Study:
 
 def needed(arm: str, seed: int) -> list[tuple[str, int]]:
     """Arms and seeds that have to be done before this one."""
-    of = ARMS[arm]
-    before = [(name, seed) for name in (of.of, of.time_of, of.teacher) if name]
-    return before + [(name, (seed + more) % SEEDS) for name, more in of.members]
+    before = [(name, (seed + more) % SEEDS) for name, more in ARMS[arm].members]
+    return before or [(name, seed) for name in ARMS[arm].others]
 
 
 def copy_images(study: Study, cifar: Path) -> None:
@@ -132,23 +141,35 @@ def copy_images(study: Study, cifar: Path) -> None:
 
 
 def make(study: Study, arm: str, seed: int) -> None:
-    """Pre-train an arm with a seed, if it does, and measure it."""
+    """Pre-train an arm with a seed, if it does, and measure it.
+
+    Raises:
+        PatchloomError: it was made before, and declared otherwise.
+    """
+    of = ARMS[arm]
     with study.alone(f"{plain(arm)}-{seed}"):
-        of = ARMS[arm]
+        if not study.is_as_declared(arm, seed):
+            folder, run = study.kept(arm, seed, "").resolve(), study.run(arm, seed)
+            raise PatchloomError(f"{folder} was made by another declaration of {arm}: delete it, and {run}")
+        write_whole(study.kept(arm, seed, DECLARED), study.declared(arm))
         if of.task:
             pretrain(study, arm, seed)
-        for measure in of.measures:
-            if measure in LENGTHS:
-                once(study, arm, seed, measure, ensemble if of.members else finetune)
-            else:
-                frozen(study, arm, seed)
-        if of.task and not (kept := study.label_free(arm, seed)).exists():
-            write_whole(kept, json.dumps(without_labels(study, arm, seed), indent=1))
+        for path in study.files(arm, seed):
+            if not path.exists():
+                HOW[path.stem](study, arm, seed)
+
+
+def keep(study: Study, arm: str, seed: int, measure: str, found: Tensor | None) -> None:
+    """Write what a measure found: [n] bool, or [1] a share."""
+    assert found is not None
+    content = io.BytesIO()
+    np.save(content, found.numpy())
+    write_whole(study.kept(arm, seed, f"{measure}.npy"), content.getvalue())
 
 
 def pretrain(study: Study, arm: str, seed: int) -> None:
     """As `patchloom pretrain` does it; a run that is there is gone on with."""
-    of, task, epochs = ARMS[arm], dict(ARMS[arm].task), study.epochs
+    of, task, epochs = ARMS[arm], dict(ARMS[arm].task), study.epochs * ARMS[arm].times
     if of.teacher:
         task["features_of"] = str(study.run(of.teacher, seed))
     if of.time_of:
@@ -168,73 +189,71 @@ def times_as_fast(study: Study, arm: str, task: dict[str, object]) -> float:
     return seconds["other"] / seconds["arm"]
 
 
-def once(study: Study, arm: str, seed: int, measure: str, of: Callable[[Study, str, int, str], Report]) -> None:
-    """Keep which test images the first row of a report has right, if that is not kept yet."""
-    kept = study.right(arm, seed, measure)
-    if not kept.exists():
-        keep(kept, of(study, arm, seed, measure).quoted[0].right)
-
-
-def keep(path: Path, right: torch.Tensor | None) -> None:
-    """Write what [n] bool says."""
-    assert right is not None
-    content = io.BytesIO()
-    np.save(content, right.numpy())
-    write_whole(path, content.getvalue())
-
-
-def finetune(study: Study, arm: str, seed: int, measure: str) -> Report:
-    """The whole encoder with a head; the control of one arm is an arm of its own, so it has none here."""
-    scratch = {"from_scratch": True} if arm == SCRATCH else {"control": False}
-    out = {}
-    if measure == "all" and arm != SCRATCH:
-        study.classifier(arm, seed).parent.mkdir(parents=True, exist_ok=True)
-        out["out"] = str(study.classifier(arm, seed))
-    length = (study.lengths or LENGTHS)[measure]
-    given = {**FINETUNING, **length, **scratch, **out, "positions": ARMS[arm].positions, "seed": seed}
-    return patchloom.evaluate("finetune", study.run(arm, seed), study.out / "data", **given)
-
-
-def ensemble(study: Study, arm: str, seed: int, measure: str) -> Report:
-    """The mean of the softmax outputs of the members' classifiers."""
-    first, *others = (study.classifier(name, one) for name, one in needed(arm, seed))
-    given = {"others": ",".join(map(str, others)), "device": "cpu", "workers": 0}
-    return patchloom.evaluate("ensemble", first, study.out / "data", **given)
+def finetune(measure: str, study: Study, arm: str, seed: int) -> None:
+    """The whole encoder with a head, or an ensemble of those that were fine-tuned; controls are arms of their own."""
+    of = ARMS[arm]
+    if of.members:
+        first, *others = (study.classifier(name, one) for name, one in needed(arm, seed))
+        given: dict[str, Any] = {"others": ",".join(map(str, others)), "device": "cpu", "workers": 0}
+        report = patchloom.evaluate("ensemble", first, study.out / "data", **given)
+    else:
+        given = {**FINETUNING, **LENGTHS[measure], **of.finetuning.get(measure, {}), "positions": of.positions}
+        given |= {"from_scratch": True} if of.fresh else {"control": False}
+        if measure == "all" and not of.fresh:
+            study.classifier(arm, seed).parent.mkdir(parents=True, exist_ok=True)
+            given["out"] = str(study.classifier(arm, seed))
+        report = patchloom.evaluate("finetune", study.run(arm, seed), study.out / "data", seed=seed, **given)
+    keep(study, arm, seed, measure, report.quoted[0].right)
 
 
 def frozen(study: Study, arm: str, seed: int) -> None:
-    """kNN and the linear probe of an arm's features, if they are not kept yet; beside them those of its twin."""
-    wanted = {name: study.right(arm, seed, name) for name in FROZEN}
-    if all(path.exists() for path in wanted.values()):
-        return
+    """kNN and linear probes of an arm's frozen features, those that are measured of it."""
     vit, card = patchloom.load_encoder(study.run(arm, seed))
-    data = labelled_parts(study)
-    for name, right in accuracies(vit, card, data, ARMS[arm]).items():
-        keep(wanted[name], right)
-    if arm == "mae":  # whose sizes are those of most; of what an untrained encoder gives, only its mean is asked
-        twin, _ = untrained_twin(card, seed=seed)
-        for name, right in accuracies(twin, card, data, ARMS[arm]).items():
-            keep(study.right(UNTRAINED, seed, name), right)
+    if ARMS[arm].fresh:
+        vit, _ = untrained_twin(card, seed=seed)
+    measures = ARMS[arm].measures
+    head = load_extra_module(study.run(arm, seed), "pooling") if "instance" in measures else None
+    one, two = (extract(vit, card, source, device="cpu", head=head) for source in parts(study))
+    for measure in {"linear", "knn", "instance"} & set(measures):
+        pooling = "instance" if measure == "instance" and head is not None else "mean"
+        (x, y), (queries, truth) = ((part.pooled(pooling), part.labels) for part in (one, two))
+        if measure == "knn":
+            right = knn_right(x, y, queries, truth, (K,))[K]
+        else:
+            right = linear_probe(x, y, seed=0, device=torch.device("cpu"))[0].right(queries, truth)
+        keep(study, arm, seed, measure, right.cpu())
 
 
-def labelled_parts(study: Study) -> Data:
-    """Training and test images with their labels."""
-    data = open_data(study.out / "data")
-    assert data.test is not None
-    return data
+def positions(study: Study, arm: str, seed: int) -> None:
+    """How often the run's own task finds positions of test images, with more and with less withheld: the average."""
+    given = {"images": POSITION_IMAGES, "device": "cpu", "workers": 0}
+    report = patchloom.evaluate("positions", study.run(arm, seed), study.out / "data", **given)
+    keep(study, arm, seed, "positions", torch.tensor([report.quoted[0].value]))
 
 
-def accuracies(vit: torch.nn.Module, card, data: Data, arm: Arm) -> dict[str, torch.Tensor]:
-    """[n] which test images kNN and the linear probe have right, by the features of the training images."""
-    one, two = (extract(vit, card, source, device="cpu") for source in (data.train, data.test))
-    (x, y), (queries, truth) = ((part.pooled(arm.pooling), part.labels) for part in (one, two))
-    probe, _ = linear_probe(x, y, seed=0, device=torch.device("cpu"))
-    return {"knn": knn_right(x, y, queries, truth, (K,))[K].cpu(), "linear": probe.right(queries, truth).cpu()}
-
-
-def without_labels(study: Study, arm: str, seed: int) -> dict[str, float]:
+def without_labels(study: Study, arm: str, seed: int) -> None:
     """The measures of `patchloom evaluate label-free`, of test images that no run saw."""
     vit, card = patchloom.load_encoder(study.run(arm, seed))
     settings = EvalSettings(device="cpu", workers=0, cache=False)
-    rows = label_free_rows(arm, vit, card, labelled_parts(study).test, settings, images=LABEL_FREE_IMAGES)
-    return {row.settings["measure"]: row.value for row in rows}
+    rows = label_free_rows(arm, vit, card, parts(study)[1], settings, images=LABEL_FREE_IMAGES)
+    found = {row.settings["measure"]: row.value for row in rows}
+    write_whole(study.kept(arm, seed, "label-free.json"), json.dumps(found, indent=1))
+
+
+def parts(study: Study) -> tuple[Source, Source]:
+    """Training and test images with their labels."""
+    data = open_data(study.out / "data")
+    assert data.test is not None
+    return data.train, data.test
+
+
+# how each file is made; some make several
+HOW: dict[str, Callable[[Study, str, int], None]] = {
+    "few": partial(finetune, "few"),
+    "all": partial(finetune, "all"),
+    "linear": frozen,
+    "knn": frozen,
+    "instance": frozen,
+    "positions": positions,
+    "label-free": without_labels,
+}

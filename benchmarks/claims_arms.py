@@ -1,0 +1,162 @@
+"""The arms of `claims.py`: what is pre-trained, and how it is measured. All have the sizes and the training of `SAME`.
+
+An arm that is changed after it was made is refused, since what is kept of it was made otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SEEDS = 3
+EPOCHS = 8  # of 4,900 images, in 1,224 updates
+IMAGES = 500  # of each class, to train on without labels, to learn classes from, and to test on
+
+# the encoder and the training that all arms have in common: MP3's 64 positions of CIFAR images, a small ViT
+SAME: dict[str, Any] = {
+    "model": {"name": "nano", "embed_dim": 96, "depth": 4, "num_heads": 3},
+    "img_size": 32,
+    "patch_size": 4,
+    "batch_size": 32,
+    "held_out": 0.02,
+    "precision": "float32",
+    "attention": "fused",
+    "compile": False,
+    "cache": "whole",
+    "device": "cpu",
+    "threads": 1,
+    "workers": 0,
+}
+
+# name -> what it is, in shares of the test images
+MEASURES = {
+    "few": "fine-tuned with 500 labels",
+    "all": "fine-tuned with 5,000 labels",
+    "linear": "linear probe of the mean of the patch tokens, 5,000 labels",
+    "instance": "the same of what stands for the image in ExtreMA, the output of class attention or the mean",
+    "knn": "kNN (k = 20) of the mean of the patch tokens, 5,000 labels",
+    "positions": "share of withheld positions that the run's own task finds, mean over 16 pairs of γ and γ_pos",
+}
+FROZEN = ("linear", "knn")
+USUAL = ("few", *FROZEN)
+EVERY = ("few", "all", *FROZEN)
+
+# the whole encoder and a head, by the recipe small; nothing is held out, so that the last epoch is tested
+FINETUNING = {"batch_size": 32, "validation": 0.0, "precision": "float32", "device": "cpu", "workers": 0}
+LENGTHS: dict[str, dict[str, Any]] = {"few": {"epochs": 20, "max_train": 500}, "all": {"epochs": 4}}
+# as many updates more as pre-training has, and no lower rates for lower layers: these are for what was trained before
+AS_LONG = {"few": {"epochs": 97, "layer_decay": 1.0}, "all": {"epochs": 12, "layer_decay": 1.0}}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What is trained and measured, with each seed.
+
+    Attributes:
+        task: the pretext task and its options; empty where nothing is pre-trained.
+        measures: of `MEASURES`.
+        of: the arm whose encoder it takes, where it pre-trains none of its own.
+        fresh: it takes that encoder's shape alone, with new weights.
+        positions: how the encoder is told positions in fine-tuning, as `patchloom evaluate finetune` takes it.
+        finetuning: of each measure, what is other than in `LENGTHS`.
+        members: of an ensemble: arms, and by how much the seed of each is counted up.
+        times: how many times `EPOCHS` it is pre-trained.
+        time_of: an arm that sets the time: this one trains as long, by paces measured in turns.
+        teacher: the arm that gives ``features_of``, of the same seed.
+    """
+
+    task: Mapping[str, Any] = field(default_factory=dict)
+    measures: tuple[str, ...] = USUAL
+    of: str = ""
+    fresh: bool = False
+    positions: str = "auto"
+    finetuning: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    members: tuple[tuple[str, int], ...] = ()
+    times: float = 1
+    time_of: str = ""
+    teacher: str = ""
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Arms that it needs."""
+        return tuple(name for name in (self.of, self.time_of, self.teacher, *(one for one, _ in self.members)) if name)
+
+
+SCRATCH, SCRATCH_LONG, UNTRAINED = "from scratch", "from scratch, as long", "untrained"
+
+
+def _task(name: str, measures: tuple[str, ...] = USUAL, times: float = 1, **options: Any) -> Arm:
+    return Arm({"name": name, **options}, measures, times=times)
+
+
+def _restore(degradation: str, **options: Any) -> Arm:
+    return _task("restore", degradation=degradation, **options)
+
+
+def _extrema(**options: Any) -> Arm:
+    return _task("extrema", (*USUAL, "instance"), **options)
+
+
+def _droppos(**options: Any) -> Arm:
+    """Three times as long as the others, which at their length hardly find positions."""
+    return _task("droppos", ("all", *FROZEN, "positions"), times=3, **options)
+
+
+ARMS: dict[str, Arm] = {
+    "mae": _task("mae", EVERY),
+    "simmim": _task("simmim", EVERY),
+    "droppos": _task("droppos", EVERY),
+    "mp3": _task("mp3", EVERY),
+    "restore": _task("restore", EVERY),
+    "extrema": _task("extrema", EVERY),
+    "lut": _task("lut", EVERY),
+    SCRATCH: Arm(measures=("few", "all"), of="mae", fresh=True),
+    SCRATCH_LONG: Arm(measures=("few", "all"), of="mae", fresh=True, finetuning=AS_LONG),
+    UNTRAINED: Arm(measures=FROZEN, of="mae", fresh=True),
+    # LUT
+    "context alone": _task("lut", pixel_weight=0.0),
+    "lut on simmim": _task("lut", base="simmim"),
+    # MP3
+    "mp3, η 0": _task("mp3", ("all", *FROZEN), context_mask_ratio=0.0),
+    "mp3, relative positions": Arm(measures=("all",), of="mp3", positions="relative"),
+    "mp3, no positions": Arm(measures=("all",), of="mp3", positions="none"),
+    "mp3 and mae": Arm(measures=("all",), members=(("mp3", 0), ("mae", 0))),
+    "mae and mae": Arm(measures=("all",), members=(("mae", 0), ("mae", 1))),
+    "mp3 and mp3": Arm(measures=("all",), members=(("mp3", 0), ("mp3", 1))),
+    # features: of a frozen teacher, and pixels asked in the same way
+    "features of mae": Arm({"name": "distill"}, time_of="mae", teacher="mae"),
+    "pixels instead": Arm(
+        {"name": "simmim", "mask_ratio": 0.4, "mask_unit": 4, "normalized_pixels": True}, time_of="mae"
+    ),
+    # Beyond Masking
+    "masked": _restore("masked"),
+    "zoomed-in": _restore("zoom_in", mask_ratio=0.0),
+    "zoomed-out": _restore("zoom_out"),
+    "fisheye": _restore("fisheye"),
+    "blurred": _restore("blur"),
+    "de-colorized": _restore("decolorize"),
+    # ExtreMA
+    "extrema, instance": Arm(measures=("instance",), of="extrema"),
+    "extrema, 1 mask": Arm({"name": "extrema", "masks": 1}, (*USUAL, "instance"), time_of="extrema"),
+    "extrema, γ 0.5, 2 masks": _extrema(mask_ratio=0.5, masks=2),
+    "extrema, γ 0.8, 2 masks": _extrema(mask_ratio=0.8, masks=2),
+    "extrema, no crops": _extrema(crop="none"),
+    "extrema, no colours": _extrema(color="none"),
+    "extrema, neither": _extrema(crop="none", color="none"),
+    "extrema, the mean": _extrema(class_token="mean"),
+    # DropPos
+    "droppos, long": _droppos(),
+    "droppos, γ 0": _droppos(mask_ratio=0.0),
+    "droppos, γ_pos 1": _droppos(position_mask_ratio=1.0),
+    "droppos, no smoothing": _droppos(sigma=0.0),
+    "droppos, no guide": _droppos(temperature=float("inf")),
+    "droppos, and pixels": _droppos(pixels=True),
+}
+
+
+def declaration(arm: str, epochs: float, images: int) -> dict[str, Any]:
+    """All but the code on which what is kept of an arm depends: it, and what it needs, without their measures."""
+    needs = {name: declaration(name, epochs, images) for name in ARMS[arm].others}
+    own = {name: value for name, value in asdict(ARMS[arm]).items() if name != "measures"}
+    return {"arm": own, "needs": needs, "same": SAME, "finetuning": FINETUNING, "epochs": epochs, "images": images}

@@ -1,0 +1,79 @@
+"""Which figure without labels predicts quality, over all encoders of the study of `claims.py`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from claims_arms import ARMS, SEEDS
+from claims_judge import CONTRADICTED, HOLDS, UNDECIDED
+from claims_runs import Study
+from label_free import by_tasks, spearman
+
+from patchloom.evaluate.label_free.rows import MEASURES as FIGURES
+from patchloom.evaluate.label_free.rows import RANKME
+
+Scores = Mapping[str, np.ndarray]
+MEASURES = ("knn", "linear", "few")
+LEAST_TASKS = 4
+TITLE = "RankMe, which needs no labels, goes with kNN"
+SAID = (
+    "The [study of `compare`](README.md#without-labels-which-measure-predicts-the-ranking-by-labels): ρ +0.5 to +0.6."
+)
+
+
+class Rank(NamedTuple):
+    """Spearman's ρ of a figure with an accuracy: over all encoders with its 95 % interval, and of the tasks' means."""
+
+    rho: float
+    low: float
+    high: float
+    of_tasks: float
+
+    def text(self) -> str:
+        """As "+0.53 [+0.05, +0.80], +0.41"."""
+        return f"{self.rho:+.2f} [{self.low:+.2f}, {self.high:+.2f}], {self.of_tasks:+.2f}"
+
+
+def rank(study: Study, figure: str, found: Scores) -> Rank | None:
+    """Of one figure with the accuracies of one measure; None where there are too few tasks."""
+    places = [(arm, seed) for arm in found for seed in range(SEEDS) if ARMS[arm].task]
+    files = {place: study.kept(*place, "label-free.json") for place in places}
+    places = [place for place in places if files[place].exists()]
+    tasks = [ARMS[arm].task["name"] for arm, _ in places]
+    if len(set(tasks)) < LEAST_TASKS:
+        return None
+    x = np.array([json.loads(files[place].read_text())[figure] for place in places])
+    y = np.array([found[arm][seed].mean() for arm, seed in places])
+    interval = by_tasks(x, y, [np.arange(len(places))], tasks, np.random.default_rng(0))
+    low, high = (float(bound) for bound in interval.strip("[]").split(", "))
+    means = np.array([[one[np.array(tasks) == task].mean() for task in dict.fromkeys(tasks)] for one in (x, y)])
+    return Rank(float(spearman(x, y)), low, high, float(spearman(*means)))
+
+
+def free_summary(study: Study, scores: Mapping[str, Scores]) -> list[str]:
+    """The row of the claim that was declared beforehand."""
+    its = rank(study, RANKME, scores["knn"])
+    if its is None:
+        return []
+    verdict = HOLDS if its.low > 0 else CONTRADICTED if its.high < 0 else UNDECIDED
+    return [f"| {TITLE} | {SAID} | ρ {its.rho:+.2f} [{its.low:+.2f}, {its.high:+.2f}] | **{verdict}** |"]
+
+
+def free_section(study: Study, scores: Mapping[str, Scores]) -> str:
+    """Every figure with every accuracy."""
+    lines = [f"| Spearman's ρ | {' | '.join(MEASURES)} |", f"| --- |{' --- |' * len(MEASURES)}"]
+    for figure in FIGURES:
+        found = [rank(study, figure, scores[measure]) for measure in MEASURES]
+        if None in found:
+            return ""
+        lines.append(f"| {figure} | {' | '.join(one.text() for one in found if one)} |")
+    return "\n".join(["## Which figure without labels predicts quality", "", _HOW, "", *lines])
+
+
+_HOW = f"""Measured on 500 test images of every encoder of this page (`patchloom evaluate label-free`). Each cell has ρ
+over all encoders, its interval from draws of tasks with all their arms and seeds, since the arms of one task are alike,
+and ρ of the means of the tasks. That {RANKME} goes with kNN was to be tested; all else is a search among
+{len(FIGURES) * len(MEASURES) - 1} intervals, of which chance alone puts one or more beside zero."""
