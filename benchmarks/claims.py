@@ -48,7 +48,7 @@ def jobs_of(claims: list[str]) -> list[Job]:
     return list(found)
 
 
-def one(study: Study, job: Job) -> subprocess.Popen:
+def one(study: Study, job: Job) -> subprocess.Popen[bytes]:
     """A process of its own for one arm and seed, which writes what it says to a file."""
     arm, seed = job
     (logs := study.out / "logs").mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def make_all(study: Study, jobs: list[Job], at_once: int) -> list[Job]:
     """
     missing = [job for job in jobs if not study.is_done(*job)]
     print(f"{len(jobs)} arms and seeds, {len(jobs) - len(missing)} are there", flush=True)
-    running: dict[Job, tuple[subprocess.Popen, float]] = {}
+    running: dict[Job, tuple[subprocess.Popen[bytes], float]] = {}
     failed: list[Job] = []
     try:
         while missing or running:

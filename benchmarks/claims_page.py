@@ -211,5 +211,5 @@ def noise_section(noises: Mapping[str, Noise], found: Mapping[str, list[Decided 
 Standard deviation of one run over seeds, of all arms of a measure: {said}.
 
 Where two arms are alike, and vary as the others do, 3 % of such comparisons are wrongly decided; where both vary twice
-as far as the others, 14 % (simulated: `python benchmarks/claims_judge.py`). {count} comparisons were made, and those that share an
-arm are right or wrong together."""
+as far as the others, 14 % (simulated: `python benchmarks/claims_judge.py`). {count} comparisons were made, and those
+that share an arm are right or wrong together."""
