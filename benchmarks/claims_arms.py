@@ -45,8 +45,10 @@ EVERY = ("few", "all", *FROZEN)
 # the whole encoder and a head, by the recipe small; nothing is held out, so that the last epoch is tested
 FINETUNING = {"batch_size": 32, "validation": 0.0, "precision": "float32", "device": "cpu", "workers": 0}
 LENGTHS: dict[str, dict[str, Any]] = {"few": {"epochs": 20, "max_train": 500}, "all": {"epochs": 4}}
-# as many updates more as pre-training has, and no lower rates for lower layers: these are for what was trained before
-AS_LONG = {"few": {"epochs": 97, "layer_decay": 1.0}, "all": {"epochs": 12, "layer_decay": 1.0}}
+# as many updates more as pre-training has; from scratch without lower rates for lower layers, which are for what was
+# trained before
+LONGER: dict[str, dict[str, Any]] = {"few": {"epochs": 97}, "all": {"epochs": 12}}
+AS_LONG = {measure: {**length, "layer_decay": 1.0} for measure, length in LONGER.items()}
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Arm:
 
 
 SCRATCH, SCRATCH_LONG, UNTRAINED = "from scratch", "from scratch, as long", "untrained"
+TUNED_LONG = "mae, fine-tuned as long"
 
 
 def _task(name: str, measures: tuple[str, ...] = USUAL, times: float = 1, **options: Any) -> Arm:
@@ -114,6 +117,7 @@ ARMS: dict[str, Arm] = {
     SCRATCH: Arm(measures=("few", "all"), of="mae", fresh=True),
     SCRATCH_LONG: Arm(measures=("few", "all"), of="mae", fresh=True, finetuning=AS_LONG),
     UNTRAINED: Arm(measures=FROZEN, of="mae", fresh=True),
+    TUNED_LONG: Arm(measures=("few", "all"), of="mae", finetuning=LONGER),
     # LUT
     "context alone": _task("lut", pixel_weight=0.0),
     "lut on simmim": _task("lut", base="simmim"),
