@@ -21,7 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-from claims_arms import ARMS, SEEDS
+from claims_arms import ARMS, SEEDS, UNTRAINED
 from claims_declared import CLAIMS
 from claims_page import write_page
 from claims_runs import Study, copy_images, make, needed, plain
@@ -43,7 +43,7 @@ def jobs_of(claims: list[str]) -> list[Job]:
 
     for claim in claims:
         for seed in range(SEEDS):
-            for arm in CLAIMS[claim].arms:
+            for arm in (*CLAIMS[claim].arms, UNTRAINED):  # beside which each is shown
                 add((arm, seed))
     return list(found)
 

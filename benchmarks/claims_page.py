@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
-from claims_arms import ARMS, MEASURES, SAME, SCRATCH, SEEDS
+from claims_arms import ARMS, MEASURES, SAME, SCRATCH, SEEDS, UNTRAINED
 from claims_declared import CLAIMS, Claim
 from claims_free import free_section, free_summary
 from claims_judge import CONTRADICTED, HOLDS, UNDECIDED, Decided, Noise, decide, noise_of
@@ -148,7 +148,7 @@ def section(study: Study, claim: Claim, found: list[Decided | None], scores: Map
     lines += ["", " ".join(notes)] * bool(notes)
     shown = list(dict.fromkeys([*(one.measure for one in claim.comparisons), *claim.beside]))
     lines += ["", f"| % | {' | '.join(shown)} |", f"| --- |{' --- |' * len(shown)}"]
-    for arm in claim.arms:
+    for arm in (*claim.arms, UNTRAINED):
         cells = [mean_and_range(scores[measure].get(arm)) for measure in shown]
         lines += [f"| {arm} | {' | '.join(cells)} |"] * any(cells)
     return "\n".join([*lines, *(("", claim.tries) if claim.tries else ())])
@@ -169,10 +169,9 @@ def arms_section(study: Study) -> str:
     """Of each arm that was pre-trained: options, length, time, and what the run says of its task."""
     lines = ["## The arms", "", "| arm | task and options | updates | seconds | its task |", "| --- |" + " --- |" * 4]
     for arm, of in ARMS.items():
-        ends = [last_row(study.run(arm, seed) / "metrics.csv") for seed in range(SEEDS) if of.task]
-        ends = [end for end in ends if end]
-        if not ends:
+        if not of.task or not all(study.is_done(arm, seed) for seed in range(SEEDS)):
             continue
+        ends = [last_row(study.run(arm, seed) / "metrics.csv") for seed in range(SEEDS)]
         options = ", ".join(f"{name} {value}" for name, value in of.task.items() if name != "name")
         task = f"`{of.task['name']}` {options}".strip() + f", features of {of.teacher}" * bool(of.teacher)
         updates, seconds = (statistics.median(float(end[name]) for end in ends) for name in ("step", "seconds"))
@@ -182,9 +181,7 @@ def arms_section(study: Study) -> str:
 
 
 def last_row(path: Path) -> dict[str, str]:
-    """Of a run's metrics; empty if there are none."""
-    if not path.exists():
-        return {}
+    """Of a run's metrics."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))[-1]
 
