@@ -111,17 +111,18 @@ def test_what_an_arm_needs_comes_before_it() -> None:
     assert claims.jobs_of(["features"])[:2] == [("mae", 0), ("features of mae", 0)]
 
 
-FREE = json.dumps(dict.fromkeys(FIGURES, 1.0))
-
-
 class Done(subprocess.Popen):
     """A process that has ended, and has left what it should."""
 
     def __init__(self, study: Study, job: tuple[str, int], code: int) -> None:
         self.returncode = code
         for path in study.files(*job) if not code else ():
-            made = path.suffix == ".npy"
-            claims_runs.keep(study, *job, path.stem, torch.rand(50) < 0.5) if made else path.write_text(FREE)
+            if path.suffix == ".npy":
+                claims_runs.keep(study, *job, path.stem, torch.rand(50) < 0.5)
+            else:
+                path.write_text(json.dumps({name: torch.rand(()).item() for name in FIGURES}))
+                study.run(*job).mkdir(parents=True)
+                (study.run(*job) / "metrics.csv").write_text("step,seconds\n1,\n1224,150.0\n")
 
     def poll(self) -> int:
         return self.returncode
@@ -151,7 +152,8 @@ def test_what_fails_keeps_only_what_needs_it_from_being_made(
     assert claims.make_all(study, jobs, 2) == [] and set(made) == set(failed)
     claims_page.write_page(study, tmp_path / "claims.md")
     text = (tmp_path / "claims.md").read_text()
-    assert "| few | lut | mae | " in text and "not run yet" in text
+    assert "| few | lut | mae | " in text and "not run yet" in text and "| lut | `lut` | 1,224 | 150 |" in text
+    assert "| RankMe | " in text and "RankMe, which needs no labels" in text
     assert all(len(line) <= 120 for line in text.splitlines() if not line.startswith("|"))
 
 
