@@ -163,4 +163,5 @@ def declaration(arm: str, epochs: float, images: int) -> dict[str, Any]:
     """All but the code on which what is kept of an arm depends: it, and what it needs, without their measures."""
     needs = {name: declaration(name, epochs, images) for name in ARMS[arm].others}
     own = {name: value for name, value in asdict(ARMS[arm]).items() if name != "measures"}
-    return {"arm": own, "needs": needs, "same": SAME, "finetuning": FINETUNING, "epochs": epochs, "images": images}
+    common = {"same": SAME, "finetuning": FINETUNING, "lengths": LENGTHS, "epochs": epochs, "images": images}
+    return {"arm": own, "needs": needs, **common}

@@ -8,14 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 from claims_arms import ARMS, SEEDS
-from claims_judge import CONTRADICTED, HOLDS, UNDECIDED
+from claims_judge import Scores, verdict_by
 from claims_runs import Study
 from label_free import by_tasks, spearman
 
 from patchloom.evaluate.label_free.rows import MEASURES as FIGURES
 from patchloom.evaluate.label_free.rows import RANKME
 
-Scores = Mapping[str, np.ndarray]
 MEASURES = ("knn", "linear", "few")
 LEAST_TASKS = 4
 TITLE = "RankMe, which needs no labels, goes with kNN"
@@ -47,8 +46,7 @@ def rank(study: Study, figure: str, found: Scores) -> Rank | None:
         return None
     x = np.array([json.loads(files[place].read_text())[figure] for place in places])
     y = np.array([found[arm][seed].mean() for arm, seed in places])
-    interval = by_tasks(x, y, [np.arange(len(places))], tasks, np.random.default_rng(0))
-    low, high = (float(bound) for bound in interval.strip("[]").split(", "))
+    low, high = by_tasks(x, y, [np.arange(len(places))], tasks, np.random.default_rng(0))
     means = np.array([[one[np.array(tasks) == task].mean() for task in dict.fromkeys(tasks)] for one in (x, y)])
     return Rank(float(spearman(x, y)), low, high, float(spearman(*means)))
 
@@ -58,8 +56,8 @@ def free_summary(study: Study, scores: Mapping[str, Scores]) -> list[str]:
     its = rank(study, RANKME, scores["knn"])
     if its is None:
         return []
-    verdict = HOLDS if its.low > 0 else CONTRADICTED if its.high < 0 else UNDECIDED
-    return [f"| {TITLE} | {SAID} | ρ {its.rho:+.2f} [{its.low:+.2f}, {its.high:+.2f}] | **{verdict}** |"]
+    cells = TITLE, SAID, f"ρ {its.rho:+.2f} [{its.low:+.2f}, {its.high:+.2f}]", f"**{verdict_by(its.low, its.high)}**"
+    return [f"| {' | '.join(cells)} |"]
 
 
 def free_section(study: Study, scores: Mapping[str, Scores]) -> str:

@@ -29,6 +29,15 @@ _Z = stats.norm.ppf(0.975)
 HOLDS, CONTRADICTED, UNDECIDED = "holds", "contradicted", "undecided"
 
 
+# [s n] which test images are right, by arm
+Scores = Mapping[str, np.ndarray]
+
+
+def verdict_by(low: float, high: float) -> str:
+    """The rule: the word for an interval of a difference."""
+    return HOLDS if low > 0 else CONTRADICTED if high < 0 else UNDECIDED
+
+
 class Noise(NamedTuple):
     """What seeds do to an accuracy.
 
@@ -65,7 +74,7 @@ class Decided(NamedTuple):
     @property
     def verdict(self) -> str:
         """One of the three words of the rule."""
-        return HOLDS if self.low > 0 else CONTRADICTED if self.high < 0 else UNDECIDED
+        return verdict_by(self.low, self.high)
 
     @property
     def could_see(self) -> float:
@@ -73,7 +82,7 @@ class Decided(NamedTuple):
         return (self.high - self.low) / 2 * (1 + stats.norm.ppf(0.8) / _Z)
 
 
-def noise_of(scores: Mapping[str, np.ndarray]) -> Noise:
+def noise_of(scores: Scores) -> Noise:
     """What seeds do, by all arms that were measured alike.
 
     Args:

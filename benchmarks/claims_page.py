@@ -14,15 +14,13 @@ import numpy as np
 from claims_arms import ARMS, MEASURES, SAME, SCRATCH, SEEDS, UNTRAINED
 from claims_declared import CLAIMS, Claim
 from claims_free import free_section, free_summary
-from claims_judge import CONTRADICTED, HOLDS, UNDECIDED, Decided, Noise, decide, noise_of
+from claims_judge import CONTRADICTED, HOLDS, UNDECIDED, Decided, Noise, Scores, decide, noise_of
 from claims_runs import Study
 
 from patchloom.files import write_whole
 from patchloom.machine import processor
 from patchloom.runs.sealed import read_sealed
 
-# [s n] which test images are right, by arm
-Scores = Mapping[str, np.ndarray]
 NOT_RUN = "not run yet"
 UNREST = 1.5  # so many times the spread of other arms is told
 

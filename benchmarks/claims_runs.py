@@ -1,8 +1,9 @@
 """Makes the runs of `claims.py` and measures them: one arm, one seed. What is made already is not made again.
 
 In the folder of the study: ``data`` (CIFAR-10's images that it uses, with their labels), ``images`` (the training
-images without), ``runs/ARM-SEED`` (as `patchloom pretrain` leaves them), ``right/ARM-SEED/MEASURE.npy`` (whether each
-test image was classified rightly), ``label-free/ARM-SEED.json``, ``paces`` and ``logs``.
+images without), ``runs/ARM-SEED`` (as `patchloom pretrain` leaves them), ``measured/ARM-SEED`` (how the arm was
+declared; MEASURE.npy: whether each test image is classified rightly; label-free.json), ``classifiers``, ``paces``, and
+``logs``.
 """
 
 from __future__ import annotations

@@ -174,11 +174,14 @@ def table(results: Path) -> None:
             cells.append(
                 grouped(x, y, groups, [rng.integers(len(group), size=(DRAWS, len(group))) for group in groups])
             )
-            cells.append(by_tasks(x, y, groups, [one[0] for one in encoders], rng))
+            low, high = by_tasks(x, y, groups, [one[0] for one in encoders], rng)
+            cells.append(f"[{low:+.2f}, {high:+.2f}]")
         print(f"| {measured} | {' | '.join(cells)} |")
 
 
-def by_tasks(x: np.ndarray, y: np.ndarray, groups: list[np.ndarray], tasks: list[str], rng: np.random.Generator) -> str:
+def by_tasks(
+    x: np.ndarray, y: np.ndarray, groups: list[np.ndarray], tasks: list[str], rng: np.random.Generator
+) -> tuple[float, float]:
     """The interval of the mean ρ over groups, where tasks are drawn with all their seeds."""
     names = sorted({tasks[i] for group in groups for i in group})
     of_task = [[[i for i in group if tasks[i] == name] for name in names] for group in groups]
@@ -187,7 +190,7 @@ def by_tasks(x: np.ndarray, y: np.ndarray, groups: list[np.ndarray], tasks: list
         each = [np.array(sum((task[c] for c in chosen), []), int) for task in of_task]
         drawn.append(np.mean([spearman(x[some], y[some]) for some in each if len(some)]))
     low, high = np.nanquantile(drawn, (0.025, 0.975))
-    return f"[{low:+.2f}, {high:+.2f}]"
+    return float(low), float(high)
 
 
 if __name__ == "__main__":

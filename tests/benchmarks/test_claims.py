@@ -196,6 +196,10 @@ def test_the_study_makes_what_is_missing_and_nothing_else(study: Study, monkeypa
     assert study.is_done("mae", 0)
     changed = [path.stem for path, before in kept.items() if path.stat().st_mtime_ns != before]
     assert set(changed) <= {"knn", "linear"}
+    with monkeypatch.context() as changed_since:
+        changed_since.setitem(claims_runs.LENGTHS, "few", {"epochs": 2, "max_train": 20})
+        assert not study.is_done("mae", 0)
+    assert study.is_done("mae", 0)
     monkeypatch.setitem(ARMS, "mae", replace(ARMS["mae"], times=2))
     assert not study.is_done("mae", 0) and not study.is_done(SCRATCH, 0)  # which needs it
     with pytest.raises(PatchloomError, match="another declaration of mae: delete"):
