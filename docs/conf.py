@@ -103,8 +103,8 @@ def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
     """Hidden tables of contents for the sidebar; on GitHub they would be shown as code."""
     if page == "README":
         pages = ["docs/README", "Modules <docs/api/patchloom>", "benchmarks/README", "CONTRIBUTING", "CHANGELOG"]
-    elif page == "docs/README":
-        pages = re.findall(r"^- \[.*?\]\((\w+)\.md\)", source[0], flags=re.MULTILINE)
+    elif page in ("docs/README", "benchmarks/README"):
+        pages = dict.fromkeys(re.findall(r"\[[^\]]*\]\((\w+)\.md\)", source[0]))
     else:
         return
     source[0] += "\n".join(["", "```{toctree}", ":hidden:", "", *pages, "```", ""])
