@@ -86,7 +86,7 @@ class Arm:
 
 
 SCRATCH, SCRATCH_LONG, UNTRAINED = "from scratch", "from scratch, as long", "untrained"
-TUNED_LONG = "mae, fine-tuned as long"
+TUNED_LONG, MAE_LONG = "mae, fine-tuned as long", "mae, three times as long"
 
 
 def _task(name: str, measures: tuple[str, ...] = USUAL, times: float = 1, **options: Any) -> Arm:
@@ -118,6 +118,7 @@ ARMS: dict[str, Arm] = {
     SCRATCH_LONG: Arm(measures=("few", "all"), of="mae", fresh=True, finetuning=AS_LONG),
     UNTRAINED: Arm(measures=FROZEN, of="mae", fresh=True),
     TUNED_LONG: Arm(measures=("few", "all"), of="mae", finetuning=LONGER),
+    MAE_LONG: _task("mae", EVERY, times=3),
     # LUT
     "context alone": _task("lut", pixel_weight=0.0),
     "lut on simmim": _task("lut", base="simmim"),

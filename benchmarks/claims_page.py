@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
+import torch
 from claims_arms import ARMS, MEASURES, SAME, SCRATCH, SEEDS, UNTRAINED
 from claims_declared import CLAIMS, Claim
 from claims_free import free_section, free_summary
@@ -90,8 +91,9 @@ python benchmarks/claims.py --table          # this page again, from what is the
 
 This page is written by `claims.py`. What is trained stands in `claims_arms.py`, what is claimed in
 `claims_declared.py`, and how it is decided in `claims_judge.py`; all of it was fixed while the first seed of the first
-claim was running, before any comparison had a second one. Written {datetime.now(timezone.utc):%Y-%m-%d} on a machine
-with an {processor("model name")} without AVX512, two runs at a time with one thread each.
+claim was running, before any comparison had a second one; what was added since says so. Written
+{datetime.now(timezone.utc):%Y-%m-%d} on an {processor("model name")} ({torch.backends.cpu.get_cpu_capability()}); a
+run has {SAME["threads"]} thread.
 
 **Everything here is small.** ViTs of width {model["embed_dim"]} and depth {model["depth"]}, images of
 {SAME["img_size"]} pixels in patches of {SAME["patch_size"]} (64 positions, as in MP3's runs on CIFAR-100);
