@@ -122,6 +122,8 @@ ARMS: dict[str, Arm] = {
     # LUT
     "context alone": _task("lut", pixel_weight=0.0),
     "lut on simmim": _task("lut", base="simmim"),
+    "lut, three times as long": _task("lut", times=3),
+    "context alone, momentum 0.996": _task("lut", pixel_weight=0.0, momentum=0.996),
     # MP3
     "mp3, η 0": _task("mp3", ("all", *FROZEN), context_mask_ratio=0.0),
     "mp3, relative positions": Arm(measures=("all",), of="mp3", positions="relative"),
