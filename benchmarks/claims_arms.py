@@ -128,11 +128,15 @@ ARMS: dict[str, Arm] = {
     "mp3, η 0": _task("mp3", ("all", *FROZEN), context_mask_ratio=0.0),
     "mp3, relative positions": Arm(measures=("all",), of="mp3", positions="relative"),
     "mp3, no positions": Arm(measures=("all",), of="mp3", positions="none"),
+    "mp3, tuned as long": Arm(measures=("all",), of="mp3", finetuning=LONGER),
+    "mp3, relative, as long": Arm(measures=("all",), of="mp3", positions="relative", finetuning=LONGER),
+    "mp3, no positions, as long": Arm(measures=("all",), of="mp3", positions="none", finetuning=LONGER),
     "mp3 and mae": Arm(measures=("all",), members=(("mp3", 0), ("mae", 0))),
     "mae and mae": Arm(measures=("all",), members=(("mae", 0), ("mae", 1))),
     "mp3 and mp3": Arm(measures=("all",), members=(("mp3", 0), ("mp3", 1))),
     # features: of a frozen teacher, and pixels asked in the same way
     "features of mae": Arm({"name": "distill"}, time_of="mae", teacher="mae"),
+    "features of mae, longer": Arm({"name": "distill"}, time_of="mae", teacher=MAE_LONG),
     "pixels instead": Arm(
         {"name": "simmim", "mask_ratio": 0.4, "mask_unit": 4, "normalized_pixels": True}, time_of="mae"
     ),
@@ -150,7 +154,6 @@ ARMS: dict[str, Arm] = {
     "extrema, γ 0.8, 2 masks": _extrema(mask_ratio=0.8, masks=2),
     "extrema, no crops": _extrema(crop="none"),
     "extrema, no colours": _extrema(color="none"),
-    "extrema, neither": _extrema(crop="none", color="none"),
     "extrema, the mean": _extrema(class_token="mean"),
     # DropPos
     "droppos, long": _droppos(),
