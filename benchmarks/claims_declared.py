@@ -127,7 +127,7 @@ CLAIMS: dict[str, Claim] = {
         ),
         tries="Added when three seeds had shown that the encoder does not get ahead of its teacher: a better teacher, "
         "which `mae` trained three times as long. Found: nothing that seeds would let see. Both papers take a teacher "
-        "that saw hundreds of millions of images; one that knows no more than its student will has little to give.",
+        "that saw hundreds of millions of images, which may be why.",
     ),
     "restore": Claim(
         "Beyond Masking: masking and zooming in together, and the order of the degradations",
