@@ -12,18 +12,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from claims_arms import ARMS, MEASURES, SAME, SCRATCH, SEEDS, UNTRAINED
-from claims_declared import CLAIMS, Claim
+from claims_arms import ARMS, FROZEN, MEASURES, SAME, SCRATCH, SEEDS, UNTRAINED
+from claims_declared import CLAIMS, Claim, Comparison
 from claims_free import free_section, free_summary
 from claims_judge import CONTRADICTED, HOLDS, UNDECIDED, Decided, Noise, Scores, decide, noise_of
 from claims_runs import Study
 
 from patchloom.files import write_whole
 from patchloom.machine import processor
+from patchloom.runs.health import EARLY, NOT_LEARNING
 from patchloom.runs.sealed import read_sealed
 
 NOT_RUN = "not run yet"
 UNREST = 1.5  # so many times the spread of other arms is told
+MARKS = "¹²³"
 
 
 def write_page(study: Study, page: Path) -> None:
@@ -32,7 +34,7 @@ def write_page(study: Study, page: Path) -> None:
     noises = {name: noise_of(runs) for name, found in scores.items() if len(runs := trained(found)) > 1}
     found = {name: decided(claim, scores, noises) for name, claim in CLAIMS.items()}
     for name, claim in CLAIMS.items():
-        print(f"{claim.title}: {verdict_of(found[name])}")
+        print(f"{claim.title}: {verdict_of(claim, found[name])}")
     sections = [section(study, claim, found[name], scores) for name, claim in CLAIMS.items()]
     text = [beginning(study), summary(study, found, scores), *sections, free_section(study, scores)]
     text += [arms_section(study), noise_section(noises, found)]
@@ -54,7 +56,12 @@ def scores_of(study: Study, measure: str) -> Scores:
 
 def trained(scores: Scores) -> Scores:
     """Those whose seeds are independent of those of all others: neither an ensemble nor another use of an encoder."""
-    return {arm: right for arm, right in scores.items() if ARMS[arm].task or arm == SCRATCH}
+
+    def alone(arm: str) -> bool:
+        of = ARMS[arm]
+        return bool(of.task) or arm == SCRATCH or (bool(of.of) and of.of not in scores)
+
+    return {arm: right for arm, right in scores.items() if alone(arm)}
 
 
 def decided(claim: Claim, scores: Mapping[str, Scores], noises: Mapping[str, Noise]) -> list[Decided | None]:
@@ -67,11 +74,20 @@ def decided(claim: Claim, scores: Mapping[str, Scores], noises: Mapping[str, Noi
     return found
 
 
-def verdict_of(found: list[Decided | None]) -> str:
-    """Of a claim: how many of its comparisons have which verdict."""
+def verdict_of(claim: Claim, found: list[Decided | None]) -> str:
+    """Of a claim: how many of its comparisons have which verdict, those apart that were added later."""
+    parts = {
+        one: [its for by, its in zip(claim.comparisons, found, strict=True) if by.added is one] for one in (False, True)
+    }
+    added = f"; of {len(parts[True])} added later, {counted(parts[True])}" * bool(parts[True])
+    return counted(parts[False]) + added
+
+
+def counted(found: list[Decided | None]) -> str:
+    """How many comparisons have which verdict."""
     counts = Counter(NOT_RUN if one is None else one.verdict for one in found)
     if len(counts) == 1:
-        return f"**{next(iter(counts))}**"
+        return f"**{next(iter(counts))}**" + f" in all {len(found)}" * (len(found) > 1)
     words = (HOLDS, UNDECIDED, CONTRADICTED, NOT_RUN)
     return ", ".join(f"**{word}** in {counts[word]} of {len(found)}" for word in words if counts[word])
 
@@ -90,26 +106,29 @@ python benchmarks/claims.py --table          # this page again, from what is the
 ```
 
 This page is written by `claims.py`. What is trained stands in `claims_arms.py`, what is claimed in
-`claims_declared.py`, and how it is decided in `claims_judge.py`; all of it was fixed while the first seed of the first
-claim was running, before any comparison had a second one; what was added since says so. Written
-{datetime.now(timezone.utc):%Y-%m-%d} on an {processor("model name")} ({torch.backends.cpu.get_cpu_capability()}); a
-run has {SAME["threads"]} thread.
+`claims_declared.py`, and how it is decided in `claims_judge.py`. All of it was committed while the first seed of the
+first claim was running (23 November, 10:22), and reviewed until its second was half made (11:06); comparisons that were
+added later, when results had been seen, are marked. Written {datetime.now(timezone.utc):%Y-%m-%d} on an
+{processor("model name")} ({torch.backends.cpu.get_cpu_capability()}); a run has {SAME["threads"]} thread.
 
 **Everything here is small.** ViTs of width {model["embed_dim"]} and depth {model["depth"]}, images of
 {SAME["img_size"]} pixels in patches of {SAME["patch_size"]} (64 positions, as in MP3's runs on CIFAR-100);
 {study.epochs:g} epochs of {9.8 * study.images:,.0f} of CIFAR-10's training images without labels, in batches of
 {SAME["batch_size"]}, where the papers train for hundreds of epochs of a million images. So a verdict says what holds
 *at the beginning of a training*, and an effect that needs a longer one cannot be seen. {SEEDS} seeds of everything:
-weights, held-out images, draws, and the fine-tuning; but one set of training and test images, so that nothing here
-speaks of other data.
+weights, held-out images, draws, which 500 labels, and the fine-tuning; but one set of training and test images, so that
+nothing here speaks of other data. All arms have the learning rates that `auto` takes, tuned for none of them, so that
+an order of arms may be one of rates.
 
 Measured on {10 * study.images:,} test images: {measures}. The labelled images are those of the pre-training.
 Fine-tuning is `patchloom evaluate finetune` with the recipe `small`, 20 epochs of 500 images or 4 of 5,000.
 
 **The rule.** Differences are paired over seeds and over test images. A comparison **holds** where the 95 % interval of
 the difference lies above zero, is **contradicted** where it lies below, and is **undecided** otherwise. The last column
-says which true difference four of five such studies would tell from zero. Intervals are bootstraps over test images,
-and over seeds with the spread that all arms have in common; three seeds alone would give none."""
+says which true difference four of five such studies would tell from zero; the paper's, where it is at hand, stands
+before it, and where it is far smaller, undecided says nothing against the paper. Intervals are bootstraps over test
+images, and over seeds with the spread that all arms have in common; three seeds alone would give none. An end
+that rounds to zero has two places: there draws and further arms move the verdict."""
 
 
 def summary(study: Study, found: Mapping[str, list[Decided | None]], scores: Mapping[str, Scores]) -> str:
@@ -121,37 +140,57 @@ def summary(study: Study, found: Mapping[str, list[Decided | None]], scores: Map
         cells = {arm: mean_and_range(scores[measure].get(arm)) for arm in claim.arms}
         measured = "; ".join(f"{arm} {cell}" for arm, cell in cells.items() if cell)
         measured = f"`{measure}`: {measured}" * bool(measured)
-        lines.append(f"| {claim.title} | {claim.published} | {measured} | {verdict_of(found[name])} |")
+        lines.append(f"| {claim.title} | {claim.published} | {measured} | {verdict_of(claim, found[name])} |")
     return "\n".join([*lines, *free_summary(study, scores)])
 
 
 def section(study: Study, claim: Claim, found: list[Decided | None], scores: Mapping[str, Scores]) -> str:
     """A claim: a row a comparison, then what else was measured of its arms."""
     lines = [f"## {claim.title}", "", f"{claim.source}. {claim.published}", "", f"Tested: {claim.hypothesis}", ""]
-    lines += ["| measure | said to be better | than | difference, points | by seed | verdict | could see |"]
-    lines += ["| --- | --- | --- | --- | --- | --- | --- |"]
+    lines += ["| measure | said to be better | than | difference, points | by seed | verdict | paper's | could see |"]
+    lines += ["| --- | --- | --- | --- | --- | --- | --- | --- |"]
     notes: dict[str, None] = {}
     for one, its in zip(claim.comparisons, found, strict=True):
-        cells = [NOT_RUN, "", "", ""]
+        notes |= dict.fromkeys(remarks := remarks_on(study, one, its))
+        marks = "".join(f" {remark[0]}" for remark in remarks)
+        published = "" if one.published is None else f"{one.published:+.1f}"
+        cells = [f"{NOT_RUN}{marks}", "", "", published, ""]
         if its is not None:
             each = ", ".join(f"{100 * value:+.1f}" for value in its.each)
-            interval = f"{100 * its.points:+.1f} [{100 * its.low:+.1f}, {100 * its.high:+.1f}]"
-            mark = ""
-            if its.unrest > UNREST:
-                mark += " ¹"
-                notes[f"¹ Seeds move this difference more than {UNREST:g} times as far as others: see the end."] = None
-            if unlearnt(study, (one.better, one.worse)):
-                mark += " ²"
-                notes["² The verdict on a run of one of the two is that its task is not learnt at this length."] = None
-            cells = [interval, each, f"**{its.verdict}**{mark}", f"{100 * its.could_see:.1f}"]
+            interval = f"{100 * its.points:+.1f} [{end(its.low)}, {end(its.high)}]"
+            cells = [interval, each, f"**{its.verdict}**{marks}", published, f"{100 * its.could_see:.1f}"]
         lines.append(f"| {one.measure} | {one.better} | {one.worse} | {' | '.join(cells)} |")
-    lines += ["", " ".join(notes)] * bool(notes)
+    lines += ["", " ".join(sorted(notes, key=lambda note: MARKS.index(note[0])))] * bool(notes)
     shown = list(dict.fromkeys([*(one.measure for one in claim.comparisons), *claim.beside]))
     lines += ["", f"| % | {' | '.join(shown)} |", f"| --- |{' --- |' * len(shown)}"]
     for arm in (*claim.arms, UNTRAINED):
-        cells = [mean_and_range(scores[measure].get(arm)) for measure in shown]
+        cells = [mean_and_range(scores[measure].get(encoder_of(arm, measure))) for measure in shown]
         lines += [f"| {arm} | {' | '.join(cells)} |"] * any(cells)
     return "\n".join([*lines, *(("", claim.tries) if claim.tries else ())])
+
+
+def encoder_of(arm: str, measure: str) -> str:
+    """The arm of which a measure is shown: of frozen features that whose encoder it takes."""
+    of = ARMS[arm]
+    return of.of if of.of and not of.fresh and measure in FROZEN else arm
+
+
+def end(share: float) -> str:
+    """An end of an interval in points; with two places where one would not say on which side of zero it is."""
+    points = f"{100 * share:+.1f}"
+    return points if points.strip("+-0.") else f"{100 * share:+.2f}"
+
+
+def remarks_on(study: Study, one: Comparison, its: Decided | None) -> list[str]:
+    """What has to be known of a comparison, each with its mark before it."""
+    arms = one.better, one.worse
+    found = {
+        f"¹ Seeds move this difference more than {UNREST:g} times as far as others: see the end.": its is not None
+        and its.unrest > UNREST,
+        "² A run of one of the two did not learn its task, or too little to tell.": unlearnt(study, arms),
+        "³ Added when results of this claim had been seen.": one.added,
+    }
+    return [remark for remark, holds in found.items() if holds]
 
 
 def verdicts(study: Study, arm: str) -> list[str]:
@@ -161,8 +200,9 @@ def verdicts(study: Study, arm: str) -> list[str]:
 
 
 def unlearnt(study: Study, arms: Iterable[str]) -> bool:
-    """Whether a run of one of some arms, or of those whose encoder they take, has not learnt its task."""
-    return any("not learning" in verdicts(study, ARMS[arm].of or arm) for arm in arms if not ARMS[arm].fresh)
+    """Whether a run of one of some arms, or of those whose encoder they take, has hardly learnt its task."""
+    found = (word for arm in arms if not ARMS[arm].fresh for word in verdicts(study, ARMS[arm].of or arm))
+    return not {NOT_LEARNING, EARLY}.isdisjoint(found)
 
 
 def arms_section(study: Study) -> str:
@@ -208,5 +248,6 @@ def noise_section(noises: Mapping[str, Noise], found: Mapping[str, list[Decided 
 Standard deviation of one run over seeds, of all arms of a measure: {said}.
 
 Where two arms are alike, and vary as the others do, 3 % of such comparisons are wrongly decided; where both vary twice
-as far as the others, 14 % (simulated: `python benchmarks/claims_judge.py`). {count} comparisons were made, and those
-that share an arm are right or wrong together."""
+as far as the others, 14 % (simulated: `python benchmarks/claims_judge.py`). {count} comparisons were made; if nothing
+differed, some {0.03 * count:.0f} would be decided. Those that share an arm are right or wrong
+together. Where two arms share an encoder, its seeds move both, and the interval is too wide."""

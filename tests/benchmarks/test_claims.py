@@ -142,7 +142,7 @@ def test_what_fails_keeps_only_what_needs_it_from_being_made(
 
     monkeypatch.setattr(claims, "one", one)
     monkeypatch.setattr(claims.time, "sleep", lambda _: None)
-    study, jobs = Study(tmp_path), claims.jobs_of(["features", "lut"])
+    study, jobs = Study(tmp_path), claims.jobs_of(["features", "lut", "mp3"])
     failed = claims.make_all(study, jobs, 2)
     assert set(failed) == {("mae", 1), *(job for job in jobs if ("mae", 1) in needed(*job))}
     assert ("features of mae", 1) not in made and len(made) == len(jobs) - len(failed) + 1
@@ -153,8 +153,39 @@ def test_what_fails_keeps_only_what_needs_it_from_being_made(
     claims_page.write_page(study, tmp_path / "claims.md")
     text = (tmp_path / "claims.md").read_text()
     assert "| few | lut | mae | " in text and "not run yet" in text and "| lut | `lut` | 1,224 | 150 |" in text
+    assert "| few | lut, three times as long | mae, three times as long | " in text
+    assert "added later, " in text and "³ Added when results" in text
     assert "| RankMe | " in text and "RankMe, which needs no labels" in text
     assert all(len(line) <= 120 for line in text.splitlines() if not line.startswith("|"))
+
+
+def test_verdicts_are_counted_with_those_apart_that_were_added_later() -> None:
+    claim, rng = CLAIMS["lut"], np.random.default_rng(0)
+    good, bad = drawn(rng, 0.6, 0.0), drawn(rng, 0.3, 0.0)
+    up, down = (decide(*pair, noise_of({"good": good, "bad": bad})) for pair in ((good, bad), (bad, good)))
+    found = [up if one.added else down for one in claim.comparisons]
+    assert claims_page.verdict_of(claim, found) == ("**contradicted** in all 5; of 2 added later, **holds** in all 2")
+    found[0] = None
+    assert claims_page.verdict_of(claim, found).startswith("**contradicted** in 4 of 5, **not run yet** in 1 of 5; of")
+
+
+def test_an_end_says_on_which_side_of_zero_it_is() -> None:
+    assert [claims_page.end(share) for share in (0.0004, -0.0004, 0.0123, -0.1)] == ["+0.04", "-0.04", "+1.2", "-10.0"]
+
+
+def test_frozen_features_are_those_of_the_encoder_that_an_arm_takes() -> None:
+    assert claims_page.encoder_of("mp3, relative positions", "knn") == "mp3"
+    assert claims_page.encoder_of("mp3, relative positions", "all") == "mp3, relative positions"
+    assert claims_page.encoder_of(UNTRAINED, "knn") == UNTRAINED  # whose weights are new
+
+
+def test_an_arm_whose_encoder_no_other_is_measured_with_tells_of_the_noise() -> None:
+    right = np.ones((SEEDS, 5), bool)
+    assert set(claims_page.trained({"extrema, instance": right, "extrema, the mean": right})) == {
+        "extrema, instance",
+        "extrema, the mean",
+    }
+    assert set(claims_page.trained({"mp3": right, "mp3, no positions": right, SCRATCH: right})) == {"mp3", SCRATCH}
 
 
 @pytest.fixture(scope="module")
