@@ -60,10 +60,7 @@ Pair = tuple[str, str] | tuple[str, str, float]
 
 def _over(measure: str, *pairs: Pair, added: bool = False) -> tuple[Comparison, ...]:
     """Comparisons of the better arm with the worse, and by how much it is better in the paper, where that is known."""
-    found = []
-    for better, worse, *published in pairs:
-        found.append(Comparison(better, worse, measure, *published, added=added))
-    return tuple(found)
+    return tuple(Comparison(better, worse, measure, *published, added=added) for better, worse, *published in pairs)
 
 
 TASKS = ("mae", "simmim", "droppos", "mp3", "restore", "extrema", "lut")

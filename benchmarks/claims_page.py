@@ -20,12 +20,14 @@ from claims_runs import Study
 
 from patchloom.files import write_whole
 from patchloom.machine import processor
-from patchloom.runs.health import EARLY, NOT_LEARNING
-from patchloom.runs.sealed import read_sealed
+from patchloom.runs.health import EARLY, NOT_LEARNING, read_health
 
 NOT_RUN = "not run yet"
 UNREST = 1.5  # so many times the spread of other arms is told
-MARKS = "¹²³"
+# what has to be known of a comparison, each with its mark before it
+RESTLESS = f"¹ Seeds move this difference more than {UNREST:g} times as far as others: see the end."
+UNLEARNT = "² A run of one of the two did not learn its task, or too little to tell."
+ADDED = "³ Added when results of this claim had been seen."
 
 
 def write_page(study: Study, page: Path) -> None:
@@ -76,11 +78,9 @@ def decided(claim: Claim, scores: Mapping[str, Scores], noises: Mapping[str, Noi
 
 def verdict_of(claim: Claim, found: list[Decided | None]) -> str:
     """Of a claim: how many of its comparisons have which verdict, those apart that were added later."""
-    parts = {
-        one: [its for by, its in zip(claim.comparisons, found, strict=True) if by.added is one] for one in (False, True)
-    }
-    added = f"; of {len(parts[True])} added later, {counted(parts[True])}" * bool(parts[True])
-    return counted(parts[False]) + added
+    pairs = list(zip(claim.comparisons, found, strict=True))
+    declared, later = ([its for one, its in pairs if one.added is added] for added in (False, True))
+    return counted(declared) + f"; of {len(later)} added later, {counted(later)}" * bool(later)
 
 
 def counted(found: list[Decided | None]) -> str:
@@ -149,9 +149,9 @@ def section(study: Study, claim: Claim, found: list[Decided | None], scores: Map
     lines = [f"## {claim.title}", "", f"{claim.source}. {claim.published}", "", f"Tested: {claim.hypothesis}", ""]
     lines += ["| measure | said to be better | than | difference, points | by seed | verdict | paper's | could see |"]
     lines += ["| --- | --- | --- | --- | --- | --- | --- | --- |"]
-    notes: dict[str, None] = {}
+    notes: set[str] = set()
     for one, its in zip(claim.comparisons, found, strict=True):
-        notes |= dict.fromkeys(remarks := remarks_on(study, one, its))
+        notes.update(remarks := remarks_on(study, one, its))
         marks = "".join(f" {remark[0]}" for remark in remarks)
         published = "" if one.published is None else f"{one.published:+.1f}"
         cells = [f"{NOT_RUN}{marks}", "", "", published, ""]
@@ -160,7 +160,7 @@ def section(study: Study, claim: Claim, found: list[Decided | None], scores: Map
             interval = f"{100 * its.points:+.1f} [{end(its.low)}, {end(its.high)}]"
             cells = [interval, each, f"**{its.verdict}**{marks}", published, f"{100 * its.could_see:.1f}"]
         lines.append(f"| {one.measure} | {one.better} | {one.worse} | {' | '.join(cells)} |")
-    lines += ["", " ".join(sorted(notes, key=lambda note: MARKS.index(note[0])))] * bool(notes)
+    lines += ["", " ".join(note for note in (RESTLESS, UNLEARNT, ADDED) if note in notes)] * bool(notes)
     shown = list(dict.fromkeys([*(one.measure for one in claim.comparisons), *claim.beside]))
     lines += ["", f"| % | {' | '.join(shown)} |", f"| --- |{' --- |' * len(shown)}"]
     for arm in (*claim.arms, UNTRAINED):
@@ -182,21 +182,16 @@ def end(share: float) -> str:
 
 
 def remarks_on(study: Study, one: Comparison, its: Decided | None) -> list[str]:
-    """What has to be known of a comparison, each with its mark before it."""
-    arms = one.better, one.worse
-    found = {
-        f"¹ Seeds move this difference more than {UNREST:g} times as far as others: see the end.": its is not None
-        and its.unrest > UNREST,
-        "² A run of one of the two did not learn its task, or too little to tell.": unlearnt(study, arms),
-        "³ Added when results of this claim had been seen.": one.added,
-    }
+    """Those of the three remarks that are true of a comparison."""
+    restless = its is not None and its.unrest > UNREST
+    found = {RESTLESS: restless, UNLEARNT: unlearnt(study, (one.better, one.worse)), ADDED: one.added}
     return [remark for remark, holds in found.items() if holds]
 
 
 def verdicts(study: Study, arm: str) -> list[str]:
     """Of the runs of an arm whose encoder is its own, the words of `patchloom pretrain` on them."""
-    paths = [study.run(arm, seed) / "verdict.yaml" for seed in range(SEEDS) if ARMS[arm].task]
-    return [read_sealed(path)["verdict"] for path in paths if path.exists()]
+    found = [read_health(study.run(arm, seed)) for seed in range(SEEDS) if ARMS[arm].task]
+    return [health.verdict for health in found if health is not None]
 
 
 def unlearnt(study: Study, arms: Iterable[str]) -> bool:
@@ -249,5 +244,5 @@ Standard deviation of one run over seeds, of all arms of a measure: {said}.
 
 Where two arms are alike, and vary as the others do, 3 % of such comparisons are wrongly decided; where both vary twice
 as far as the others, 14 % (simulated: `python benchmarks/claims_judge.py`). {count} comparisons were made; if nothing
-differed, some {0.03 * count:.0f} would be decided. Those that share an arm are right or wrong
-together. Where two arms share an encoder, its seeds move both, and the interval is too wide."""
+differed, some {0.03 * count:.0f} would be decided. Those that share an arm are right or wrong together.
+Where two arms share an encoder, its seeds move both, and the interval is too wide."""
