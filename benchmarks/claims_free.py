@@ -18,6 +18,7 @@ from patchloom.evaluate.label_free.rows import RANKME
 MEASURES = ("knn", "linear", "few")
 LEAST_TASKS = 4
 TITLE = "RankMe, which needs no labels, goes with kNN"
+SECTION = "Which figure without labels predicts quality"
 SAID = (
     "The [study of `compare`](README.md#without-labels-which-measure-predicts-the-ranking-by-labels): ρ +0.5 to +0.6."
 )
@@ -52,14 +53,13 @@ def rank(study: Study, figure: str, found: Scores) -> Rank | None:
     return Rank(float(spearman(x, y)), low, high, float(spearman(*means)))
 
 
-def free_summary(study: Study, scores: Mapping[str, Scores]) -> list[str]:
-    """The row of the claim that was declared beforehand."""
+def free_summary(study: Study, scores: Mapping[str, Scores]) -> str:
+    """Two cells of the row of the claim that was declared beforehand: what was measured, and the verdict."""
     its = rank(study, RANKME, scores["knn"])
     if its is None:
-        return []
+        return ""
     measured = f"ρ {its.rho:+.2f} [{its.low:+.2f}, {its.high:+.2f}]; of the means of the tasks {its.of_tasks:+.2f}"
-    cells = TITLE, SAID, measured, f"**{verdict_by(its.low, its.high)}**"
-    return [f"| {' | '.join(cells)} |"]
+    return f"{measured} | **{verdict_by(its.low, its.high)}**"
 
 
 def free_section(study: Study, scores: Mapping[str, Scores]) -> str:
@@ -70,7 +70,7 @@ def free_section(study: Study, scores: Mapping[str, Scores]) -> str:
         if None in found:
             return ""
         lines.append(f"| {figure} | {' | '.join(one.text() for one in found if one)} |")
-    return "\n".join(["## Which figure without labels predicts quality", "", _HOW, "", *lines])
+    return "\n".join([f"## {SECTION}", "", _HOW, "", *lines])
 
 
 _HOW = f"""Measured on 500 test images of every encoder of this page that was trained for {EPOCHS} epochs

@@ -6,7 +6,7 @@ import csv
 import statistics
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from claims_arms import ARMS, FROZEN, MEASURES, SAME, SCRATCH, SEEDS, UNTRAINED
 from claims_declared import CLAIMS, Claim, Comparison
-from claims_free import free_section, free_summary
+from claims_free import SAID, SECTION, TITLE, free_section, free_summary
 from claims_judge import CONTRADICTED, HOLDS, UNDECIDED, Decided, Noise, Scores, decide, noise_of
+from claims_kept import LAST, Kept
 from claims_runs import Study
 
 from patchloom.files import write_whole
@@ -30,16 +31,29 @@ UNLEARNT = "² A run of one of the two did not learn its task, or too little to 
 ADDED = "³ Added when results of this claim had been seen."
 
 
-def write_page(study: Study, page: Path) -> None:
-    """All claims as a page, those too that are not finished, and a line of each on the screen."""
+def write_page(study: Study, page: Path, claims: Collection[str] = tuple(CLAIMS)) -> None:
+    """Some claims as they stand in the study, finished or not, and a line of each on the screen.
+
+    Of other claims what the page says is measured stays, so that one of them can be run by itself, and elsewhere.
+    """
+    kept = Kept(page)
     scores = {measure: scores_of(study, measure) for measure in MEASURES}
     noises = {name: noise_of(runs) for name, found in scores.items() if len(runs := trained(found)) > 1}
-    found = {name: decided(claim, scores, noises) for name, claim in CLAIMS.items()}
+    rows, sections = [], []
     for name, claim in CLAIMS.items():
-        print(f"{claim.title}: {verdict_of(claim, found[name])}")
-    sections = [section(study, claim, found[name], scores) for name, claim in CLAIMS.items()]
-    text = [beginning(study), summary(study, found, scores), *sections, free_section(study, scores)]
-    text += [arms_section(study), noise_section(noises, found)]
+        found = decided(claim, scores, noises)
+        if name in claims:
+            print(f"{claim.title}: {verdict_of(claim, found)}")
+        new = name in claims or claim.title not in kept.sections
+        part = measured(study, claim, found, scores, noises) if new else kept.measured(claim.title)
+        cells = summary(claim, found, scores) if new else kept.cells[claim.title]
+        rows.append(f"| {claim.title} | {claim.published} | {cells} |")
+        sections.append(section(claim, part))
+    whole = set(claims) == set(CLAIMS)
+    free = free_section(study, scores) if whole else kept.sections.get(SECTION, "")
+    if cells := free_summary(study, scores) if whole else kept.cells.get(TITLE):
+        rows.append(f"| {TITLE} | {SAID} | {cells} |")
+    text = [beginning(study), "\n".join([*SUMMARY, *rows]), *sections, free, chance(sections)]
     write_whole(page, "\n\n".join(wrapped(part) for part in text if part) + "\n")
 
 
@@ -108,8 +122,8 @@ python benchmarks/claims.py --table          # this page again, from what is the
 This page is written by `claims.py`. What is trained stands in `claims_arms.py`, what is claimed in
 `claims_declared.py`, and how it is decided in `claims_judge.py`. All of it was committed while the first seed of the
 first claim was running (23 November, 10:22), and reviewed until its second was half made (11:06); comparisons that were
-added later, when results had been seen, are marked. Written {datetime.now(timezone.utc):%Y-%m-%d} on an
-{processor("model name")} ({torch.backends.cpu.get_cpu_capability()}); a run has {SAME["threads"]} thread.
+added later, when results had been seen, are marked. Each claim says when and where it was measured; one that is
+measured by itself leaves the others on this page as they are. A run has {SAME["threads"]} thread.
 
 **Everything here is small.** ViTs of width {model["embed_dim"]} and depth {model["depth"]}, images of
 {SAME["img_size"]} pixels in patches of {SAME["patch_size"]} (64 positions, as in MP3's runs on CIFAR-100);
@@ -131,23 +145,39 @@ images, and over seeds with the spread that all arms have in common; three seeds
 that rounds to zero has two places: there draws and further arms move the verdict."""
 
 
-def summary(study: Study, found: Mapping[str, list[Decided | None]], scores: Mapping[str, Scores]) -> str:
-    """A row a claim."""
-    lines = ["## Verdicts", "", f"Accuracies in %: mean over {SEEDS} seeds, and their range.", ""]
-    lines += ["| claim | published | measured | verdict |", "| --- | --- | --- | --- |"]
-    for name, claim in CLAIMS.items():
-        measure = claim.comparisons[0].measure
-        cells = {arm: mean_and_range(scores[measure].get(arm)) for arm in claim.arms}
-        measured = "; ".join(f"{arm} {cell}" for arm, cell in cells.items() if cell)
-        measured = f"`{measure}`: {measured}" * bool(measured)
-        lines.append(f"| {claim.title} | {claim.published} | {measured} | {verdict_of(claim, found[name])} |")
-    return "\n".join([*lines, *free_summary(study, scores)])
+SUMMARY = (
+    "## Verdicts",
+    "",
+    f"Accuracies in %: mean over {SEEDS} seeds, and their range.",
+    "",
+    "| claim | published | measured | verdict |",
+    "| --- | --- | --- | --- |",
+)
 
 
-def section(study: Study, claim: Claim, found: list[Decided | None], scores: Mapping[str, Scores]) -> str:
-    """A claim: a row a comparison, then what else was measured of its arms."""
-    lines = [f"## {claim.title}", "", f"{claim.source}. {claim.published}", "", f"Tested: {claim.hypothesis}", ""]
-    lines += ["| measure | said to be better | than | difference, points | by seed | verdict | paper's | could see |"]
+def summary(claim: Claim, found: list[Decided | None], scores: Mapping[str, Scores]) -> str:
+    """Two cells of a claim's row: what was measured, and the verdict."""
+    measure = claim.comparisons[0].measure
+    cells = {arm: mean_and_range(scores[measure].get(arm)) for arm in claim.arms}
+    measured = "; ".join(f"{arm} {cell}" for arm, cell in cells.items() if cell)
+    return f"`{measure}`: {measured}" * bool(measured) + f" | {verdict_of(claim, found)}"
+
+
+def section(claim: Claim, part: str) -> str:
+    """A claim: what is said and tested, what was measured of it, and what was found."""
+    said = [f"## {claim.title}", f"{claim.source}. {claim.published}", f"Tested: {claim.hypothesis}", part, claim.tries]
+    return "\n\n".join(wrapped(one) for one in said if one)
+
+
+def measured(
+    study: Study,
+    claim: Claim,
+    found: list[Decided | None],
+    scores: Mapping[str, Scores],
+    noises: Mapping[str, Noise],
+) -> str:
+    """A row a comparison, then what else was measured of its arms, the arms, and where and when."""
+    lines = ["| measure | said to be better | than | difference, points | by seed | verdict | paper's | could see |"]
     lines += ["| --- | --- | --- | --- | --- | --- | --- | --- |"]
     notes: set[str] = set()
     for one, its in zip(claim.comparisons, found, strict=True):
@@ -166,7 +196,17 @@ def section(study: Study, claim: Claim, found: list[Decided | None], scores: Map
     for arm in (*claim.arms, UNTRAINED):
         cells = [mean_and_range(scores[measure].get(encoder_of(arm, measure))) for measure in shown]
         lines += [f"| {arm} | {' | '.join(cells)} |"] * any(cells)
-    return "\n".join([*lines, *(("", claim.tries) if claim.tries else ())])
+    lines += ["", *arms_rows(study, claim), ""]
+    noise = "; ".join(
+        f"`{name}` {100 * its.deviation:.2f} points ({its.freedom} degrees of freedom)"
+        for name, its in noises.items()
+        if name in shown
+    )
+    machine = f"an {processor('model name')} ({torch.backends.cpu.get_cpu_capability()})"
+    lines += [f"{LAST}{datetime.now(timezone.utc):%Y-%m-%d} on {machine}."]
+    if noise:
+        lines[-1] += f" Standard deviation of one run over seeds, of all arms of a measure: {noise}."
+    return "\n".join(lines)
 
 
 def encoder_of(arm: str, measure: str) -> str:
@@ -200,10 +240,11 @@ def unlearnt(study: Study, arms: Iterable[str]) -> bool:
     return not {NOT_LEARNING, EARLY}.isdisjoint(found)
 
 
-def arms_section(study: Study) -> str:
+def arms_rows(study: Study, claim: Claim) -> list[str]:
     """Of each arm that was pre-trained: options, length, time, and what the run says of its task."""
-    lines = ["## The arms", "", "| arm | task and options | updates | seconds | its task |", "| --- |" + " --- |" * 4]
-    for arm, of in ARMS.items():
+    lines = ["| arm | task and options | updates | seconds | its task |", "| --- |" + " --- |" * 4]
+    for arm in dict.fromkeys(ARMS[arm].of or arm for arm in claim.arms):
+        of = ARMS[arm]
         if not of.task or not all(study.is_done(arm, seed) for seed in range(SEEDS)):
             continue
         ends = [last_row(study.run(arm, seed) / "metrics.csv") for seed in range(SEEDS)]
@@ -212,7 +253,7 @@ def arms_section(study: Study) -> str:
         updates, seconds = (statistics.median(float(end[name]) for end in ends) for name in ("step", "seconds"))
         said = ", ".join(f"{word} ({count})" for word, count in Counter(verdicts(study, arm)).items())
         lines.append(f"| {arm} | {task} | {updates:,.0f} | {seconds:,.0f} | {said} |")
-    return "\n".join(lines) if len(lines) > 4 else ""
+    return lines if len(lines) > 2 else []
 
 
 def last_row(path: Path) -> dict[str, str]:
@@ -229,18 +270,11 @@ def mean_and_range(right: np.ndarray | None) -> str:
     return f"{each.mean():.1f} ({each.min():.1f}-{each.max():.1f})"
 
 
-def noise_section(noises: Mapping[str, Noise], found: Mapping[str, list[Decided | None]]) -> str:
-    """What seeds do to each measure, and how many verdicts chance alone would give."""
-    if not noises:
-        return ""
-    said = "; ".join(
-        f"`{name}` {100 * noise.deviation:.2f} points ({noise.freedom} degrees of freedom)"
-        for name, noise in noises.items()
-    )
-    count = sum(one is not None for each in found.values() for one in each)
+def chance(sections: Iterable[str]) -> str:
+    """How many verdicts chance alone would give."""
+    lines = (line for text in sections for line in text.splitlines() if line.startswith("|"))
+    count = sum(any(f"| **{word}**" in line for word in (HOLDS, UNDECIDED, CONTRADICTED)) for line in lines)
     return f"""## What chance does
-
-Standard deviation of one run over seeds, of all arms of a measure: {said}.
 
 Where two arms are alike, and vary as the others do, 3 % of such comparisons are wrongly decided; where both vary twice
 as far as the others, 14 % (simulated: `python benchmarks/claims_judge.py`). {count} comparisons were made; if nothing
