@@ -6,7 +6,7 @@ An arm that is changed after it was made is refused, since what is kept of it wa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 SEEDS = 3
@@ -161,6 +161,7 @@ ARMS: dict[str, Arm] = {
     # DropPos
     "droppos, long": _droppos(),
     "droppos, γ 0": _droppos(mask_ratio=0.0),
+    "droppos, in γ 0's time": replace(_droppos(), time_of="droppos, γ 0"),
     "droppos, γ_pos 1": _droppos(position_mask_ratio=1.0),
     "droppos, no smoothing": _droppos(sigma=0.0),
     "droppos, no guide": _droppos(temperature=float("inf")),
