@@ -8,7 +8,7 @@
 
 `claims_arms.py` says what is trained, `claims_declared.py` what is claimed and compared, `claims_judge.py` how it is
 decided. What is in ``--out`` is read and not made again, so a study that was stopped or killed goes on with the same
-command, and a run of it where it was. Of claims that are not named claims.md keeps what it says.
+command, and a run of it where it was. Of a claim of which ``--out`` has less than claims.md, that keeps what it says.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def main() -> None:
         except PatchloomError as problem:
             parser.error(str(problem))
         failed = make_all(study, jobs, args.jobs)
-    write_page(study, args.page, args.claims or tuple(CLAIMS))
+    write_page(study, args.page)
     if not args.table and failed:
         sys.exit(f"{len(failed)} could not be made: {', '.join(f'{arm}, seed {seed}' for arm, seed in failed)}")
 

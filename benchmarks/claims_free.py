@@ -62,18 +62,18 @@ def free_summary(study: Study, scores: Mapping[str, Scores]) -> str:
     return f"{measured} | **{verdict_by(its.low, its.high)}**"
 
 
-def free_section(study: Study, scores: Mapping[str, Scores]) -> str:
-    """Every figure with every accuracy."""
+def free_table(study: Study, scores: Mapping[str, Scores]) -> str:
+    """Every figure with every accuracy; empty where there are too few tasks."""
     lines = [f"| Spearman's ρ | {' | '.join(MEASURES)} |", f"| --- |{' --- |' * len(MEASURES)}"]
     for figure in FIGURES:
         found = [rank(study, figure, scores[measure]) for measure in MEASURES]
         if None in found:
             return ""
         lines.append(f"| {figure} | {' | '.join(one.text() for one in found if one)} |")
-    return "\n".join([f"## {SECTION}", "", _HOW, "", *lines])
+    return "\n".join(lines)
 
 
-_HOW = f"""Measured on 500 test images of every encoder of this page that was trained for {EPOCHS} epochs
+HOW = f"""Measured on 500 test images of every encoder of this page that was trained for {EPOCHS} epochs
 (`patchloom evaluate label-free`); of those trained longer or shorter many figures are higher or lower at once. (At
 first these were among them; a review took them out.) Each cell has ρ over the encoders, its interval from draws of
 tasks with all their arms and seeds, since the arms of one task are alike, and ρ of the means of the tasks. These are

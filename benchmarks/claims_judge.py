@@ -44,10 +44,12 @@ class Noise(NamedTuple):
     Attributes:
         residuals: with the variance that one run of an arm has.
         freedom: degrees of freedom of that variance.
+        arms: by which it is told.
     """
 
     residuals: np.ndarray
     freedom: int
+    arms: int
 
     @property
     def deviation(self) -> float:
@@ -97,7 +99,7 @@ def noise_of(scores: Scores) -> Noise:
     if not freedom:
         raise ValueError("how far seeds move an accuracy is told by two arms and two seeds or more")
     residuals = table - table.mean(1, keepdims=True) - table.mean(0, keepdims=True) + table.mean()
-    return Noise(residuals.ravel() * np.sqrt(residuals.size / freedom), freedom)
+    return Noise(residuals.ravel() * np.sqrt(residuals.size / freedom), freedom, arms)
 
 
 def decide(better: np.ndarray, worse: np.ndarray, noise: Noise, draws: int = DRAWS) -> Decided:

@@ -1,29 +1,44 @@
-"""What claims.md says already, so that claims that are not written anew stay as they were measured."""
+"""The text of claims.md, and what it says already, so that claims that are measured elsewhere stay on it."""
 
 from __future__ import annotations
 
+import re
+import textwrap
 from pathlib import Path
+from typing import NamedTuple
 
-FIRST, LAST = "| measure |", "Measured "  # how the first and the last paragraph of what was measured begin
 
-
-class Kept:
-    """A page as it stands.
+class Part(NamedTuple):
+    """What was measured of a claim, which a page keeps between two comments.
 
     Attributes:
-        sections: each with its title, by its title.
-        cells: the last two cells of the row of each claim: what was measured, and the verdict.
+        cells: of the row of its verdict: what was measured, and the verdict.
+        tables: a row a comparison, what else was measured of its arms, the arms, and when and where.
     """
 
-    def __init__(self, page: Path) -> None:
-        text = page.read_text() if page.exists() else ""
-        parts = f"\n{text}".split("\n## ")[1:]
-        self.sections = {part.splitlines()[0]: f"## {part}".strip() for part in parts}
-        rows = [line.strip("| ").split(" | ") for line in self.sections.get("Verdicts", "").splitlines()]
-        self.cells = {title: " | ".join(more[-2:]) for title, *more in rows if more}
+    cells: str
+    tables: str
 
-    def measured(self, title: str) -> str:
-        """The tables of a claim, and when and where they were measured."""
-        found = self.sections[title].split("\n\n")
-        first, last = (next(i for i, one in enumerate(found) if one.startswith(start)) for start in (FIRST, LAST))
-        return "\n\n".join(found[first : last + 1])
+    @property
+    def count(self) -> int:
+        """Comparisons that are decided."""
+        return len(re.findall(r"\| \*\*\w+\*\*", self.tables))
+
+    def text(self, name: str) -> str:
+        """As it stands on the page."""
+        return f"<!-- measured {name}: {self.cells} -->\n\n{joined(self.tables)}\n\n<!-- end -->"
+
+
+def kept_on(page: Path) -> dict[str, Part]:
+    """What a page says is measured, by the names of the claims."""
+    text = page.read_text() if page.exists() else ""
+    parts = re.findall(r"<!-- measured (\S+): (.*?) -->\n\n(.*?)\n\n<!-- end -->", text, re.DOTALL)
+    return {name: Part(cells, tables) for name, cells, tables in parts}
+
+
+def joined(*texts: str) -> str:
+    """Texts with lines of at most 120 characters, but in tables, titles, comments and code; empty ones are left out."""
+    parts = [part for text in texts if text for part in text.strip().split("\n\n")]
+    plain = [part if part.startswith(("|", "#", "<!--", "```")) else " ".join(part.split()) for part in parts]
+    alone = [part if "\n" in part or part.startswith("<!--") else textwrap.fill(part, 120) for part in plain]
+    return "\n\n".join(alone)

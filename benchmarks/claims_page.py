@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import csv
 import statistics
-import textwrap
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from datetime import datetime, timezone
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
-import torch
 from claims_arms import ARMS, FROZEN, MEASURES, SAME, SCRATCH, SEEDS, UNTRAINED
 from claims_declared import CLAIMS, Claim, Comparison
-from claims_free import SAID, SECTION, TITLE, free_section, free_summary
+from claims_free import HOW, SAID, SECTION, TITLE, free_summary, free_table
 from claims_judge import CONTRADICTED, HOLDS, UNDECIDED, Decided, Noise, Scores, decide, noise_of
-from claims_kept import LAST, Kept
-from claims_runs import Study
+from claims_kept import Part, joined, kept_on
+from claims_runs import WHERE, Study
 
 from patchloom.files import write_whole
-from patchloom.machine import processor
 from patchloom.runs.health import EARLY, NOT_LEARNING, read_health
 
 NOT_RUN = "not run yet"
@@ -28,40 +24,35 @@ UNREST = 1.5  # so many times the spread of other arms is told
 # what has to be known of a comparison, each with its mark before it
 RESTLESS = f"¹ Seeds move this difference more than {UNREST:g} times as far as others: see the end."
 UNLEARNT = "² A run of one of the two did not learn its task, or too little to tell."
-ADDED = "³ Added when results of this claim had been seen."
+ADDED = "³ Added when results had been seen."
+FREE = "label-free"  # the name of the claim on figures without labels
 
 
-def write_page(study: Study, page: Path, claims: Collection[str] = tuple(CLAIMS)) -> None:
-    """Some claims as they stand in the study, finished or not, and a line of each on the screen.
+def write_page(study: Study, page: Path) -> None:
+    """All claims as a page, those too that are not finished, and a line of each on the screen.
 
-    Of other claims what the page says is measured stays, so that one of them can be run by itself, and elsewhere.
+    Of a claim of which the study has less than the page, what the page says is measured stays: so one claim can be run
+    by itself, elsewhere, or again.
     """
-    kept = Kept(page)
+    kept = kept_on(page)
     scores = {measure: scores_of(study, measure) for measure in MEASURES}
     noises = {name: noise_of(runs) for name, found in scores.items() if len(runs := trained(found)) > 1}
     rows, sections = [], []
     for name, claim in CLAIMS.items():
         found = decided(claim, scores, noises)
-        if name in claims:
-            print(f"{claim.title}: {verdict_of(claim, found)}")
-        new = name in claims or claim.title not in kept.sections
-        part = measured(study, claim, found, scores, noises) if new else kept.measured(claim.title)
-        cells = summary(claim, found, scores) if new else kept.cells[claim.title]
-        rows.append(f"| {claim.title} | {claim.published} | {cells} |")
-        sections.append(section(claim, part))
-    whole = set(claims) == set(CLAIMS)
-    free = free_section(study, scores) if whole else kept.sections.get(SECTION, "")
-    if cells := free_summary(study, scores) if whole else kept.cells.get(TITLE):
-        rows.append(f"| {TITLE} | {SAID} | {cells} |")
-    text = [beginning(study), "\n".join([*SUMMARY, *rows]), *sections, free, chance(sections)]
-    write_whole(page, "\n\n".join(wrapped(part) for part in text if part) + "\n")
-
-
-def wrapped(text: str) -> str:
-    """With lines of at most 120 characters; those of tables, titles and code are left alone."""
-    parts = text.strip().split("\n\n")
-    plain = [part if part.startswith(("|", "#", "```")) else " ".join(part.split()) for part in parts]
-    return "\n\n".join(part if "\n" in part else textwrap.fill(part, 120) for part in plain)
+        part = Part(summary(claim, found, scores), measured(study, claim, found, scores, noises))
+        if name in kept and part.count < kept[name].count:
+            part = kept[name]
+        print(f"{claim.title}: {part.cells.split(' | ')[1]}" + " (as before)" * (part == kept.get(name)))
+        rows.append(f"| {claim.title} | {claim.published} | {part.cells} |")
+        said = f"{claim.source}. {claim.published}", f"Tested: {claim.hypothesis}"
+        sections.append(joined(f"## {claim.title}", *said, part.text(name), claim.tries))
+    free = Part(free_summary(study, scores), table) if (table := free_table(study, scores)) else kept.get(FREE)
+    if free:
+        rows.append(f"| {TITLE} | {SAID} | {free.cells} |")
+        sections.append(joined(f"## {SECTION}", HOW, free.text(FREE)))
+    text = [beginning(study), "\n".join([*SUMMARY, *rows]), *sections, chance(sections)]
+    write_whole(page, joined(*text) + "\n")
 
 
 def scores_of(study: Study, measure: str) -> Scores:
@@ -94,7 +85,8 @@ def verdict_of(claim: Claim, found: list[Decided | None]) -> str:
     """Of a claim: how many of its comparisons have which verdict, those apart that were added later."""
     pairs = list(zip(claim.comparisons, found, strict=True))
     declared, later = ([its for one, its in pairs if one.added is added] for added in (False, True))
-    return counted(declared) + f"; of {len(later)} added later, {counted(later)}" * bool(later)
+    said = [counted(declared)] * bool(declared) + [f"of {len(later)} added later, {counted(later)}"] * bool(later)
+    return "; ".join(said)
 
 
 def counted(found: list[Decided | None]) -> str:
@@ -122,8 +114,8 @@ python benchmarks/claims.py --table          # this page again, from what is the
 This page is written by `claims.py`. What is trained stands in `claims_arms.py`, what is claimed in
 `claims_declared.py`, and how it is decided in `claims_judge.py`. All of it was committed while the first seed of the
 first claim was running (23 November, 10:22), and reviewed until its second was half made (11:06); comparisons that were
-added later, when results had been seen, are marked. Each claim says when and where it was measured; one that is
-measured by itself leaves the others on this page as they are. A run has {SAME["threads"]} thread.
+added later, when results had been seen, are marked. Each claim says when and where it was measured: of one of which a
+study has less than this page, the page keeps what it says. A run has {SAME["threads"]} thread.
 
 **Everything here is small.** ViTs of width {model["embed_dim"]} and depth {model["depth"]}, images of
 {SAME["img_size"]} pixels in patches of {SAME["patch_size"]} (64 positions, as in MP3's runs on CIFAR-100);
@@ -141,8 +133,8 @@ Fine-tuning is `patchloom evaluate finetune` with the recipe `small`, 20 epochs 
 the difference lies above zero, is **contradicted** where it lies below, and is **undecided** otherwise. The last column
 says which true difference four of five such studies would tell from zero; the paper's, where it is at hand, stands
 before it, and where it is far smaller, undecided says nothing against the paper. Intervals are bootstraps over test
-images, and over seeds with the spread that all arms have in common; three seeds alone would give none. An end
-that rounds to zero has two places: there draws and further arms move the verdict."""
+images, and over seeds with the spread that all arms that were measured together have in common; three seeds alone
+would give none. An end that rounds to zero has two places: there draws and further arms move the verdict."""
 
 
 SUMMARY = (
@@ -156,17 +148,11 @@ SUMMARY = (
 
 
 def summary(claim: Claim, found: list[Decided | None], scores: Mapping[str, Scores]) -> str:
-    """Two cells of a claim's row: what was measured, and the verdict."""
+    """Two cells of a claim's row: what was measured, where a comparison is decided, and the verdict."""
     measure = claim.comparisons[0].measure
     cells = {arm: mean_and_range(scores[measure].get(arm)) for arm in claim.arms}
     measured = "; ".join(f"{arm} {cell}" for arm, cell in cells.items() if cell)
-    return f"`{measure}`: {measured}" * bool(measured) + f" | {verdict_of(claim, found)}"
-
-
-def section(claim: Claim, part: str) -> str:
-    """A claim: what is said and tested, what was measured of it, and what was found."""
-    said = [f"## {claim.title}", f"{claim.source}. {claim.published}", f"Tested: {claim.hypothesis}", part, claim.tries]
-    return "\n\n".join(wrapped(one) for one in said if one)
+    return f"`{measure}`: {measured}" * any(found) + f" | {verdict_of(claim, found)}"
 
 
 def measured(
@@ -176,7 +162,7 @@ def measured(
     scores: Mapping[str, Scores],
     noises: Mapping[str, Noise],
 ) -> str:
-    """A row a comparison, then what else was measured of its arms, the arms, and where and when."""
+    """A row a comparison; then, where one is decided, what else was measured of its arms, the arms, when and where."""
     lines = ["| measure | said to be better | than | difference, points | by seed | verdict | paper's | could see |"]
     lines += ["| --- | --- | --- | --- | --- | --- | --- | --- |"]
     notes: set[str] = set()
@@ -191,22 +177,22 @@ def measured(
             cells = [interval, each, f"**{its.verdict}**{marks}", published, f"{100 * its.could_see:.1f}"]
         lines.append(f"| {one.measure} | {one.better} | {one.worse} | {' | '.join(cells)} |")
     lines += ["", " ".join(note for note in (RESTLESS, UNLEARNT, ADDED) if note in notes)] * bool(notes)
+    if not any(found):
+        return "\n".join(lines)
     shown = list(dict.fromkeys([*(one.measure for one in claim.comparisons), *claim.beside]))
     lines += ["", f"| % | {' | '.join(shown)} |", f"| --- |{' --- |' * len(shown)}"]
     for arm in (*claim.arms, UNTRAINED):
         cells = [mean_and_range(scores[measure].get(encoder_of(arm, measure))) for measure in shown]
         lines += [f"| {arm} | {' | '.join(cells)} |"] * any(cells)
     lines += ["", *arms_rows(study, claim), ""]
-    noise = "; ".join(
-        f"`{name}` {100 * its.deviation:.2f} points ({its.freedom} degrees of freedom)"
-        for name, its in noises.items()
-        if name in shown
+    spreads = "; ".join(
+        f"`{name}` {100 * its.deviation:.2f} points ({its.arms} arms)" for name, its in noises.items() if name in shown
     )
-    machine = f"an {processor('model name')} ({torch.backends.cpu.get_cpu_capability()})"
-    lines += [f"{LAST}{datetime.now(timezone.utc):%Y-%m-%d} on {machine}."]
-    if noise:
-        lines[-1] += f" Standard deviation of one run over seeds, of all arms of a measure: {noise}."
-    return "\n".join(lines)
+    paths = (study.kept(arm, seed, WHERE) for arm in claim.arms for seed in range(SEEDS))
+    places = "; ".join(sorted({path.read_text() for path in paths if path.exists()}))
+    said = f"Measured {places}. " * bool(places)
+    said += f"Standard deviation of one run over seeds, of all arms that were measured together: {spreads}."
+    return "\n".join([*lines, said])
 
 
 def encoder_of(arm: str, measure: str) -> str:

@@ -2,8 +2,8 @@
 
 In the folder of the study: ``data`` (CIFAR-10's images that it uses, with their labels), ``images`` (the training
 images without), ``runs/ARM-SEED`` (as `patchloom pretrain` leaves them), ``measured/ARM-SEED`` (how the arm was
-declared; MEASURE.npy: whether each test image is classified rightly; label-free.json), ``classifiers``, ``paces``, and
-``logs``.
+declared; MEASURE.npy: whether each test image is classified rightly; label-free.json; when and where),
+``classifiers``, ``paces``, and ``logs``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,14 @@ from patchloom.evaluate import EvalSettings, extract, linear_probe
 from patchloom.evaluate.label_free.rows import label_free_rows
 from patchloom.evaluate.neighbours import knn_right
 from patchloom.files import write_whole
+from patchloom.machine import processor
 from patchloom.nets.weights import untrained_twin
 from patchloom.runs.encoder import load_extra_module
 
 K = 20
 LABEL_FREE_IMAGES = 500
 POSITION_IMAGES = 500
-DECLARED = "declared.json"
+DECLARED, WHERE = "declared.json", "measured-on.txt"
 
 
 def plain(arm: str) -> str:
@@ -158,6 +160,12 @@ def make(study: Study, arm: str, seed: int) -> None:
         for path in study.files(arm, seed):
             if not path.exists():
                 HOW[path.stem](study, arm, seed)
+                write_whole(study.kept(arm, seed, WHERE), f"{datetime.now(timezone.utc):%Y-%m-%d} on {here()}")
+
+
+def here() -> str:
+    """The processor, and which of its instructions torch takes."""
+    return f"an {processor('model name')} ({torch.backends.cpu.get_cpu_capability()})"
 
 
 def keep(study: Study, arm: str, seed: int, measure: str, found: Tensor | None) -> None:

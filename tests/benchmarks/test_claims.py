@@ -56,7 +56,7 @@ def test_an_interval_is_as_wide_as_students() -> None:
     """Without images' share in it: t for the degrees of freedom, times the deviation of a difference of two means."""
     rng = np.random.default_rng(0)
     one, other = (np.full((SEEDS, 4), value) for value in (1.0, 0.0))
-    found = decide(one, other, Noise(0.01 * rng.standard_normal(5000), 2), draws=20_000)
+    found = decide(one, other, Noise(0.01 * rng.standard_normal(5000), 2, 2), draws=20_000)
     assert (found.high - found.low) / 2 == pytest.approx(4.303 * 0.01 * np.sqrt(2 / SEEDS), rel=0.05)
 
 
@@ -156,34 +156,42 @@ def test_what_fails_keeps_only_what_needs_it_from_being_made(
     assert "| few | lut, three times as long | mae, three times as long | " in text
     assert "added later, " in text and "³ Added when results" in text
     assert "| RankMe | " in text and "RankMe, which needs no labels" in text
-    assert all(len(line) <= 120 for line in text.splitlines() if not line.startswith("|"))
+    assert all(len(line) <= 120 for line in text.splitlines() if not line.startswith(("|", "<!--")))
 
 
 def sections(text: str) -> dict[str, str]:
     return {part.splitlines()[0]: part for part in text.split("\n## ")[1:]}
 
 
-def test_a_claim_that_is_written_by_itself_leaves_the_others_as_they_were_measured(tmp_path: Path) -> None:
+def test_what_a_study_has_less_of_than_the_page_stays_on_it(tmp_path: Path) -> None:
     page, study, rng = tmp_path / "claims.md", Study(tmp_path / "there"), np.random.default_rng(0)
-    for arm, measures in {"features of mae": ["few"], "mae": ["few", "all"], "mp3": ["all"]}.items():
-        for seed, measure in [(seed, measure) for seed in range(SEEDS) for measure in measures]:
-            claims_runs.keep(study, arm, seed, measure, torch.from_numpy(rng.random(50) < 0.5))
+
+    def keep(study: Study, measures: dict[str, list[str]]) -> None:
+        for arm, seed in [(arm, seed) for arm in measures for seed in range(SEEDS)]:
+            for measure in measures[arm]:
+                claims_runs.keep(study, arm, seed, measure, torch.from_numpy(rng.random(50) < 0.5))
+            claims_runs.write_whole(study.kept(arm, seed, claims_runs.WHERE), f"today on {study.out.name}")
+
+    def verdicts(text: str) -> dict[str, str]:
+        return {line.split(" | ")[0]: line for line in sections(text)["Verdicts"].splitlines() if line.count(" | ") > 2}
+
+    keep(study, {"features of mae": ["few"], "mae": ["few", "all"], "mp3": ["all"], "mp3, η 0": ["all"]})
     claims_page.write_page(study, page)
     before = page.read_text()
-    claims_page.write_page(Study(tmp_path / "empty"), page, ["mp3", "droppos"])
-    then = page.read_text()
     titles = {name: claim.title for name, claim in CLAIMS.items()}
-    (old, new), row = map(sections, (before, then)), "| few | features of mae | mae | "
-    assert all(old[title] == new[title] for name, title in titles.items() if name not in ("mp3", "droppos"))
-    assert row in new[titles["features"]] and f"{row}not run yet" not in then
-    kept = f"| {titles['features']} | "
-    assert [line for line in before.splitlines() if line.startswith(kept)] == [
-        line for line in then.splitlines() if line.startswith(kept)
-    ]
-    assert "\n| mp3 | " in old[titles["mp3"]] and "\n| mp3 | " not in new[titles["mp3"]]
-    assert "1 comparisons were made" in new["What chance does"]
-    claims_page.write_page(Study(tmp_path / "empty"), page, [])
-    assert page.read_text() == then
+    assert "Measured today on there. " in sections(before)[titles["features"]]
+    assert "Measured" not in sections(before)[titles["droppos"]]  # nothing is
+    claims_page.write_page(Study(tmp_path / "empty"), page)
+    assert page.read_text() == before
+
+    keep(elsewhere := Study(tmp_path / "elsewhere"), {"mp3": ["all"], "mp3, η 0": ["all"], "mae": ["few"]})
+    claims_page.write_page(elsewhere, page)
+    then = page.read_text()
+    old, new = sections(before), sections(then)
+    assert [title for title in old if old[title] != new[title]] == ["Verdicts", titles["mp3"]]
+    assert "today on elsewhere" in new[titles["mp3"]] and "2 comparisons were made" in new["What chance does"]
+    changed = [row for row, line in verdicts(before).items() if verdicts(then)[row] != line]
+    assert changed == [f"| {titles['mp3']}"]
 
 
 def test_the_page_has_every_comparison_that_is_declared() -> None:
