@@ -163,8 +163,6 @@ def wrongly_decided(spread: float, trials: int = 400, arms: int = 24, images: in
 
 
 if __name__ == "__main__":
-    for spread in (1.0, 2.0, 3.0):
-        print(
-            f"{wrongly_decided(spread):.1%} of comparisons decided where nothing differs, spread x{spread:g}",
-            flush=True,
-        )
+    for arms, spread in ((24, 1.0), (24, 2.0), (24, 3.0), (7, 1.0), (7, 2.0), (4, 1.0)):
+        wrong = wrongly_decided(spread, arms=arms)
+        print(f"{wrong:.1%} of comparisons decided where nothing differs, spread x{spread:g}, {arms} arms", flush=True)
