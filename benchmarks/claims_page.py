@@ -263,7 +263,7 @@ def chance(sections: Iterable[str]) -> str:
     return f"""## What chance does
 
 Where two arms are alike, and vary as the others do, 3 % of such comparisons are wrongly decided (4 % where seven arms
-were measured together, 5 % where four were); where both vary twice as far as the others, 14 % (10 % of seven; simulated:
-`python benchmarks/claims_judge.py`). {count} comparisons were made; if nothing differed, some {0.03 * count:.0f} to
-{0.05 * count:.0f} would be decided. Those that share an arm are right or wrong together.
+were measured together, 5 % where four were); where both vary twice as far as the others, 14 % (10 % of seven;
+simulated: `python benchmarks/claims_judge.py`). {count} comparisons were made; if nothing differed, some
+{0.03 * count:.0f} to {0.05 * count:.0f} would be decided. Those that share an arm are right or wrong together.
 Where two arms share an encoder, its seeds move both, and the interval is too wide."""
