@@ -113,7 +113,9 @@ def _kept_rows(one: Contender, number: int, source: Source, settings: EvalSettin
 
 
 def _plain(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    return [{one.name: getattr(row, one.name) for one in fields(Row) if one.name != "right"} for row in rows]
+    return [
+        {one.name: getattr(row, one.name) for one in fields(Row) if one.name not in ("right", "pseudo")} for row in rows
+    ]
 
 
 def _of_plain(values: Sequence[dict[str, Any]]) -> list[Row]:

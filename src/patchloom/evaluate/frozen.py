@@ -20,7 +20,7 @@ from patchloom.evaluate.features import (
     pixels_size,
 )
 from patchloom.evaluate.pace import watched
-from patchloom.evaluate.report import Report, Row, compared, lost_images
+from patchloom.evaluate.report import Report, Row, lost_images
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified
 from patchloom.nets.encode import input_size
 from patchloom.nets.heads import InstanceHead
@@ -28,7 +28,6 @@ from patchloom.nets.pooling import check_pooling, tokens_of
 from patchloom.nets.weights import EncoderCard, untrained_twin
 from patchloom.runs.encoder import load_encoder, load_extra_module
 
-THE_UNTRAINED = "the untrained one"
 # for an encoder to which a protocol does not apply
 INSTEAD = "take knn, linear, blocks, few-shot or finetune, and positions for a run of droppos"
 UNTRAINED, PIXELS, CHANCE = "untrained", "raw pixels", "majority class"
@@ -57,6 +56,7 @@ class FrozenProtocol:
         quoted: selects the one row of an encoder that is quoted, without using its value on the test images.
         title: begins the headline, from the encoder's quoted row.
         sentence: what was done, from the features of training and of test images.
+        drawn: whether chance moves the result of a given encoder, as where few labels are drawn.
     """
 
     name: str
@@ -64,6 +64,7 @@ class FrozenProtocol:
     quoted: Callable[[Sequence[Row]], Row]
     title: Callable[[Row], str]
     sentence: Callable[[ImageFeatures, ImageFeatures], str]
+    drawn: bool = False
 
 
 def measure_run(
@@ -238,8 +239,7 @@ def _report(
         protocol=f"{protocol.sentence(train, test)} {around}",
         headline=(
             f"{protocol.title(trained)}: {trained.text()} against {100 * untrained.value:.1f} % untrained and "
-            f"{100 * pixels.value:.1f} % {pixels.encoder} on {n_test:,} test {parts.test.noun}. "
-            f"{compared(trained, untrained, THE_UNTRAINED)} {compared(trained, pixels, pixels.encoder)}"
+            f"{100 * pixels.value:.1f} % {pixels.encoder} on {n_test:,} test {parts.test.noun}."
         ),
         quoted=quoted,
         data=parts.test.name,
@@ -247,7 +247,7 @@ def _report(
         seed=settings.seed,
         n_test=n_test,
         noun=parts.test.noun,
-    )
+    ).beside(protocol.drawn)
 
 
 def circumstances(

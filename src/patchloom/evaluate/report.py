@@ -9,11 +9,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from torch import Tensor
 
 from patchloom.evaluate.tables import across_settings, by_row, fitting
 from patchloom.shown import Grid, Shown, Verbatim
+from patchloom.verdict import Difference, difference, difference_over_splits
 
 _Z = 1.959963984540054  # standard normal quantile of a 95 % interval
 _UNSURE = 0.07  # so far from a share its interval may reach before a sentence says that the images are few
@@ -47,6 +49,8 @@ class Row:
         low, high: the 95 % interval of the value; equal to it if the value is exact, or has none.
         unit: of the value, "" if it has none.
         right: [n] whether each test image was classified rightly, to compare two rows by; None where that is unknown.
+        pseudo: [n] jackknife pseudo-values of test images, or of groups of them, for a value that is no mean over
+            images; else None.
     """
 
     encoder: str
@@ -58,6 +62,7 @@ class Row:
     high: float
     unit: str = "%"
     right: Tensor | None = field(default=None, compare=False, repr=False)
+    pseudo: Tensor | None = field(default=None, compare=False, repr=False)
 
     @staticmethod
     def of(encoder: str, pooling: str, protocol: str, settings: dict[str, Any], value: float, n: int) -> Row:
@@ -116,31 +121,30 @@ def paired_difference(one: Tensor, other: Tensor) -> tuple[float, float, float]:
     return (more - fewer) / n, middle - reach, middle + reach
 
 
-def compared(row: Row, control: Row, called: str) -> str:
-    """A sentence on whether an encoder is better than a control, in words that the paired interval decides.
+def compared(
+    ours: Sequence[Row], theirs: Sequence[Row], trained: bool, n: int | None = None, noun: str = "images"
+) -> Difference:
+    """Difference between the results of an encoder and of a control, one row a seed, all tested on the same images.
 
     Args:
-        row: the encoder's.
-        control: on the same test images.
-        called: the control, such as "the untrained one".
+        ours, theirs: of the encoder and of the control, in the order of the seeds.
+        trained: whether chance in a training moves the results.
+        n: test images; as many as the rows have results of, if absent.
+        noun: what was tested.
     """
-    if row.right is None or control.right is None or len(row.right) != len(control.right):
-        return f"It cannot be compared with {called}, which was asked other images."
-    return difference_in_words(paired_difference(row.right, control.right), called)
+    control, value = theirs[-1].encoder, _mean(ours) - _mean(theirs)
+    own = [row.right if row.pseudo is None else row.pseudo for row in ours]
+    other = [row.right if row.pseudo is None else row.pseudo for row in theirs]
+    about = {"control": control, "trained": trained, "noun": noun}
+    if any(one is None for one in (*own, *other)) or len({len(one) for one in (*own, *other) if one is not None}) > 1:
+        return Difference(control, value, -1.0, 1.0, 0, len(ours), trained, noun=noun)
+    sides = [torch.stack([one for one in side if one is not None]).double().numpy() for side in (own, other)]
+    values = [row.value for row in ours], [row.value for row in theirs]
+    return difference(*sides, values if ours[0].pseudo is not None else None, n=n, **about)
 
 
-def difference_in_words(difference: tuple[float, float, float], called: str) -> str:
-    """A sentence on whether an encoder is better than a control.
-
-    Args:
-        difference: how much higher its share is, and the interval of that: low, high.
-        called: the control, such as "the untrained one".
-    """
-    points, low, high = (100 * share for share in difference)
-    interval = f"[{low:+.1f}, {high:+.1f}]"
-    if low <= 0 <= high:
-        return f"The encoder is not told apart from {called} ({points:+.1f} points {interval})."
-    return f"The encoder is {abs(points):.1f} points {'better' if points > 0 else 'worse'} than {called} {interval}."
+def _mean(rows: Sequence[Row]) -> float:
+    return sum(row.value for row in rows) / len(rows)
 
 
 @dataclass(frozen=True)
@@ -172,13 +176,15 @@ class Report(Shown):
     Attributes:
         rows: the encoder's, then its controls'.
         protocol: sentences on what was done.
-        headline: one sentence with the numbers to quote.
+        headline: one sentence with the numbers to quote; `conclusion` says what they mean.
         quoted: their rows: the encoder's, then its controls'.
+        against: the encoder's differences from controls; with ``others``, over all seeds.
+        pairs: places in ``quoted`` of the two rows of each difference.
         data, fingerprint: name of the test images, and 16 hex digits of their content.
         seed: of every split and of the untrained encoder.
         n_test: test images that could be read.
         date: ISO 8601, UTC.
-        others: reports with other seeds.
+        others: reports with other seeds, each with its own differences.
         across: the setting whose values are the columns of the table.
         down: its values are the lines instead, and the encoders the columns.
         symbols: names of settings in the table, where they differ.
@@ -203,13 +209,51 @@ class Report(Shown):
     short: bool = False
     drawings: tuple[Drawing, ...] = ()
     noun: str = "images"
+    against: tuple[Difference, ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
 
     def parts(self, width: int) -> list[str | Grid]:
         """See `Shown`."""
         said: list[str | Grid] = [self.protocol, "", self.table(width), "", self.headline]
         said += [self.spread()] * bool(self.others)
         said += [self.caution()] * bool(self.caution())
-        return [*said, *(Verbatim(f"Picture: {drawing.out}") for drawing in self.drawings)]
+        said += [Verbatim(f"Picture: {drawing.out}") for drawing in self.drawings]
+        return [*said, *[self.conclusion()] * bool(self.against)]
+
+    def conclusion(self) -> str:
+        """Sentences on whether the encoder is better than its controls; "" if it has none."""
+        return " ".join(one.sentence() for one in self.against)
+
+    def beside(self, trained: bool, *pairs: tuple[int, int]) -> Report:
+        """The report with the differences between quoted rows.
+
+        Args:
+            trained: whether chance in a training moves the results.
+            pairs: places in ``quoted`` of an encoder's row and a control's; the first row beside each other one if
+                none is given.
+        """
+        pairs = pairs or tuple((0, i) for i in range(1, len(self.quoted)))
+        found = [compared([self.quoted[i]], [self.quoted[j]], trained, self.n_test, self.noun) for i, j in pairs]
+        return replace(self, against=tuple(found), pairs=pairs)
+
+    def over_seeds(self, others: Sequence[Report]) -> Report:
+        """The report as the last one of several seeds, with its differences over all of them.
+
+        Args:
+            others: of the other seeds.
+        """
+        reports, found = (*others, self), []
+        same = len({report.fingerprint for report in reports}) == 1
+        for (i, j), one in zip(self.pairs, self.against, strict=True):
+            ours, theirs = ([report.quoted[k] for report in reports] for k in (i, j))
+            if same:
+                found.append(compared(ours, theirs, one.trained, self.n_test, self.noun))
+                continue
+            values = [row.value for row in ours], [row.value for row in theirs]
+            n = min(report.against[len(found)].n for report in reports)
+            about = {"control": one.control, "trained": one.trained, "noun": self.noun}
+            found.append(difference_over_splits(*values, n, **about))
+        return replace(self, others=tuple(others), against=tuple(found))
 
     def table(self, width: int) -> Grid:
         """All rows, in the form that fits into ``width`` characters."""

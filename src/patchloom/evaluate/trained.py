@@ -19,12 +19,12 @@ from patchloom.evaluate.answers import Answers, answers
 from patchloom.evaluate.classifier import Classifier, class_names
 from patchloom.evaluate.features import Precision, classes_of, labels_of, trains_in_bfloat16
 from patchloom.evaluate.fit import FitPlan, seconds_of_step, seeded, train
-from patchloom.evaluate.frozen import THE_UNTRAINED, UNTRAINED, majority
+from patchloom.evaluate.frozen import majority
 from patchloom.evaluate.loop import Trained
 from patchloom.evaluate.pace import TimeLeft, waiting_for
 from patchloom.evaluate.papers import RECIPES, Sized, recipe_for
 from patchloom.evaluate.recipes import OF_IMAGES, OF_RECORDINGS, Recipe
-from patchloom.evaluate.report import Report, Row, compared, lost_images
+from patchloom.evaluate.report import Report, Row, lost_images
 from patchloom.evaluate.settings import EvalSettings, Parts
 from patchloom.nets.native.choice import choose_kernels
 from patchloom.nets.weights import EncoderCard
@@ -32,7 +32,6 @@ from patchloom.waiting import duration
 
 SCRATCH = "from scratch"
 RATE_VALIDATION_SHARE = 0.1
-_CALLED = {SCRATCH: "training from scratch", UNTRAINED: THE_UNTRAINED}
 _MEASURED_FROM = 100  # steps: fewer are made sooner than told about
 
 Build = Callable[[Recipe], Classifier]
@@ -193,7 +192,7 @@ def train_and_test(
     """
     rows, found = trained_and_tested(protocol, candidates, plan, parts)
     said = [done, recipe_sentence(plan, parts, rows[0].settings)]
-    return report_of(protocol, f"{title} ({plan.name}): ", said, rows, parts, plan.settings, found[-1])
+    return report_of(protocol, f"{title} ({plan.name}): ", said, rows, parts, plan.settings, found[-1]).beside(True)
 
 
 def trained_and_tested(
@@ -235,13 +234,10 @@ def report_of(
     controls = [f"{row.number()} {row.encoder}" for row in (*rows[1:], chance)]
     first = rows[0].text() if rows[0].encoder != SCRATCH else f"{SCRATCH} {rows[0].text()}"
     against = f"{', '.join(controls[:-1])} and {controls[-1]}" if len(controls) > 1 else controls[0]
-    verdict = ""
-    if len(rows) > 1 and rows[1].encoder in _CALLED:
-        verdict = f" {compared(rows[0], rows[1], _CALLED[rows[1].encoder])}"
     return Report(
         rows=[*rows, chance],
         protocol=" ".join(said),
-        headline=f"{title}{first} against {against} on {n:,} test {parts.test.noun}.{verdict}",
+        headline=f"{title}{first} against {against} on {n:,} test {parts.test.noun}.",
         quoted=tuple(rows),
         data=parts.test.name,
         fingerprint=parts.test.fingerprint(),

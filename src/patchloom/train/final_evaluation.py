@@ -152,7 +152,7 @@ class FinalEvaluation(NamedTuple):
         for report in (knn, linear):
             self.folder.check_lock()
             append_rows(self.folder.path / "results.csv", report, once=True)
-            self.reporter.say(report.headline)
+            self.reporter.say(f"{report.headline} {report.conclusion()}")
         if doubt:
             self.reporter.say(f"  {doubt.strip()}")
         return knn, linear

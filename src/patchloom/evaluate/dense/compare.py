@@ -189,7 +189,6 @@ def report_of(
     rows: Sequence[Sequence[Row]],
     said: Sequence[str],
     lost: Sequence[str],
-    verdict: str,
     drawings: tuple[Drawing, ...],
 ) -> Report:
     """A report whose lines are measures, and whose columns are the encoder and its controls.
@@ -201,7 +200,6 @@ def report_of(
         rows: of each candidate; the first one is quoted.
         said: sentences on what was done; those on the data are added.
         lost: names of test images that could not be read.
-        verdict: a sentence on the difference from the first control, or nothing.
         drawings: pictures to be drawn.
     """
     n = len(setup.parts.test) - len(lost)
@@ -211,7 +209,7 @@ def report_of(
     return Report(
         rows=[row for of in rows for row in of],
         protocol=" ".join(sentences),
-        headline=f"{title}: {rows[0][0].text()} {measure}{against} on {n:,} test images. {verdict}".rstrip(),
+        headline=f"{title}: {rows[0][0].text()} {measure}{against} on {n:,} test images.",
         quoted=tuple(of[0] for of in rows),
         data=setup.parts.test.images.name,
         fingerprint=setup.parts.test.fingerprint(),
@@ -220,7 +218,7 @@ def report_of(
         across="measure",
         down=True,
         drawings=drawings,
-    )
+    ).beside(True)
 
 
 def best_and_worst(scores: Sequence[float]) -> list[int]:

@@ -1,9 +1,10 @@
 """Which finds of a detector are right, image by image, and intervals of average precision over the images.
 
 COCO's numbers come from all finds of a class, sorted by their scores, so that they are no sums over images. But which
-find is right is decided within its image. So that is done once, and for each draw of images the finds count as often as
-their image was drawn: the same as if the images had been copied, without any image being compared again (among equal
-scores, the order may be another one). Objects of every size count. Letters: n images, t draws, d finds of a class.
+find is right is decided within its image. So that is done once, and for each weighting of the images the finds count as
+often as their image does: the same as if images had been copied or left out, without any image being compared again
+(among equal scores, the order may be another one). Objects of every size count. Letters: n images, t weightings, d
+finds of a class.
 """
 
 from __future__ import annotations
@@ -17,13 +18,12 @@ from torch import Tensor
 
 from patchloom.data.annotated.base import Annotated, Objects
 from patchloom.evaluate.dense.found import Found
-from patchloom.evaluate.dense.intervals import draws, middle
+from patchloom.evaluate.dense.intervals import of_left_out
 
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
 _RECALLS = torch.linspace(0, 1, 101, dtype=torch.float64)
 _COUNTED = 100  # finds of an image and class
-_MOST, _FEWEST = 1000, 200  # draws
-_WORK = 2e8  # finds times draws: some seconds on one core
+_GROUPS = 200  # of images, each left out once: some seconds on one core for COCO's 5,000
 _AT_ONCE = 2**23  # numbers in memory
 
 
@@ -113,11 +113,11 @@ def _joined(parts: Sequence[tuple[np.ndarray, ...]], objects: Tensor) -> ClassMa
 
 
 def drawn_precision(matches: Matches, times: Tensor) -> Tensor:
-    """AP of each draw of the images, float64 [t]: the mean over the classes that have an object in it, nan without one.
+    """AP of each weighting, float64 [t]: the mean over the classes that have an object in it, nan without one.
 
     Args:
         matches: of all images.
-        times: float64 [t n], how often each image is drawn; ones give AP itself.
+        times: float64 [t n], how often each image counts; ones give AP itself.
     """
     step = max(1, _AT_ONCE // max([1, *(len(one.images) for one in matches.classes)]))
     chunks = times.split(step)
@@ -125,7 +125,7 @@ def drawn_precision(matches: Matches, times: Tensor) -> Tensor:
 
 
 def _of_class(matches: ClassMatches, times: Tensor) -> Tensor:
-    """AP of a class in each draw, [t]; nan where the draw has no object of it."""
+    """AP of a class in each weighting, [t]; nan where it has no object of it."""
     objects = times @ matches.objects.double()
     weights = times[:, matches.images]
     total, every = weights.cumsum(1), bool(matches.counted.all())
@@ -147,42 +147,13 @@ def _of_class(matches: ClassMatches, times: Tensor) -> Tensor:
     return torch.where(objects > 0, found / len(THRESHOLDS), torch.nan)
 
 
-def bootstrap_precision(matches: Matches, seed: int, times: int | None = None) -> tuple[float, float]:
-    """The 95 % interval of AP over the images (see `patchloom.evaluate.dense.intervals`).
+def pseudo_precision(matches: Matches) -> Tensor:
+    """Jackknife pseudo-values of AP, float64 [n], of up to 200 images; of more images, of 200 groups of them.
 
-    Args:
-        matches: of all images.
-        seed: of the draws.
-        times: draws; as many as take some seconds if absent, from 200 to 1,000.
+    They depend on the order of the images, so that two detectors are compared by those of the same images.
     """
-    if matches.n < 2:
-        return 0.0, 1.0
-    scores = drawn_precision(matches, draws(matches.n, seed, times or _times(matches)))
-    low, high = middle(scores).tolist()
-    return low, high
-
-
-def paired_precision(one: Matches, other: Matches, seed: int, times: int | None = None) -> tuple[float, float, float]:
-    """How much higher the AP of one detector is than another's on the same images, and the 95 % interval of that.
-
-    Args:
-        one, other: of the same images in the same order.
-        seed, times: as for `bootstrap_precision`.
-
-    Raises:
-        ValueError: not of the same images.
-    """
-    if one.n != other.n:
-        raise ValueError(f"{one.n} and {other.n} images are not the same")
-    whole = torch.ones(1, one.n, dtype=torch.float64)
-    difference = float(drawn_precision(one, whole) - drawn_precision(other, whole))
-    if one.n < 2:
-        return difference, -1.0, 1.0
-    drawn = draws(one.n, seed, times or min(_times(one), _times(other)))
-    low, high = middle(drawn_precision(one, drawn) - drawn_precision(other, drawn)).tolist()
-    return difference, low, high
-
-
-def _times(matches: Matches) -> int:
-    work = sum(len(one.images) + 4 * int(one.right.sum()) + 1000 for one in matches.classes)
-    return int(min(_MOST, max(_FEWEST, _WORK / work)))
+    groups = min(matches.n, _GROUPS)
+    without = torch.ones(groups, matches.n, dtype=torch.float64)
+    without[torch.arange(matches.n) % groups, torch.arange(matches.n)] = 0
+    whole = drawn_precision(matches, torch.ones(1, matches.n, dtype=torch.float64))[0]
+    return of_left_out(whole, drawn_precision(matches, without))

@@ -79,7 +79,7 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Re
         options: the fields of `EvalSettings`, such as ``seeds=3``, and the protocol's own.
 
     Returns:
-        The report of the last seed, which holds those of the others.
+        The report of the last seed, which holds those of the others, and the differences over all seeds.
 
     Raises:
         PatchloomError: no such protocol, option, encoder or data, or values that the protocol refuses.
@@ -107,9 +107,11 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Re
             if settings.seeds > 1 and is_first():
                 print(f"Seed {seed}, {seed - settings.seed + 1} of {settings.seeds}:", flush=True)
             report = function(run, data, replace(settings, seed=seed), **given, **options)
+            if settings.seeds > 1 and len(reports) == settings.seeds - 1:
+                report = report.over_seeds(reports)
             reports.append(report if settings.workers != "auto" else _with_readers(report, settings))
             if results is not None:
                 append_rows(results, report)
     for drawing in reports[-1].drawings:
         _at(drawing.function)(**drawing.content, out=drawing.out)
-    return replace(reports[-1], others=tuple(reports[:-1]))
+    return reports[-1]

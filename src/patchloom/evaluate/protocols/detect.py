@@ -5,15 +5,18 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
 
 from patchloom.data import DataLike, to_channels
 from patchloom.data.annotated import open_boxes
 from patchloom.data.annotated.base import Annotated, Objects
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import PositionChoice
-from patchloom.evaluate.dense.average_precision import AveragePrecision, average_precision
+from patchloom.evaluate.dense.average_precision import average_precision
 from patchloom.evaluate.dense.compare import (
     Candidate,
     best_and_worst,
@@ -25,12 +28,13 @@ from patchloom.evaluate.dense.compare import (
 )
 from patchloom.evaluate.dense.detecting import DetectTraining, found_in
 from patchloom.evaluate.dense.found import Found, coco_tool
-from patchloom.evaluate.dense.matches import bootstrap_precision, paired_precision
+from patchloom.evaluate.dense.intervals import interval
+from patchloom.evaluate.dense.matches import pseudo_precision
 from patchloom.evaluate.dense.recipes import DETECT, DetectRecipe
 from patchloom.evaluate.dense.setup import Setup, set_up
 from patchloom.evaluate.features import Precision
 from patchloom.evaluate.recipe_options import takes_recipe
-from patchloom.evaluate.report import Drawing, Report, Row, difference_in_words
+from patchloom.evaluate.report import Drawing, Report, Row
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trained import SCRATCH
 from patchloom.hints import check_options
@@ -48,7 +52,7 @@ _DONE = (
 )
 _MEASURED = (
     "AP is COCO's: the mean over classes, and over intersections over union from 0.5 to 0.95; S, M and L are objects "
-    "of up to 32x32 pixels, up to 96x96, and above. Intervals of AP are of draws of the test images."
+    "of up to 32x32 pixels, up to 96x96, and above. Intervals of AP are over the test images (jackknife)."
 )
 
 
@@ -124,24 +128,18 @@ def detect(
     if save or out is not None:
         keep(models[0][0], setup, "detect", None, options, out)
     # every choice has been made: now the test images are read
-    test, found, rows, scores, lost = setup.parts.test, [], [], [], []
+    test, found, rows, lost = setup.parts.test, [], [], []
     for candidate, (model, chosen) in zip(candidates, models, strict=True):
         how = {"precision": precision, "name": f"  {candidate.name}"}
         found.append(found_in(model, test, setup.card, settings, values.score, **how))
         lost = [test.images.describe(i) for i, one in enumerate(found[-1]) if one is None]
         check_read(test, lost)
         its = setup.row_settings(masks=with_masks, **chosen)
-        score, of = _scored(candidate.name, its, test, found[-1], settings.seed)
-        scores.append(score)
-        rows.append(of)
-    verdict = ""
-    if len(rows) > 1:
-        difference = paired_precision(scores[0].matches, scores[1].matches, seed=settings.seed)
-        verdict = difference_in_words(difference, "training from scratch")
+        rows.append(_scored(candidate.name, its, test, found[-1]))
     done = _DONE.format(kind="Mask R-CNN" if with_masks else "Faster R-CNN")
     done += " From scratch is the same with fresh weights." * (len(candidates) > 1)
     drawings = _drawings(found[0], setup)
-    return report_of(setup, f"Detection ({recipe})", "AP of boxes", rows, [done, _MEASURED], lost, verdict, drawings)
+    return report_of(setup, f"Detection ({recipe})", "AP of boxes", rows, [done, _MEASURED], lost, drawings)
 
 
 def _check_objects(images: Annotated[Objects], what: str) -> None:
@@ -154,15 +152,12 @@ def _has_masks(images: Annotated[Objects]) -> bool:
     return all(images.truth(i).masks is not None for i in range(min(len(images), 100)))
 
 
-def _scored(
-    name: str, settings: dict[str, Any], test: Annotated[Objects], found: Sequence[Found | None], seed: int
-) -> tuple[AveragePrecision, list[Row]]:
-    """Scores of the boxes, and rows of boxes and masks: AP with its interval first."""
+def _scored(name: str, settings: dict[str, Any], test: Annotated[Objects], found: Sequence[Found | None]) -> list[Row]:
+    """Rows of boxes and masks: AP with its interval first."""
     kept = [i for i, one in enumerate(found) if one is not None]
     images, answers = test.subset(kept), [one for one in found if one is not None]
     rows = []
-    boxes = average_precision(images, answers, test.classes, "bbox")
-    kinds = [("", boxes)]
+    kinds = [("", average_precision(images, answers, test.classes, "bbox"))]
     if settings["masks"] and _has_masks(images):
         kinds.append((" of masks", average_precision(images, answers, test.classes, "segm")))
     for of, score in kinds:
@@ -170,9 +165,14 @@ def _scored(
         if len(test.classes) > 1:
             named |= {f"AP {name}": value for name, value in score.by_class(test.classes).items()}
         for measure, value in named.items():
-            ends = bootstrap_precision(score.matches, seed) if measure == "AP" else (value, value)
-            rows.append(Row(name, "-", "detect", {**settings, "measure": f"{measure}{of}"}, value, *ends))
-    return boxes, rows
+            pseudo, ends = None, (value, value)
+            if measure == "AP":
+                pseudo = pseudo_precision(score.matches)
+                low, high = interval(torch.tensor(value, dtype=torch.float64), pseudo)
+                ends = low.item(), high.item()
+            row = Row(name, "-", "detect", {**settings, "measure": f"{measure}{of}"}, value, *ends)
+            rows.append(replace(row, pseudo=pseudo))
+    return rows
 
 
 def _drawings(found: Sequence[Found | None], setup: Setup[Objects, DetectRecipe]) -> tuple[Drawing, ...]:

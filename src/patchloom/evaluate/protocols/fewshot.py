@@ -146,7 +146,7 @@ def _linear(
     what: dict[str, Any],
 ) -> Report:
     """The linear probe, with rows of this protocol."""
-    (report,) = compare((LINEAR,), vit, card, parts, settings, load_extra_module(run, "pooling"))
+    (report,) = compare((replace(LINEAR, drawn=True),), vit, card, parts, settings, load_extra_module(run, "pooling"))
     renamed = {
         id(row): replace(row, protocol="few-shot", settings={**row.settings, "method": "linear", **what})
         for row in report.rows

@@ -104,7 +104,7 @@ def keywords(
     said = [done, recipe_sentence(plan, parts, rows[0].settings)]
     report = report_of(_NAME, f"Keyword spotting ({label}): ", said, rows, parts, settings, found[-1])
     picture = place_in_run(run, data, label, settings.seed, "pictures", ".png", f"{_NAME}-")
-    return replace(report, drawings=_drawings(picture, found[0], rows[0], classes, parts))
+    return replace(report.beside(True), drawings=_drawings(picture, found[0], rows[0], classes, parts))
 
 
 def _opened(data: DataLike, words: str | list[str] | None, card: EncoderCard, settings: EvalSettings) -> KeywordParts:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from patchloom.data import DataLike
-from patchloom.evaluate.frozen import THE_UNTRAINED, UNTRAINED, raw_name
+from patchloom.evaluate.frozen import UNTRAINED, raw_name
 from patchloom.evaluate.label_free.encoded import (
     AREAS,
     CROPS,
@@ -18,7 +18,7 @@ from patchloom.evaluate.label_free.encoded import (
 )
 from patchloom.evaluate.label_free.lidar import DELTA
 from patchloom.evaluate.label_free.rows import IMAGES, NEIGHBOURS, RANKME, chance_rows, kept, own_crop, rows_of
-from patchloom.evaluate.report import Report, Row, compared, lost_images
+from patchloom.evaluate.report import Report, Row, lost_images
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.encode import input_size
 from patchloom.nets.hierarchical import is_hierarchical
@@ -60,7 +60,7 @@ def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, image
     measured = {row.settings["measure"] for row in rows[0]}
     measure = next(one for one in (own_crop(AREAS[-1]), kept(SHARES[1]), RANKME) if one in measured)
     quoted = tuple(row for each in rows for row in each if row.settings["measure"] == measure)
-    return Report(
+    report = Report(
         rows=[*sum(rows, []), *chance_rows(ours)],
         protocol=" ".join(
             [*_sentences(ours, of_sound, is_hierarchical(vit)), story, *lost_images(ours.unreadable, source.noun)]
@@ -75,6 +75,7 @@ def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, image
         across="measure",
         down=True,
     )
+    return report if quoted[0].right is None else report.beside(False)
 
 
 def _sentences(found: LabelFreeFeatures, of_sound: bool, swin: bool) -> list[str]:
@@ -114,8 +115,4 @@ def _listed(shares: Sequence[float]) -> str:
 def _headline(measure: str, quoted: Sequence[Row], tested: str) -> str:
     ours, *others = quoted
     against = " and ".join(f"{row.number()} {row.encoder}" for row in others)
-    said = [f"{measure[0].upper()}{measure[1:]}: {ours.text()} against {against} on {tested}."]
-    if ours.right is not None:
-        names = {UNTRAINED: THE_UNTRAINED}
-        said += [compared(ours, row, names.get(row.encoder, row.encoder)) for row in others]
-    return " ".join(said)
+    return f"{measure[0].upper()}{measure[1:]}: {ours.text()} against {against} on {tested}."

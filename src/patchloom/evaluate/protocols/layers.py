@@ -10,10 +10,10 @@ from torch import Tensor
 from patchloom.data import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import ImageFeatures
-from patchloom.evaluate.frozen import INSTEAD, THE_UNTRAINED, circumstances, extractors, majority
+from patchloom.evaluate.frozen import INSTEAD, circumstances, extractors, majority
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, hold_out_for_choice
 from patchloom.evaluate.neighbours import TEMPERATURE, knn_right
-from patchloom.evaluate.report import Drawing, Report, Row, compared
+from patchloom.evaluate.report import Drawing, Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.encode import input_size
 from patchloom.nets.hierarchical import refuse_hierarchical
@@ -70,7 +70,7 @@ def layers(
         across="layer",
         down=True,
         drawings=_drawings(run, out, ours, twins, [pixels, guessed]),
-    )
+    ).beside(False, (0, 2))  # in the last layer
 
 
 def _vote(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor, k: int, settings: EvalSettings) -> Tensor:
@@ -118,8 +118,7 @@ def _headline(last: Row, best: Row, twin: Row, twins_best: Row, raw: Row, n_test
     return (
         f"Layers (kNN, k={last.settings['k']}, mean): the last is {last.text()} against {twin.number()} untrained; the "
         f"best by held-out training {noun}, {best.settings['layer']}, is {best.text()} against {twins_best.number()} "
-        f"untrained ({twins_best.settings['layer']}); {raw.encoder} {raw.number()}; on {n_test:,} test {noun}. "
-        f"In the last layer: {compared(last, twin, THE_UNTRAINED)}"
+        f"untrained ({twins_best.settings['layer']}); {raw.encoder} {raw.number()}; on {n_test:,} test {noun}."
     )
 
 

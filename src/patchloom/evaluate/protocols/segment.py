@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,15 +24,15 @@ from patchloom.evaluate.dense.compare import (
     train_each,
 )
 from patchloom.evaluate.dense.confusion import class_ious, mean_iou, pixel_accuracy
-from patchloom.evaluate.dense.intervals import bootstrap, middle, paired_bootstrap, resampled
+from patchloom.evaluate.dense.intervals import interval, pseudo_values
 from patchloom.evaluate.dense.recipes import PROBE, SEGMENT, SegmentRecipe
 from patchloom.evaluate.dense.segmenting import SegmentTraining, compared_with_truth
 from patchloom.evaluate.dense.setup import Setup, set_up
 from patchloom.evaluate.dense.sliding import segment_image
 from patchloom.evaluate.features import Precision
-from patchloom.evaluate.frozen import PIXELS, THE_UNTRAINED, UNTRAINED
+from patchloom.evaluate.frozen import PIXELS, UNTRAINED
 from patchloom.evaluate.recipe_options import takes_recipe
-from patchloom.evaluate.report import Drawing, Report, Row, difference_in_words
+from patchloom.evaluate.report import Drawing, Report, Row
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trained import SCRATCH
 from patchloom.hints import check_options
@@ -53,7 +54,7 @@ _BESIDE = {
 }
 _MEASURED = (
     "mIoU is the mean over the classes of intersection over union, each of one sum over all test images, and aAcc the "
-    "share of right pixels; intervals are of 1,000 draws of the test images."
+    "share of right pixels; intervals are over the test images (jackknife)."
 )
 
 
@@ -140,20 +141,12 @@ def segment(
         how = {"precision": precision, "name": f"  {candidate.name}"}
         each, lost = compared_with_truth(model, setup.parts.test, setup.card, settings, values.side, **how)
         found.append(each)
-        rows.append(_rows(candidate.name, setup.row_settings(head=head, **chosen), each, classes, settings.seed))
+        rows.append(_rows(candidate.name, setup.row_settings(head=head, **chosen), each, classes))
     check_read(setup.parts.test, lost)
-    verdict = ""
-    if len(rows) > 1:
-        called = THE_UNTRAINED if linear else "training from scratch"
-        against = zip(found[1:], (called, PIXELS), strict=False)
-        verdict = " ".join(
-            difference_in_words(paired_bootstrap(mean_iou, found[0], other, seed=settings.seed), name)
-            for other, name in against
-        )
     title = "Linear segmentation of the frozen encoder" if linear else f"Segmentation ({recipe}, UPerNet)"
     drawings = _drawings(models[0][0], found[0], setup)
     done = _DONE[head] + _BESIDE[head] * (len(candidates) > 1)
-    return report_of(setup, title, "mIoU", rows, [done, _MEASURED], lost, verdict, drawings)
+    return report_of(setup, title, "mIoU", rows, [done, _MEASURED], lost, drawings)
 
 
 def _check_linear(recipe: str, from_scratch: bool, positions: str, changes: Mapping[str, Any]) -> None:
@@ -168,16 +161,20 @@ def _check_linear(recipe: str, from_scratch: bool, positions: str, changes: Mapp
             raise PatchloomError(f"--{name} has no effect with --head linear, which trains one layer: leave it out")
 
 
-def _rows(name: str, settings: dict[str, Any], each: Tensor, classes: Sequence[str], seed: int) -> list[Row]:
+def _rows(name: str, settings: dict[str, Any], each: Tensor, classes: Sequence[str]) -> list[Row]:
     """mIoU, pixel accuracy and the IoU of each class that occurs, with intervals; ``each`` [n 3 k] is of the images."""
-    total = each.sum(0)
-    low, high = middle(resampled(class_ious, each, seed))
-    measures = [("mIoU", mean_iou(total).item(), bootstrap(mean_iou, each, seed))]
-    measures.append(("aAcc", pixel_accuracy(total).item(), bootstrap(pixel_accuracy, each, seed)))
-    for number, value in enumerate(class_ious(total).tolist()):
+    total, rows = each.sum(0), []
+    for measure, statistic in {"mIoU": mean_iou, "aAcc": pixel_accuracy}.items():
+        value, pseudo = statistic(total), pseudo_values(statistic, each)
+        low, high = interval(value, pseudo)
+        row = Row(name, "-", "segment", {**settings, "measure": measure}, value.item(), low.item(), high.item())
+        rows.append(replace(row, pseudo=pseudo))
+    values = class_ious(total)
+    lows, highs = interval(values, pseudo_values(class_ious, each))
+    for called, value, low, high in zip(classes, values.tolist(), lows.tolist(), highs.tolist(), strict=True):
         if value == value:  # nan: neither in truth nor in answers
-            measures.append((classes[number], value, (low[number].item(), high[number].item())))
-    return [Row(name, "-", "segment", {**settings, "measure": what}, value, *ends) for what, value, ends in measures]
+            rows.append(Row(name, "-", "segment", {**settings, "measure": called}, value, low, high))
+    return rows
 
 
 def _drawings(model: Segmenter, each: Tensor, setup: Setup[Tensor, SegmentRecipe]) -> tuple[Drawing, ...]:
