@@ -87,23 +87,23 @@ def test_the_share_of_the_way_and_its_interval_are_those_of_a_ratio():
 
 def test_few_images_have_a_wide_interval_or_none():
     values, baseline = [0.4, 0.6] * 30, [0.1] * 60
-    effects = {n: effect_of(values[:n], baseline[:n], 1.0) for n in (2, 4, 6, 60)}
+    effects = {n: effect_of(values[:n], baseline[:n], 1.0) for n in (2, 9, 10, 60)}
     assert {n: effect.level for n, effect in effects.items()} == {
-        2: Level.UNKNOWN, 4: Level.UNKNOWN, 6: Level.CLEAR, 60: Level.CLEAR,
+        2: Level.UNKNOWN, 9: Level.UNKNOWN, 10: Level.CLEAR, 60: Level.CLEAR,
     }  # fmt: skip
     reach = {n: effect.high - effect.share for n, effect in effects.items()}
-    assert reach[2] == reach[4] == math.inf
-    # Student's 2.571 and 2.001 for 5 and 59 degrees of freedom
-    for n, quantile in ((6, 2.571), (60, 2.001)):
+    assert reach[2] == reach[9] == math.inf
+    # Student's 2.262 and 2.001 for 9 and 59 degrees of freedom
+    for n, quantile in ((10, 2.2622), (60, 2.0010)):
         deviation = 0.1 / 0.9 * math.sqrt(n / (n - 1))
-        assert reach[n] == pytest.approx(quantile * deviation / math.sqrt(n), rel=2e-3)
+        assert reach[n] == pytest.approx(quantile * deviation / math.sqrt(n), rel=1e-4)
 
 
 def test_a_baseline_that_is_perfect_can_be_met_or_missed():
-    assert effect_of([0.0] * 9, [0.0] * 9, 0.0).level is Level.NONE
-    assert effect_of([0.1] * 9, [0.0] * 9, 0.0).level is Level.WORSE
-    assert effect_between((1.0, 0.7, 1.0), (1.0, 0.7, 1.0), 9).level is Level.NONE
-    assert effect_between((0.5, 0.2, 0.8), (1.0, 0.7, 1.0), 9).level is Level.WORSE
+    assert effect_of([0.0] * 19, [0.0] * 19, 0.0).level is Level.NONE
+    assert effect_of([0.1] * 19, [0.0] * 19, 0.0).level is Level.WORSE
+    assert effect_between((1.0, 0.7, 1.0), (1.0, 0.7, 1.0), 19).level is Level.NONE
+    assert effect_between((0.5, 0.2, 0.8), (1.0, 0.7, 1.0), 19).level is Level.WORSE
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -23,8 +23,7 @@ from scipy.special import stdtrit
 # Shares of the way from the baseline to perfect. Of the runs in benchmarks/README.md, raw pixels beat the features of
 # all that stayed below `CLEAR`, by kNN, and of few above it; below `SMALL` nothing is seen in the pictures, either.
 SMALL, CLEAR = 0.02, 0.10
-LEAST = 5  # images; the deviation of fewer is not known well enough for any interval
-FEWEST = 10  # test images; on fewer nothing is said to be better or worse than something else
+LEAST = 10  # images; of fewer, nothing is said to be better or worse than something else
 _Z = 1.959963984540054  # standard normal quantile of a 95 % interval
 _SPLIT = 0.25  # test images of a split over its training images: a fifth is split off
 _CALLED = {"untrained": "the untrained one", "from scratch": "training from scratch"}  # controls in a sentence
@@ -173,6 +172,8 @@ class Difference:
             its features has no randomness (kNN, logistic regression).
         unit: of the value.
         noun: what was tested: images or recordings.
+        over_images, over_seeds: half of the interval by each alone; the second is 0 with one training a side.
+        freedom: degrees of freedom of the second; 0 if there are none.
     """
 
     control: str
@@ -184,17 +185,20 @@ class Difference:
     trained: bool = False
     unit: str = "%"
     noun: str = "images"
+    over_images: float = field(default=0.0, compare=False, repr=False)
+    over_seeds: float = field(default=0.0, compare=False, repr=False)
+    freedom: float = field(default=0.0, compare=False, repr=False)
 
     @property
     def claim(self) -> Claim:
         """What may be said; the only place where that is decided.
 
-        Nothing on fewer than `FEWEST` images. Nothing while the interval includes zero. After one training a side it
+        Nothing on fewer than `LEAST` images. Nothing while the interval includes zero. After one training a side it
         covers images alone, so that another training may turn the difference round.
         """
         if not self.n:
             return Claim.APART
-        if self.n < FEWEST:
+        if self.n < LEAST:
             return Claim.FEW
         if not (self.low > 0 or self.high < 0):
             return Claim.NONE
@@ -224,7 +228,7 @@ class Difference:
             few = f"{self.n} test {self.noun} are" if self.n > 1 else f"1 test {self.noun.removesuffix('s')} is"
             return (
                 f"{few} too few to compare the encoder with {called} ({self.amount(self.value)} {self._units()}): no "
-                f"claim is made below {FEWEST}."
+                f"claim is made below {LEAST}."
             )
         if claim is Claim.ONCE:
             side = "ahead of" if self.value > 0 else "behind"
@@ -243,9 +247,9 @@ class Difference:
 
     def plain(self) -> dict[str, Any]:
         """As values for JSON."""
-        values = asdict(self)
-        values["difference"] = values.pop("value")
-        return {**values, "claim": self.claim.value}
+        names = ("control", "low", "high", "n", "trainings", "trained", "unit", "noun")
+        values = {name: getattr(self, name) for name in names}
+        return {**values, "difference": self.value, "claim": self.claim.value}
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> Difference:
@@ -310,11 +314,14 @@ def difference(
         middle = results[0].mean() - results[1].mean()
         quantile, images = (student(k - 1), gains.var(ddof=1) / k) if k > 1 else (math.inf, math.inf)
     images = max(0.0, images - sum(map(_flips, sides)))
-    reach = math.hypot(quantile * math.sqrt(images) if images else 0.0, _welch(results))
+    over_images = quantile * math.sqrt(images) if images else 0.0
+    over_seeds, freedom = _welch(results)
+    reach = math.hypot(over_images, over_seeds)
     value = float(results[0].mean() - results[1].mean())
     # nan: an image without which there is no score
     low, high = (-1.0, 1.0) if not math.isfinite(reach) else (middle - reach, middle + reach)
-    return Difference(control, value, max(-1.0, low), min(1.0, high), n or k, seeds, trained, noun=noun)
+    ends, parts = (max(-1.0, low), min(1.0, high)), (over_images, over_seeds, freedom)
+    return Difference(control, value, *ends, n or k, seeds, trained, "%", noun, *parts)
 
 
 def _flips(side: np.ndarray) -> float:
@@ -326,13 +333,14 @@ def _flips(side: np.ndarray) -> float:
     return float((rest * rest).sum() / ((seeds - 1) * (n - 1) * seeds * n))
 
 
-def _welch(results: Sequence[np.ndarray]) -> float:
-    """Half of Welch's interval of the difference of two means of results [s]; 0 where there is one of each."""
+def _welch(results: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Half of Welch's interval of the difference of two means of results [s], and its degrees of freedom; 0 without."""
     parts = [(one.var(ddof=1) / len(one), len(one) - 1) for one in results if len(one) > 1]
     total = sum(part for part, _ in parts)
     if not total > 0:
-        return 0.0
-    return student(total**2 / sum(part**2 / freedom for part, freedom in parts)) * math.sqrt(total)
+        return 0.0, 0.0
+    freedom = total**2 / sum(part**2 / own for part, own in parts)
+    return student(freedom) * math.sqrt(total), freedom
 
 
 def difference_over_splits(

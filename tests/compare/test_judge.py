@@ -1,13 +1,13 @@
 """Who is ahead, and by what that is told."""
 
-import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
-from patchloom.compare.judge import Difference, Spread, difference, enough, spread_of, standing
-from patchloom.evaluate.report import paired_difference
+from patchloom.compare.judge import enough, standing
+from patchloom.verdict import Claim, Difference, difference
 
 
 def drawn(
@@ -33,30 +33,12 @@ def winners(tasks: dict[str, tuple[float, float]], seeds: int, n: int, times: in
     return named
 
 
-def test_of_one_seed_it_is_the_paired_difference():
-    rng = torch.Generator().manual_seed(0)
-    one, other = drawn(0.7, 1, 300, rng), drawn(0.6, 1, 300, rng)
-    found = difference(one, other, spread_of([one, other]))
-    assert (found.points, found.low, found.high) == pytest.approx(paired_difference(one[0], other[0]), abs=1e-7)
-    assert found.seeds == 0
-
-
-def test_the_spread_is_that_of_an_analysis_of_variance():
-    # accuracies 0.5, 0.7 and 0.2, 0.4: each seed is 0.1 from its task's mean
-    one = torch.tensor([[1] * 5 + [0] * 5, [1] * 7 + [0] * 3]).bool()
-    other = torch.tensor([[1] * 2 + [0] * 8, [1] * 4 + [0] * 6]).bool()
-    found = spread_of([one, other])
-    assert found.freedom == 2
-    assert found.variance == pytest.approx(4 * 0.1**2 / 2)
-
-
 def test_seeds_that_differ_widen_the_interval():
     same = torch.tensor([[1] * 60 + [0] * 40] * 2).bool()
     moved = torch.stack([same[0], torch.cat([torch.ones(30), torch.zeros(70)]).bool()])
     low = torch.zeros(2, 100).bool()
-    tight = difference(same, low, spread_of([same, low]))
-    wide = difference(moved, low, spread_of([moved, low]))
-    assert tight.seeds == 0 < wide.seeds
+    tight, wide = difference(same, low), difference(moved, low)
+    assert tight.over_seeds == 0 < wide.over_seeds
     assert wide.high - wide.low > tight.high - tight.low
 
 
@@ -68,9 +50,9 @@ def test_the_interval_covers_the_true_difference(seeds):
         hard = 0.2 * torch.randn(500, generator=rng)
         one, other = (drawn(share, seeds, 500, rng, hard, moved=0.03) for share in (0.56, 0.5))
         truth = ((0.56 + hard).clamp(0, 1) - (0.5 + hard).clamp(0, 1)).mean().item()
-        found = difference(one, other, spread_of([one, other]))
+        found = difference(one, other)
         hit += found.low <= truth <= found.high
-        alone += abs(found.points - truth) <= found.images
+        alone += abs(found.value - truth) <= found.over_images
     assert hit >= 285  # 95 %, and rather more
     assert alone < 270, "images alone do not cover it, so that the seeds are what the test is about"
 
@@ -102,7 +84,7 @@ def test_an_encoder_that_no_seed_moves_has_no_part_in_the_spread():
     tasks = {"mae": drawn(0.6, 2, 500, rng, moved=0.05), "droppos": drawn(0.6, 2, 500, rng, moved=0.05)}
     pixels = drawn(0.5, 1, 500, rng)
     found = standing(tasks, {"raw pixels": pixels, "untrained": pixels.expand(2, -1)}).against
-    assert found["raw pixels"].seeds == pytest.approx(found["untrained"].seeds / math.sqrt(2))
+    assert found["raw pixels"].over_seeds == found["untrained"].over_seeds > 0
 
 
 def test_a_clear_winner_is_named():
@@ -130,35 +112,29 @@ def test_what_would_be_enough():
     # images say it, seeds do not yet
     one = torch.stack([torch.arange(2000) < 1300, torch.arange(2000) < 1100])
     other = torch.stack([torch.arange(2000) < 1100, torch.arange(2000) < 900])
-    found = difference(one, other, spread_of([one, other]))
-    assert not found.apart
+    found = difference(one, other)
+    assert found.claim is Claim.NONE
     more = enough(found, 2, 2000)
     assert more.endswith("seeds of each task")
     # and with that many seeds that spread as far, it is so
     many = torch.arange(int(more.split()[0])) % 2
     one, other = (torch.stack([rows[i] for i in many.tolist()]) for rows in (one, other))
-    assert difference(one, other, found.spread._replace(freedom=2 * (len(many) - 1))).apart
+    assert difference(one, other).claim is Claim.BETTER
 
 
 @pytest.mark.parametrize("n", [10, 18, 100, 1000])
 def test_enough_is_more_than_there_is(n):
     right = torch.arange(n)
     one, other = (right < 0.55 * n).expand(2, -1), (right >= 0.5 * n).expand(2, -1)
-    found = difference(one, other, spread_of([one, other]))
-    if not found.apart:
+    found = difference(one, other)
+    if found.claim is Claim.NONE:
         said = enough(found, 2, n)
         assert said.endswith("labelled test images") and int(said.split()[1].replace(",", "")) > n
-    assert enough(found._replace(points=0.0), 2, n) == ""
-    assert enough(found._replace(points=1e-4), 2, n) == ""
+    assert enough(replace(found, value=0.0), 2, n) == ""
+    assert enough(replace(found, value=1e-4), 2, n) == ""
 
 
 def test_many_seeds_are_no_advice_but_images_may_be_beside_some():
-    wide = Difference(0.05, -0.1, 0.2, 0.06, 0.2, Spread(0.0004, 2))
+    wide = Difference("", 0.05, -0.1, 0.2, 500, 2, True, over_images=0.06, over_seeds=0.2, freedom=2)
     said = enough(wide, 2, 500)
     assert re.fullmatch(r"some [\d,]+ labelled test images and \d+ seeds of each task", said)
-
-
-def test_a_difference_in_words():
-    right, wrong = torch.ones(1, 50).bool(), torch.zeros(1, 50).bool()
-    found = difference(right, wrong, spread_of([right, wrong]))
-    assert found.text().startswith("+100.0 points [") and math.isclose(found.points, 1)

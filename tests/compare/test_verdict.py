@@ -59,6 +59,17 @@ def test_labels_that_are_too_easy():
     assert "too easy to tell encoders apart by" in text and "open whether" not in text
 
 
-def test_one_seed_is_told_that_it_is_one():
-    assert "Compare with --seeds 2 or more." in said({"mae": 0.7, "mp3": 0.5}, 0.3, 0.3, seeds=1)
-    assert "compare with --seeds 2 or more." in said({"mae": 0.7, "mp3": 0.7}, 0.3, 0.3, seeds=1)
+def test_one_seed_claims_nothing():
+    ahead = said({"mae": 0.7, "mp3": 0.5}, 0.3, 0.3, seeds=1)
+    behind = said({"mae": 0.5, "mp3": 0.3}, 0.3, 0.8, seeds=1)
+    level = said({"mae": 0.7, "mp3": 0.7}, 0.3, 0.3, seeds=1)
+    assert all("--seeds 3" in text and text.startswith("No winner") for text in (ahead, behind, level))
+    assert "in this one training behind raw pixels (" in behind and "did learn" not in behind
+    assert not any(word in text for word in ("better", "not told apart") for text in (ahead, behind))
+    assert "not told apart by this budget from mae (" in level or "from mp3 (" in level
+
+
+def test_few_test_images_claim_nothing():
+    rows = torch.ones(2, 8).bool()
+    found = standing({"mae": rows, "mp3": ~rows}, {"raw pixels": ~rows[:1]})
+    assert not found.winner and verdict_of(found, "linear", 8)[0].startswith("No winner: 8 test images are too few")

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from patchloom.evaluate.report import Report, Row, compared, paired_difference
+from patchloom.evaluate.report import Report, Row, compared
+from patchloom.verdict import Claim
 
 NAME = "runs/a-very-long-name-of-a-run-that-someone-chose/encoder.safetensors"
 
@@ -65,34 +66,30 @@ def test_no_line_is_too_long_and_no_interval_is_broken(report: Report, width: in
     assert "runs" in text and ("safetensors" in text or "…" in text)
 
 
-def test_the_paired_interval_decides_the_words() -> None:
+def test_the_paired_interval_decides_what_is_claimed() -> None:
     rows = {share: Row.of_images("x", "-", "knn", {}, _right(share)) for share in (0.5, 0.51, 0.6)}
+
+    def claim(one: Row, other: Row, trained: bool = False) -> Claim:
+        return compared([one], [other], trained).claim
+
     # 2 images of 200 more, and none fewer: their separate intervals are 14 points wide, and the paired one is not
-    said = compared(rows[0.51], rows[0.5], "the untrained one")
-    assert said.startswith("The encoder is not told apart from the untrained one (+1.0 points [-")
-    assert compared(rows[0.6], rows[0.5], "the untrained one").startswith("The encoder is 10.0 points better than the")
-    assert compared(rows[0.5], rows[0.6], "the untrained one").startswith("The encoder is 10.0 points worse than the")
+    assert claim(rows[0.51], rows[0.5]) is Claim.NONE
+    assert claim(rows[0.6], rows[0.5]) is Claim.BETTER and claim(rows[0.5], rows[0.6]) is Claim.WORSE
+    assert claim(rows[0.6], rows[0.5], trained=True) is Claim.ONCE
     assert rows[0.6].low < rows[0.5].high  # by separate intervals nothing could be said
     shuffled = Row.of_images("x", "-", "knn", {}, _right(0.6).flip(0))
-    assert "not told apart" in compared(shuffled, rows[0.5], "chance")  # other images are right: much more noise
-    other = Row.of_images("x", "-", "knn", {}, _right(0.6, 190))
-    assert "cannot be compared" in compared(other, rows[0.5], "chance")
+    assert claim(shuffled, rows[0.5]) is Claim.NONE  # other images are right: much more noise
+    assert claim(Row.of_images("x", "-", "knn", {}, _right(0.6, 190)), rows[0.5]) is Claim.APART
+    assert claim(Row.of("x", "-", "knn", {}, 0.6, 200), rows[0.5]) is Claim.APART
 
 
-def test_the_paired_interval_is_agresti_and_mins() -> None:
-    one, other = _right(0.6), _right(0.5)
-    # 20 gained, 0 lost, of 200; with half a case more in each of the four outcomes
-    share, low, high = paired_difference(one, other)
-    n, gained, lost = 202, 20.5, 0.5
-    reach = 1.959963984540054 * ((gained + lost) - (gained - lost) ** 2 / n) ** 0.5 / n
-    assert share == pytest.approx(0.1) and (low, high) == pytest.approx(((20 / n) - reach, (20 / n) + reach))
-    # it holds: of 300 pairs of equal classifiers of 40 images, about 95 % have 0 in it
-    generator = torch.Generator().manual_seed(0)
-    inside = 0
-    for _ in range(300):
-        low, high = paired_difference(*(torch.rand(2, 40, generator=generator) < 0.7))[1:]
-        inside += low <= 0 <= high
-    assert 0.92 <= inside / 300 <= 0.99
+def test_a_report_says_it_after_its_headline() -> None:
+    rows = [Row.of_images(name, "-", "knn", {}, _right(share)) for name, share in (("a", 0.6), ("untrained", 0.5))]
+    report = Report(rows, "", "The headline.", tuple(rows), "data", "f" * 16, 0, 200).beside(False)
+    (found,) = report.against
+    assert found.control == "untrained" and found.n == 200 and found.trainings == 1 and report.pairs == ((0, 1),)
+    assert "10.0 points better than the untrained one" in report.conclusion()
+    assert report.text(300).split("\n")[-1] == report.conclusion()
 
 
 def test_few_test_images_are_said_to_be_few() -> None:

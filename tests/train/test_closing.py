@@ -8,6 +8,7 @@ from patchloom.evaluate.report import Report, Row, compared
 from patchloom.questions.measure import Measure
 from patchloom.runs.held_out import HeldOut
 from patchloom.train.closing import NO_LABELS, closing_sentence
+from patchloom.verdict import Claim
 
 NEW = HeldOut(np.array([0]), np.array([]))
 KNOWN = HeldOut(np.array([0]), np.array([]), "trained", "runs/old")
@@ -126,6 +127,6 @@ def test_on_the_same_images_the_closing_sentence_says_what_the_headline_says():
     rows = {"trained": right, "untrained": torch.arange(60) < 20, "raw pixels": torch.arange(60) < 18}
     quoted = tuple(Row.of_images(name, "mean", "knn", {"k": 20}, one) for name, one in rows.items())
     found = Report(list(quoted), "", "", quoted, "images", "", 0, 60)
-    assert "points better than the untrained one" in compared(quoted[0], quoted[1], "the untrained one")
+    assert compared([quoted[0]], [quoted[1]], trained=False).claim is Claim.BETTER
     sentence = closing_sentence(error(0.499, 0.727, 0.615), found, NEW)
     assert "its features tell classes better than untrained, though 60 test images are too few to tell by" in sentence

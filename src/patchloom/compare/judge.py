@@ -6,95 +6,15 @@ Letters: s seeds, n test images.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from scipy import stats
 from torch import Tensor
 
-_Z = 1.959963984540054  # standard normal quantile of a 95 % interval
+from patchloom.verdict import Claim, Difference, difference, student
+
 MOST_SEEDS = 20  # beyond which more seeds are no advice
 _MOST_STEPS = 73  # of a tenth more images each: beyond a thousand times as many, they are none either
-
-
-class Spread(NamedTuple):
-    """How far seeds move an accuracy: its variance, pooled over tasks, and the degrees of freedom of that."""
-
-    variance: float
-    freedom: int
-
-
-class Difference(NamedTuple):
-    """How much higher one accuracy is than another on the same images.
-
-    Attributes:
-        points: the difference of the means over seeds, in [-1, 1].
-        low, high: its 95 % interval over images and, where it is known, over seeds.
-        images, seeds: half of the interval that comes from each; the second is 0 where there is one seed.
-        spread: of the seeds, from which the second one is.
-    """
-
-    points: float
-    low: float
-    high: float
-    images: float
-    seeds: float
-    spread: Spread
-
-    @property
-    def apart(self) -> bool:
-        """Whether the two are told apart: the interval excludes zero."""
-        return self.low > 0 or self.high < 0
-
-    def text(self) -> str:
-        """Formatted as "+2.1 points [+0.4, +3.8]"."""
-        points, low, high = (100 * one for one in (self.points, self.low, self.high))
-        return f"{points:+.1f} points [{low:+.1f}, {high:+.1f}]"
-
-
-def spread_of(scores: Sequence[Tensor]) -> Spread:
-    """The variance over seeds that tasks have in common, as in Student's test of two samples.
-
-    Args:
-        scores: [s n] whether each image was classified rightly, of each task.
-    """
-    squares, freedom = 0.0, 0
-    for right in scores:
-        means = right.double().mean(1)
-        squares += (means - means.mean()).square().sum().item()
-        freedom += len(means) - 1
-    return Spread(squares / freedom if freedom else 0.0, freedom)
-
-
-def difference(one: Tensor, other: Tensor, spread: Spread) -> Difference:
-    """How much more images of the same test are classified rightly by one, with an interval over images and seeds.
-
-    The part over images is that of the paired difference of each image's mean over seeds, with half a case added to
-    each outcome (Agresti and Min 2005), so that it is `patchloom.evaluate.report.paired_difference` for one seed. The
-    part over seeds is Student's interval with the pooled variance; what was not trained, and has one row, has no part
-    in it. Both are added as squares, which counts the chance of an image in a seed in both, and makes the interval
-    rather too wide than too narrow.
-
-    Args:
-        one, other: [s n] whether each image was classified rightly, with as many seeds as each has.
-        spread: of the seeds.
-    """
-    gains = one.double().mean(0) - other.double().mean(0)
-    n = len(gains)
-    total, middle = n + 2, gains.sum().item() / (n + 2)
-    variance = (gains.square().sum().item() + 1) / total - middle * middle
-    images = _Z * math.sqrt(variance / total)
-    seeds = _over_seeds(spread, sum(1 / len(right) for right in (one, other) if len(right) > 1))
-    reach = math.hypot(images, seeds)
-    return Difference(gains.mean().item(), middle - reach, middle + reach, images, seeds, spread)
-
-
-def _over_seeds(spread: Spread, shares: float) -> float:
-    """Half of Student's interval of a difference, with the sum of one over the seeds of each side."""
-    if not spread.freedom:
-        return 0.0
-    return float(stats.t.ppf(0.975, spread.freedom)) * math.sqrt(spread.variance * shares)
 
 
 @dataclass(frozen=True)
@@ -105,10 +25,9 @@ class Standing:
         order: tasks from best to worst by their means over seeds.
         means: of each task and control, in [0, 1].
         against: by task, how far the first one is ahead of it; and of each control, and of all else.
-        winner: the first one, if it is told apart from all other tasks and is better than every control, over images
-            and seeds; else "".
-        level_with: tasks from which the first one is not told apart.
-        unbeaten: controls from which the first one is not told apart, or which are better.
+        winner: the first one, if it is better than all other tasks and every control, by `Difference.claim`; else "".
+        level_with: tasks than which the first one is not better, nor ahead with its one seed.
+        unbeaten: controls than which the first one is not better, nor ahead with its one seed.
         seeds: of each task.
     """
 
@@ -126,11 +45,10 @@ def standing(
 ) -> Standing:
     """Who is ahead, and whether it may be called the winner.
 
-    A winner has to be told apart from every other task, and from what needs no training, each by its own 95 %
-    interval: where nothing could be learnt, all of these would have to be wrong at once. How far seeds move a
-    difference of two tasks is told by the seeds of these two alone, since tasks that stand still at chance would say
-    too little of one that does not; of anything else, by those of the two best tasks. One seed of each says nothing of
-    that, so that it names no winner.
+    A winner has to be better than every other task, and than what needs no training, each by its own 95 % interval:
+    where nothing could be learnt, all of these would have to be wrong at once. How far seeds move a task is told by its
+    own seeds alone, since tasks that stand still at chance would say too little of one that does not. One seed of each
+    says nothing of that, so that it names no winner.
 
     Args:
         tasks: [s n] by name, whether each test image was classified rightly by the encoder of each seed.
@@ -141,13 +59,20 @@ def standing(
     means = {name: right.double().mean().item() for name, right in everyone.items()}
     order = tuple(sorted(tasks, key=lambda name: -means[name]))
     first = tasks[order[0]]
-    spread = spread_of([tasks[name] for name in order[:2]])
-    against = {name: difference(first, tasks[name], spread_of([first, tasks[name]])) for name in order[1:]}
-    against |= {name: difference(first, right, spread) for name, right in {**controls, **(others or {})}.items()}
-    level = tuple(name for name in order[1:] if not against[name].low > 0)
-    unbeaten = tuple(name for name in controls if not against[name].low > 0)
-    winner = "" if level or unbeaten or len(first) == 1 else order[0]
+    against = {
+        name: difference(first, right, control=name)
+        for name, right in {**{name: tasks[name] for name in order[1:]}, **controls, **(others or {})}.items()
+    }
+    level = tuple(name for name in order[1:] if not _ahead(against[name]))
+    unbeaten = tuple(name for name in controls if not _ahead(against[name]))
+    compared = [one.claim for name, one in against.items() if name in everyone]
+    winner = order[0] if all(claim is Claim.BETTER for claim in compared) else ""
     return Standing(order, means, against, winner, level, unbeaten, len(first))
+
+
+def _ahead(found: Difference) -> bool:
+    """Whether the first one is better, or would be if its one seed were all."""
+    return found.claim is Claim.BETTER or (found.claim is Claim.ONCE and found.value > 0)
 
 
 def enough(found: Difference, seeds: int, images: int) -> str:
@@ -161,13 +86,17 @@ def enough(found: Difference, seeds: int, images: int) -> str:
         seeds: of each; two or more.
         images: of the test.
     """
-    gap = abs(found.points)
+    gap = abs(found.value)
     budgets = range(seeds, MOST_SEEDS + 1)
-    parts = {more: _over_seeds(found.spread._replace(freedom=2 * (more - 1)), 2 / more) for more in budgets}
+    deviation = found.over_seeds / student(found.freedom) * math.sqrt(seeds) if found.freedom else 0.0
+    parts = {
+        more: student(found.freedom * (more - 1) / (seeds - 1)) * deviation / math.sqrt(more) if deviation else 0.0
+        for more in budgets
+    }
 
     def apart(more: int, n: int) -> bool:
         """As `difference` has it, with its centre that a few images draw towards zero."""
-        return gap * n / (n + 2) > math.hypot(found.images * math.sqrt(images / n), parts[more])
+        return gap * n / (n + 2) > math.hypot(found.over_images * math.sqrt(images / n), parts[more])
 
     more = next((more for more in budgets if apart(more, images)), 0)
     if more > seeds:

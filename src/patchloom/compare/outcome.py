@@ -19,10 +19,12 @@ from patchloom.files import write_whole
 from patchloom.hints import listing
 from patchloom.runs.health import read_health
 from patchloom.shown import Grid, Shown, Verbatim
+from patchloom.verdict import LEAST, Claim
 
 HEADING = ("way", "encoder", "kind", "seeds", "mean", "lowest", "highest", "low", "high", "behind", "behind_low")
 HEADING += ("behind_high", "about")
 _NEARLY_ALL = 0.98
+_TOLD = {Claim.BETTER: "yes, ahead", Claim.WORSE: "yes, behind", Claim.NONE: "no"}  # in the table
 
 
 @dataclass(frozen=True, repr=False)
@@ -129,6 +131,8 @@ def verdict_of(main: Standing, way: str, n: int) -> list[str]:
     """
     first, means = main.order[0], main.means
     lead = f"{first} {means[first]:.1%}"
+    if n < LEAST:
+        return [f"No winner: {n} test images are too few to compare encoders: label {LEAST} or more."]
     if main.winner:
         second = main.order[1]
         over = listing([f"{name} ({means[name]:.1%})" for name in means if name not in main.order], "and")
@@ -138,10 +142,10 @@ def verdict_of(main: Standing, way: str, n: int) -> list[str]:
             *(
                 f"But {name}, which --beside names, is better: {first} less {name} is {found.text()}."
                 for name, found in main.against.items()
-                if name not in means and found.high < 0
+                if name not in means and found.claim is Claim.WORSE
             ),
         ]
-    if better := [name for name in main.unbeaten if main.against[name].high < 0]:
+    if better := [name for name in main.unbeaten if main.against[name].claim is Claim.WORSE]:
         ahead = listing([f"{name} ({means[name]:.1%}; {main.against[name].text()})" for name in better], "and")
         return [
             f"No winner: by {way} probe the best task, {lead}, is behind what needs no training: {ahead}.",
@@ -150,13 +154,20 @@ def verdict_of(main: Standing, way: str, n: int) -> list[str]:
     level = (*main.unbeaten, *main.level_with)
     if not level:
         return [
-            f"No winner: {lead} is ahead of all others by {way} probe on these images, but with one seed of each task "
-            "nobody knows what another seed would give. Compare with --seeds 2 or more."
+            f"No winner: {lead} is ahead of all others by {way} probe on these images, but each task was trained once: "
+            "compare with --seeds 3 to tell whether that holds."
         ]
-    names = listing([f"{name} ({means[name]:.1%}; {main.against[name].text()})" for name in level], "and")
-    said = [f"No winner: by {way} probe the best task, {lead}, is not told apart by this budget from {names}."]
+    said = []
+    for claim, words in (
+        (Claim.NONE, "not told apart by this budget from"),
+        (Claim.ONCE, "in this one training behind"),
+    ):
+        names = [name for name in level if main.against[name].claim is claim]
+        if names := [f"{name} ({means[name]:.1%}; {main.against[name].text()})" for name in names]:
+            said.append(f"{words} {listing(names, 'and')}")
+    said = [f"No winner: by {way} probe the best task, {lead}, is {', and '.join(said)}."]
     said += [*_of_controls(main), _budget(main, level, n)]
-    if worse := [name for name in main.order[1:] if name not in main.level_with]:
+    if worse := [name for name in main.order[1:] if main.against[name].claim is Claim.BETTER]:
         said.append(f"{first} is better than {listing(worse, 'and')}.")
     return said
 
@@ -168,7 +179,7 @@ def _of_controls(main: Standing) -> list[str]:
         return []
     if max(main.means.values()) > _NEARLY_ALL:
         return ["Nearly all images are classified rightly: these labels are too easy to tell encoders apart by."]
-    if UNTRAINED not in main.unbeaten and UNTRAINED in main.means:
+    if UNTRAINED in main.means and main.against[UNTRAINED].claim is Claim.BETTER:
         return [
             f"{first} did learn what helps with these labels, by {main.against[UNTRAINED].text()} against untrained "
             f"weights ({main.means[UNTRAINED]:.1%})."
@@ -179,9 +190,9 @@ def _of_controls(main: Standing) -> list[str]:
 def _budget(main: Standing, level: Sequence[str], n: int) -> str:
     """What would tell the first task apart from the nearest of those from which it is not."""
     first = main.order[0]
-    nearest = min(level, key=lambda name: abs(main.against[name].points))
+    nearest = min(level, key=lambda name: abs(main.against[name].value))
     if main.seeds == 1:
-        return "With one seed of each task nobody knows what another seed would give: compare with --seeds 2 or more."
+        return "Each task was trained once: compare with --seeds 3 to tell what holds."
     needed = enough(main.against[nearest], main.seeds, n)
     if not needed:
         return (
@@ -236,8 +247,7 @@ def _cell(right: Tensor) -> str:
 def _behind(main: Standing) -> Grid:
     rows = []
     for name, found in main.against.items():
-        told = "yes, ahead" if found.low > 0 else "no" if found.high >= 0 else "yes, behind"
-        rows.append((name, found.text(), told))
+        rows.append((name, found.text(), _TOLD.get(found.claim, found.claim.value)))
     over = "images and seeds" if main.seeds > 1 else "images alone"
     return Grid(("encoder", f"difference, 95 % interval over {over}", "told apart"), tuple(rows))
 
@@ -259,7 +269,8 @@ def _rows(
             mean = means.mean().item()
             numbers = [mean, means.min().item(), means.max().item(), *wilson(mean, right.shape[1])]
             apart = found.against.get(name)
-            behind = ("", "", "") if apart is None else tuple(f"{one:.6f}" for one in apart[:3])
+            ends = () if apart is None else (apart.value, apart.low, apart.high)
+            behind = tuple(f"{one:.6f}" for one in ends) or ("", "", "")
             cells = (way.name, name, kind, str(len(right)), *(f"{one:.6f}" for one in numbers), *behind, about[name])
             rows.append(cells)
     return rows

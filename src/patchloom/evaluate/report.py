@@ -104,23 +104,6 @@ class Row:
         return f"{self.number()} [{low}, {high}]"
 
 
-def paired_difference(one: Tensor, other: Tensor) -> tuple[float, float, float]:
-    """How much higher an accuracy is than another one on the same images, and the 95 % interval of that.
-
-    What both classify rightly, or both wrongly, says nothing about the difference, so that the interval is narrower
-    than two separate ones suggest. Half a case is added to each of the four outcomes (Agresti and Min 2005), which
-    makes it hold for few images, too.
-
-    Args:
-        one, other: [n] whether each image was classified rightly.
-    """
-    n, more, fewer = len(one), int((one & ~other).sum()), int((other & ~one).sum())
-    all_, gained, lost = n + 2, more + 0.5, fewer + 0.5
-    middle = (gained - lost) / all_
-    reach = _Z * math.sqrt(gained + lost - (gained - lost) ** 2 / all_) / all_
-    return (more - fewer) / n, middle - reach, middle + reach
-
-
 def compared(
     ours: Sequence[Row], theirs: Sequence[Row], trained: bool, n: int | None = None, noun: str = "images"
 ) -> Difference:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from patchloom.evaluate import Report
-from patchloom.evaluate.report import Row, paired_difference
+from patchloom.evaluate.report import Row, compared
 from patchloom.questions.measure import Measure
 from patchloom.runs.held_out import HeldOut
 from patchloom.verdict import Effect, Level, effect_between, level_beside
@@ -104,12 +104,12 @@ def best_control_first(knn: Report) -> list[Row]:
 
 
 def beside(row: Row, control: Row, n: int) -> Effect:
-    """How far an encoder is beyond a control, by the interval in which its headline says so: paired, where it is."""
+    """How far an encoder is beyond a control, by the interval of `patchloom.verdict.Difference`, where there is one."""
     way = 1 - control.value
-    if row.right is None or control.right is None or len(row.right) != len(control.right) or way <= 0:
+    found = compared([row], [control], trained=False)
+    if not found.n or way <= 0:
         return effect_between((row.value, row.low, row.high), (control.value, control.low, control.high), n)
-    gain, low, high = paired_difference(row.right, control.right)
-    return Effect(gain / way, low / way, high / way, n)
+    return Effect(found.value / way, found.low / way, found.high / way, n)
 
 
 def _counted(n: int, images: str) -> str:

@@ -16,8 +16,9 @@ from patchloom.data.annotated.base import Annotated, Objects
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.dense.average_precision import average_precision
 from patchloom.evaluate.dense.found import Found, from_run_lengths, run_lengths
-from patchloom.evaluate.dense.intervals import draws
-from patchloom.evaluate.dense.matches import bootstrap_precision, drawn_precision, paired_precision
+from patchloom.evaluate.dense.intervals import interval
+from patchloom.evaluate.dense.matches import drawn_precision, pseudo_precision
+from patchloom.verdict import Claim, difference
 
 CLASSES = ("cat", "dog", "eel", "fox")  # there is no fox
 SIDE = 200
@@ -112,7 +113,7 @@ def test_nothing_found_is_nothing_right():
     truth, found = some_images(4)
     nothing = [answer.above(2.0) for answer in found]
     precision = average_precision(truth, nothing, CLASSES, "bbox")
-    assert set(precision.there().values()) == {0} and bootstrap_precision(precision.matches, 0) == (0, 0)
+    assert set(precision.there().values()) == {0} and not pseudo_precision(precision.matches).any()
 
 
 def test_a_draw_is_as_if_the_images_were_copied():
@@ -120,26 +121,44 @@ def test_a_draw_is_as_if_the_images_were_copied():
     for i, answer in enumerate(found):  # of equal scores, copies may stand in another order
         answer.scores[:] += torch.arange(len(answer)) / 1e4 + i / 1e6
     matches = average_precision(truth, found, CLASSES, "bbox").matches
-    times = draws(12, 5, 4)
+    times = torch.from_numpy(np.random.default_rng(5).multinomial(12, np.full(12, 1 / 12), 4)).double()
     for row, ap in zip(times.long(), drawn_precision(matches, times).tolist(), strict=True):
         copies = torch.arange(12).repeat_interleave(row).tolist()
         again = average_precision([truth[i] for i in copies], [found[i] for i in copies], CLASSES, "bbox")
         assert ap == pytest.approx(again.ap, abs=1e-9)
 
 
+def test_a_pseudo_value_is_of_an_image_that_is_left_out():
+    truth, found = some_images(12, seed=1)
+    for i, answer in enumerate(found):  # equal scores may stand in another order
+        answer.scores[:] += torch.arange(len(answer)) / 1e4 + i / 1e6
+    precision = average_precision(truth, found, CLASSES, "bbox")
+    pseudo = pseudo_precision(precision.matches)
+    for i in (0, 7):
+        rest = [k for k in range(12) if k != i]
+        without = average_precision([truth[k] for k in rest], [found[k] for k in rest], CLASSES, "bbox").ap
+        assert pseudo[i].item() == pytest.approx(12 * precision.ap - 11 * without, abs=1e-9)
+
+
 def test_interval_and_difference():
     truth, found = some_images(40, seed=1)
     precision = average_precision(truth, found, CLASSES, "bbox")
-    low, high = bootstrap_precision(precision.matches, seed=0, times=300)
+    pseudo = pseudo_precision(precision.matches)
+    low, high = (end.item() for end in interval(torch.tensor(precision.ap), pseudo))
     assert low < precision.ap < high and 0.02 < high - low < 0.4
-    assert paired_precision(precision.matches, precision.matches, seed=0, times=50) == (0, 0, 0)
     worse = [answer.above(0.5) for answer in found]
     other = average_precision(truth, worse, CLASSES, "bbox")
-    difference, least, most = paired_precision(precision.matches, other.matches, seed=0, times=300)
-    assert difference == pytest.approx(precision.ap - other.ap) and 0 < least < difference < most
-    assert most - least < high - low
-    with pytest.raises(ValueError, match="not the same"):
-        paired_precision(precision.matches, average_precision(truth[:2], found[:2], CLASSES, "bbox").matches, 0)
+    values = [precision.ap], [other.ap]
+    apart = difference(pseudo[None], pseudo_precision(other.matches)[None], values, trained=False)
+    assert 0 < apart.low < apart.value == pytest.approx(precision.ap - other.ap) and apart.claim is Claim.BETTER
+    assert apart.high - apart.low < high - low
+
+
+def test_many_images_are_left_out_in_groups():
+    truth, found = some_images(40, seed=1)
+    whole = average_precision(truth * 10, found * 10, CLASSES, "bbox")
+    pseudo = pseudo_precision(whole.matches)
+    assert len(pseudo) == 200 and pseudo.mean().item() == pytest.approx(whole.ap, abs=0.01)
 
 
 def test_annotated_images_are_asked_one_by_one():
