@@ -95,7 +95,7 @@ def _told(title: str, report: Report) -> None:
         measure = row.settings["measure"]
         if measure in ("mIoU", "aAcc", "AP", "AP50", "AP75"):
             print(f"  {row.encoder:14} {measure:5} {mean:5.1f} ({low:.1f} to {high:.1f})")
-    print(report.headline, flush=True)
+    print(report.headline, report.conclusion(), flush=True)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from patchloom.evaluate.dense.found import Found
 from patchloom.evaluate.dense.intervals import of_left_out
 
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
-_RECALLS = torch.linspace(0, 1, 101, dtype=torch.float64)
+_RECALLS = torch.from_numpy(np.linspace(0, 1, 101))  # as COCO has them: torch.linspace rounds otherwise
 _COUNTED = 100  # finds of an image and class
 _GROUPS = 200  # of images, each left out once: some seconds on one core for COCO's 5,000
 _AT_ONCE = 2**23  # numbers in memory

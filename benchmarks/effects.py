@@ -1,0 +1,264 @@
+"""How often "better" and "worse" are said of two models that are equal: by simulation, and by real trainings.
+
+    python benchmarks/effects.py images                 # over test images: accuracy, mIoU, AP
+    python benchmarks/effects.py trainings              # over trainings, too
+    mkdir /tmp/data && for f in camvid raccoon; do tar -xf ../shared/data/$f.tar -C /tmp/data; done
+    mkdir /tmp/data/cifar10 && tar -xf ../shared/data/cifar10.tar -C /tmp/data/cifar10
+    python benchmarks/effects.py trials /tmp/data /tmp/trials
+
+``images`` and ``trainings`` draw test images that differ in difficulty, content and number of objects, and two models
+whose results on them are drawn by the same law, so that every claim is a wrong one. Beside the rule of
+`patchloom.verdict` they measure the one before it: percentile bootstraps over images, and one variance for both sides.
+``trials`` evaluates an encoder with fresh weights beside training from scratch, which is the same but for its name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.special import stdtrit
+
+from patchloom.evaluate import evaluate, wilson
+from patchloom.evaluate.dense.confusion import mean_iou
+from patchloom.evaluate.dense.intervals import pseudo_values
+from patchloom.evaluate.dense.matches import THRESHOLDS, ClassMatches, Matches, drawn_precision, pseudo_precision
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.weights import EncoderCard, save_encoder
+from patchloom.verdict import Claim, Difference, difference, difference_over_splits
+
+CLASSES, PIXELS = 11, 43_200
+SPREADS = {"none": (0.0, 0.0), "equal": (0.02, 0.02), "unequal": (0.04, 0.005), "one side": (0.03, 0.0)}
+_MADE = (Claim.BETTER, Claim.WORSE)
+_Z = 1.959963984540054
+
+
+def claimed(found: Difference) -> bool:
+    """Whether one is called better than the other."""
+    return found.claim in _MADE
+
+
+def right_answers(n: int, models: int, rng: np.random.Generator) -> np.ndarray:
+    """[models n] right answers of equal models; images are easy or hard for all of them."""
+    return rng.random((models, n)) < rng.beta(0.5, 0.8, n)
+
+
+def label_maps(n: int, models: int, rng: np.random.Generator, moved: Sequence[float] = ()) -> list[torch.Tensor]:
+    """[n 3 k] `overlaps` of each of some equal models; rare classes are in few images, small and hard.
+
+    Args:
+        n: images.
+        models: their number.
+        rng: of all that is random.
+        moved: by how much each model's seed moves it (log odds of a pixel).
+    """
+    share = 1 / np.arange(1, CLASSES + 1) ** 1.3
+    there = rng.random((n, CLASSES)) < share**0.35
+    there[:, 0] = True
+    size = there * share * rng.lognormal(0, 0.9, (n, CLASSES))
+    truth = np.round(PIXELS * size / size.sum(1, keepdims=True)).astype(np.int64)
+    easy = rng.normal(0, 0.6, (n, 1)) + 1.2 - 2.2 * np.arange(CLASSES) / CLASSES
+    found = []
+    for number in range(models):
+        odds = easy + rng.normal(0, 0.8, (n, CLASSES)) + (moved[number] if moved else 0)
+        common = np.round(truth / (1 + np.exp(-odds))).astype(np.int64)
+        taken_for = share * rng.lognormal(0, 1, (n, CLASSES))
+        wrong = rng.multinomial((truth - common).sum(1), taken_for / taken_for.sum(1, keepdims=True))
+        found.append(torch.from_numpy(np.stack([common, truth + wrong, truth], 1)))
+    return found
+
+
+def detections(n: int, models: int, rng: np.random.Generator) -> list[Matches]:
+    """The matches of equal detectors of one class; most images have one or two objects, some have ten."""
+    objects, easy = 1 + rng.negative_binomial(1, 0.35, n), rng.normal(0, 0.7, n)
+    found = []
+    for _ in range(models):
+        images = np.repeat(np.arange(n), objects)
+        iou = 1 / (1 + np.exp(-(0.9 + easy[images] + rng.normal(0, 0.8, len(images)))))
+        scores = 0.3 + 0.5 * iou + rng.normal(0, 0.15, len(images))
+        wrong = np.repeat(np.arange(n), rng.poisson(1.0, n))  # where nothing is
+        order = np.argsort(-np.concatenate([scores, rng.normal(0.4, 0.18, len(wrong))]), kind="stable")
+        right = np.concatenate([iou >= THRESHOLDS[:, None], np.zeros((len(THRESHOLDS), len(wrong)), bool)], 1)
+        places = np.concatenate([images, wrong])[order]
+        flags = torch.from_numpy(right[:, order]), torch.ones(len(THRESHOLDS), len(order), dtype=torch.bool)
+        found.append(Matches(n, (ClassMatches(torch.from_numpy(places), *flags, torch.from_numpy(objects)),)))
+    return found
+
+
+def percentile(apart: Callable[[torch.Tensor], torch.Tensor], n: int, rng: np.random.Generator, times: int) -> bool:
+    """Whether the percentile bootstrap, the rule before, tells two models apart.
+
+    Args:
+        apart: from how often each image is drawn [t n] to differences [t].
+        n: images.
+        rng: of the draws.
+        times: draws t.
+    """
+    drawn = torch.from_numpy(rng.multinomial(n, np.full(n, 1 / n), times)).double()
+    low, high = np.nanquantile(apart(drawn).numpy(), (0.025, 0.975))
+    return bool(low > 0 or high < 0)
+
+
+def two_of_accuracy(n: int, rng: np.random.Generator) -> tuple[bool, bool]:
+    """Whether two equal classifiers are told apart, now and before, when it was the same interval."""
+    one, other = right_answers(n, 2, rng)
+    now = claimed(difference(one, other, trained=False))
+    return now, now
+
+
+def two_of_segmentation(n: int, rng: np.random.Generator, draws: int = 400) -> tuple[bool, bool]:
+    """Whether two equal segmenters are told apart by mIoU, now and before."""
+    one, other = label_maps(n, 2, rng)
+    values = tuple([float(mean_iou(side.sum(0)))] for side in (one, other))
+    sides = (pseudo_values(mean_iou, side)[None] for side in (one, other))
+
+    def score(drawn: torch.Tensor, side: torch.Tensor) -> torch.Tensor:
+        return mean_iou((drawn @ side.double().flatten(1)).unflatten(1, side.shape[1:]))
+
+    before = percentile(lambda drawn: score(drawn, one) - score(drawn, other), n, rng, draws)
+    return claimed(difference(*sides, values, trained=False)), before
+
+
+def two_of_detection(n: int, rng: np.random.Generator, draws: int = 200) -> tuple[bool, bool]:
+    """Whether two equal detectors are told apart by AP, now and before."""
+    one, other = detections(n, 2, rng)
+    whole = torch.ones(1, n, dtype=torch.float64)
+    values = tuple([float(drawn_precision(side, whole))] for side in (one, other))
+    sides = (pseudo_precision(side)[None] for side in (one, other))
+    before = percentile(lambda drawn: drawn_precision(one, drawn) - drawn_precision(other, drawn), n, rng, draws)
+    return claimed(difference(*sides, values, n=n, trained=False)), before
+
+
+def trained(n: int, seeds: int, spreads: Sequence[float], rng: np.random.Generator) -> list[np.ndarray]:
+    """[s n] right answers of two arms that are as good as each other, whose seeds move them by ``spreads``."""
+    easy, arms = rng.normal(0, 1.2, n), []
+    for spread in spreads:
+        own = easy + rng.normal(0, 0.3, n)  # what this arm knows of an image, and the other does not
+        odds = own + 5 * rng.normal(0, spread, (seeds, 1))  # 5: so that accuracies move by the spread
+        arms.append(rng.random((seeds, n)) < 1 / (1 + np.exp(-odds)))
+    return arms
+
+
+def pooled(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether the rule before tells two arms apart: one variance over seeds for both."""
+    seeds, n = one.shape
+    gains = one.mean(0) - other.mean(0)
+    middle = gains.sum() / (n + 2)
+    images = ((gains @ gains + 1) / (n + 2) - middle**2) / (n + 2)
+    over_seeds = (one.mean(1).var(ddof=1) + other.mean(1).var(ddof=1)) / seeds
+    reach = math.hypot(_Z * math.sqrt(images), stdtrit(2 * (seeds - 1), 0.975) * math.sqrt(over_seeds))
+    return bool(abs(middle) > reach)
+
+
+def arms_of_accuracy(n: int, seeds: int, spreads: Sequence[float], rng: np.random.Generator) -> tuple[bool, bool]:
+    """Whether two equal arms are told apart, now and before."""
+    one, other = trained(n, seeds, spreads, rng)
+    return claimed(difference(one, other)), pooled(one, other)
+
+
+def arms_of_segmentation(n: int, seeds: int, spreads: Sequence[float], rng: np.random.Generator) -> bool:
+    """Whether two equal arms are told apart by mIoU."""
+    moved = [4 * one for spread in spreads for one in rng.normal(0, spread, seeds)]
+    maps = label_maps(n, 2 * seeds, rng, moved)
+    sides, values = [], []
+    for arm in (maps[:seeds], maps[seeds:]):
+        sides.append(torch.stack([pseudo_values(mean_iou, one) for one in arm]).numpy())
+        values.append([float(mean_iou(one.sum(0))) for one in arm])
+    return claimed(difference(*sides, tuple(values)))
+
+
+def arms_over_splits(n: int, seeds: int, spreads: Sequence[float], rng: np.random.Generator) -> bool:
+    """Whether two equal arms are told apart where each seed splits a fifth of ``n`` images off."""
+    arms = trained(n, seeds, spreads, rng)
+    splits = [rng.permutation(n)[: n // 5] for _ in range(seeds)]
+    shares = [[float(arm[s, split].mean()) for s, split in enumerate(splits)] for arm in arms]
+    return claimed(difference_over_splits(*shares, n // 5))
+
+
+def told(what: str, wrong: Sequence[bool | tuple[bool, bool]]) -> None:
+    """Print the share of wrong claims, with its 95 % interval; of two rules, the new one first."""
+    columns = zip(*(one if isinstance(one, tuple) else (one,) for one in wrong), strict=True)
+    texts = []
+    for column in columns:
+        share = sum(column) / len(column)
+        low, high = wilson(share, len(column))
+        texts.append(f"{100 * share:.1f} % [{100 * low:.1f}, {100 * high:.1f}]")
+    print(f"{what}: {'; before '.join(texts)} of {len(wrong):,}", flush=True)
+
+
+def images(times: int) -> None:
+    """Wrong claims over test images."""
+    for name, two, share in (
+        ("accuracy", two_of_accuracy, 5.0),
+        ("mIoU", two_of_segmentation, 1.0),
+        ("AP", two_of_detection, 0.5),
+    ):
+        for n in (10, 20, 50, 500):
+            rng = np.random.default_rng(n)
+            told(f"{name}, {n} images", [two(n, rng) for _ in range(round(share * times))])
+
+
+def trainings(times: int) -> None:
+    """Wrong claims over trainings."""
+    for n in (500, 5000):
+        for seeds in (2, 3, 5):
+            for name, spreads in SPREADS.items():
+                rng = np.random.default_rng(seeds)
+                found = [arms_of_accuracy(n, seeds, spreads, rng) for _ in range(times)]
+                told(f"accuracy, {n} images, {seeds} trainings, spread {name}", found)
+    for what, arms, n, share in (("mIoU", arms_of_segmentation, 50, 0.5), ("own splits", arms_over_splits, 500, 1.0)):
+        for seeds in (2, 3, 5):
+            for name, spreads in SPREADS.items():
+                rng = np.random.default_rng(seeds)
+                found = [arms(n, seeds, spreads, rng) for _ in range(round(share * times))]
+                told(f"{what}, {n} images, {seeds} trainings, spread {name}", found)
+
+
+def some(source: Path, out: Path, counts: dict[str, int]) -> None:
+    """Copy the first images of each part, and their label maps."""
+    for part, count in counts.items():
+        for image in sorted((source / "images" / part).iterdir())[:count]:
+            for file in (image, source / "labels" / part / f"{image.stem}.png"):
+                (out / file.parent.relative_to(source)).mkdir(parents=True, exist_ok=True)
+                shutil.copy2(file, out / file.relative_to(source))
+
+
+def trials(data: Path, out: Path) -> None:
+    """Four evaluations, three seeds each, of an encoder with fresh weights beside training from scratch."""
+    out.mkdir(parents=True, exist_ok=True)
+    spec, encoder = EncoderSpec("nano", (32, 32), 4), out / "fresh.safetensors"
+    torch.manual_seed(1234)
+    save_encoder(build_encoder(spec), EncoderCard(spec, (0.5,) * 3, (0.25,) * 3, "mae", "fresh"), encoder)
+    if not (out / "camvid").exists():
+        some(data / "camvid", out / "camvid", {"train": 60, "test": 40})
+    dense = {"validation": 0.0, "head_width": 16, "batch_size": 4, "workers": 0, "device": "cpu", "seeds": 3}
+    small = {"max_train": 500, "epochs": 5, "workers": 0, "device": "cpu", "seeds": 3}
+    asked = {
+        "segment": ("segment", out / "camvid", {**dense, "ignore": 11, "steps": 60, "size": 64, "side": 64}),
+        "detect": ("detect", data / "raccoon", {**dense, "steps": 60, "size": 96}),
+        "finetune": ("finetune", data / "cifar10", small),
+        "few-shot": ("few-shot", data / "cifar10", {**small, "max_train": None, "per_class": 30}),
+    }
+    for name, (protocol, source, options) in asked.items():
+        report = evaluate(protocol, encoder, source, **options)
+        print(f"\n{name}: {report.spread()}\n  {report.conclusion()}", flush=True)
+        for one in report.others:
+            print(f"  seed {one.seed} alone: {one.conclusion()}", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("images", "trainings", "trials"))
+    parser.add_argument("folders", nargs="*", type=Path, help="of trials: the data, and where to write")
+    parser.add_argument("--times", type=int, default=1000, help="simulated comparisons of a cell")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.what == "trials":
+        trials(*given.folders)
+    else:
+        {"images": images, "trainings": trainings}[given.what](given.times)
