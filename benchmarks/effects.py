@@ -198,7 +198,7 @@ def images(times: int) -> None:
         ("mIoU", two_of_segmentation, 1.0),
         ("AP", two_of_detection, 0.5),
     ):
-        for n in (10, 20, 50, 500):
+        for n in (3, 5, 10, 20, 50, 500):
             rng = np.random.default_rng(n)
             told(f"{name}, {n} images", [two(n, rng) for _ in range(round(share * times))])
 

@@ -2,6 +2,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from patchloom.data import Data, Source, open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import Report, Row, append_rows, evaluate, settings, wilson
 from patchloom.evaluate.protocols import linear
+from patchloom.evaluate.rows import COLUMNS, check_rows, differences_of
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard, save_encoder
 
@@ -138,6 +140,28 @@ def test_rows_are_appended_under_one_header(tmp_path: Path) -> None:
     path.write_text("other,columns\n")
     with pytest.raises(PatchloomError, match="other columns"):
         append_rows(path, report)
+
+
+def test_a_file_without_differences_is_read_and_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    rows = [Row.of_images(name, "mean", "knn", {"k": 20}, torch.arange(40) < n) for name, n in (("a", 30), ("b", 10))]
+    report = Report(rows, "", "", tuple(rows), "some, data", "f" * 16, 0, 40).beside(False)
+    append_rows(path, replace(report, against=(), pairs=()))
+    old = [line.rpartition(",")[0] for line in path.read_text().splitlines()]
+    path.write_text("\n".join([*old, "2026,cut"]))  # as before, the last write cut off
+    assert b"2026,cut" in check_rows(path) and path.read_text().splitlines()[0].endswith(",quoted")
+    append_rows(path, report, once=True)  # nothing is there twice for want of a difference
+    assert len(path.read_text().splitlines()) == 4
+    append_rows(path, report)
+    lines = path.read_text().splitlines()
+    assert lines[0] == ",".join(COLUMNS) and "2026,cut" in lines
+    found = list(csv.DictReader(line for line in lines if line != "2026,cut"))
+    assert [differences_of(row["against"]) for row in found] == [(), (), report.against, ()]
+    assert differences_of(found[2]["against"])[0].sentence() == report.conclusion()
+    assert differences_of(None) == differences_of("") == ()
+    for damaged in ("{", "{}", '[{"control": "b"}]', "[1]"):
+        with pytest.raises(ValueError):
+            differences_of(damaged)
 
 
 def test_results_of_another_kind_are_refused_before_anything_is_measured(tmp_path: Path) -> None:

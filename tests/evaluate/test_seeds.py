@@ -10,6 +10,8 @@ import pytest
 from patchloom.cli import main
 from patchloom.data import Data, open_data
 from patchloom.evaluate import Report, Row, evaluate, settings
+from patchloom.evaluate.rows import differences_of
+from patchloom.verdict import Claim
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -29,6 +31,9 @@ def test_three_seeds_are_three_reports(run: Path) -> None:
     rows = list(csv.DictReader((run / "results.csv").open()))
     assert [row["seed"] for row in rows] == [str(one.seed) for one in reports for _ in one.rows]
     assert [float(row["value"]) for row in rows] == [row.value for one in reports for row in one.rows]
+    found = [differences_of(row["against"]) for row in rows if row["against"]]
+    assert found == [one.against for one in reports] and [one[0].trainings for one in found] == [1, 1, 3]
+    assert [one.control for one in report.against] == ["untrained", "raw pixels"]
     for one in reports:  # each is what it would have been alone
         assert evaluate("knn", run / "encoder.safetensors", "digits", seed=one.seed, **SEEDS).rows == one.rows
     assert len({one.quoted[1].value for one in reports}) == 3  # other untrained encoders, other training images
@@ -39,6 +44,26 @@ def test_each_seed_splits_anew(run: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(settings, "open_data", lambda data, **options: Data(whole, None))
     report = evaluate("knn", run, "digits", seeds=2, device="cpu", ks=(5,))
     assert report.others[0].fingerprint != report.fingerprint
+    gains = [one.quoted[0].value - one.quoted[1].value for one in (*report.others, report)]
+    found = report.against[0]
+    assert found.value == pytest.approx(sum(gains) / 2) and found.trainings == 2 and found.n == report.n_test
+    # Student's 12.706 for 1 degree of freedom; a half for two seeds, and a quarter for what their splits share
+    reach = 12.706 * abs(gains[0] - gains[1]) / 2**0.5 * (1 / 2 + 1 / 4) ** 0.5
+    assert found.high == pytest.approx(min(1, found.value + reach), abs=1e-4)
+
+
+def test_one_training_claims_nothing_and_three_are_taken_together(run: Path) -> None:
+    given = {"device": "cpu", "workers": 0, "max_train": 60, "epochs": 1, "seeds": 3}
+    report = evaluate("finetune", run, "digits", **given)
+    reports = (*report.others, report)
+    assert all(one.against[0].claim in (Claim.ONCE, Claim.NONE) for one in report.others)
+    (found,) = report.against
+    assert found.trained and found.trainings == 3 and found.n == report.n_test and found.over_seeds > 0
+    sides = [[one.quoted[i].value for one in reports] for i in (0, 1)]
+    assert all(len(set(side)) > 1 for side in sides), "seeds move the trainings of both sides"
+    assert found.value == pytest.approx(sum(sides[0]) / 3 - sum(sides[1]) / 3)
+    assert len({one.fingerprint for one in reports}) == 1
+    assert report.text(300).split("\n")[-1] == report.conclusion() and "3 trainings of each" in report.conclusion()
 
 
 def _report(**values: float) -> Report:

@@ -72,8 +72,8 @@ def append_rows(path: Path, report: Report, once: bool = False) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         before = check_rows(path)
-        if before and before.split(b"\n", 1)[0] != path.read_bytes().split(b"\n", 1)[0]:
-            write_whole(path, before)
+        if before and before != path.read_bytes():
+            write_whole(path, before)  # it had the columns of before
         there = set(map(_undated, before.decode("utf-8", "replace").splitlines())) if once else set()
         if not before:
             writer.writerow(COLUMNS)
@@ -101,8 +101,10 @@ def _against(report: Report) -> dict[int, str]:
     """The cells of the column ``against``, by the id of their row."""
     cells: dict[int, list[dict[str, Any]]] = {}
     for (i, _), one in zip(report.pairs, report.against, strict=True):
-        row = next(row for row in report.rows if row == report.quoted[i])
-        cells.setdefault(id(row), []).append(one.plain())
+        for row in report.rows:
+            if row == report.quoted[i]:
+                cells.setdefault(id(row), []).append(one.plain())
+                break
     return {row: json.dumps(found) for row, found in cells.items()}
 
 
