@@ -228,8 +228,8 @@ def some(source: Path, out: Path, counts: dict[str, int]) -> None:
                 shutil.copy2(file, out / file.relative_to(source))
 
 
-def trials(data: Path, out: Path) -> None:
-    """Four evaluations, three seeds each, of an encoder with fresh weights beside training from scratch."""
+def trials(data: Path, out: Path, only: Path | None = None) -> None:
+    """Four evaluations, or one of them, of an encoder with fresh weights beside training from scratch; three seeds."""
     out.mkdir(parents=True, exist_ok=True)
     spec, encoder = EncoderSpec("nano", (32, 32), 4), out / "fresh.safetensors"
     torch.manual_seed(1234)
@@ -244,7 +244,8 @@ def trials(data: Path, out: Path) -> None:
         "finetune": ("finetune", data / "cifar10", small),
         "few-shot": ("few-shot", data / "cifar10", {**small, "max_train": None, "per_class": 30}),
     }
-    for name, (protocol, source, options) in asked.items():
+    for name in asked if only is None else [str(only)]:
+        protocol, source, options = asked[name]
         report = evaluate(protocol, encoder, source, **options)
         print(f"\n{name}: {report.spread()}\n  {report.conclusion()}", flush=True)
         for one in report.others:
@@ -254,7 +255,7 @@ def trials(data: Path, out: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("images", "trainings", "trials"))
-    parser.add_argument("folders", nargs="*", type=Path, help="of trials: the data, and where to write")
+    parser.add_argument("folders", nargs="*", type=Path, help="of trials: the data, where to write, and perhaps which")
     parser.add_argument("--times", type=int, default=1000, help="simulated comparisons of a cell")
     given = parser.parse_args()
     torch.set_num_threads(1)
