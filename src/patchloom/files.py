@@ -53,7 +53,7 @@ def read_yaml(text: str | bytes) -> Any:
     """Return the plain values in a YAML text that anybody may have written.
 
     Raises:
-        yaml.YAMLError, ValueError, RecursionError: it is no YAML, a key stands twice, or a part of it stands for another.
+        yaml.YAMLError, ValueError, RecursionError: it is no YAML, a key stands twice, or a part stands for another.
     """
     return yaml.load(text, _PlainLoader)  # which is a SafeLoader
 

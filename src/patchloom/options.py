@@ -21,6 +21,11 @@ from patchloom.track import TRACKERS
 from patchloom.typos import sentence, short, without_hyphens
 from patchloom.verbs import of_evaluate, of_pretrain, of_task, of_verb
 
+# data by name that torchvision fetches
+FETCHED = (
+    *("cifar10", "cifar100", "stl10", "svhn", "fashionmnist", "mnist", "flowers102", "food101", "oxfordiiitpet"),
+    *("dtd", "eurosat"),
+)
 _TRUTHS = ("true", "false", "yes", "no", "on", "off", "1", "0", "auto", "null")
 
 
@@ -235,13 +240,12 @@ def _refuse_untyped(file: str, data: Sequence[str], options: Sequence[str], type
         PatchloomError: a command or an address for data, a task's code, or weights that are fetched.
     """
     for name in (part.strip() for one in data for part in one.split(",")):
-        made = re.fullmatch(r"(shapes|tones)(:\d+)?|digits", name)
-        there = os.path.exists(os.path.expanduser(name.partition("@")[0]))
+        made = re.fullmatch(r"(shapes|tones):\d+", name)
         # braces may make a command or an address of a name, but none without a colon
-        if not made and (":" in name or (re.fullmatch(r"\w+(@.*)?", name) and not there)) and not os.path.exists(name):
+        if (":" in name and not made and not os.path.exists(name)) or name.partition("@")[0] in FETCHED:
             raise PatchloomError(
-                f"the configuration {file} names the data {name[:80]}, which is no file here: commands are run, and "
-                "addresses are opened, only for who types them: give the data on the command line, too"
+                f"the configuration {file} names the data {name[:80]}: commands are run, and what is not on this "
+                "machine is fetched, only for who types it: give the data on the command line, too"
             )
     for option in ("--task.name", "--init", "--from_run", "--task.features_of"):
         value = last_value(options, option)

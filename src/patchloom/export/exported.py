@@ -14,8 +14,7 @@ from patchloom.data import CentreCrop, normalize, to_channels
 from patchloom.data.sound.features import pictures
 from patchloom.errors import PatchloomError
 from patchloom.hints import listing
-from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.encode import input_size, patch_positions
+from patchloom.nets.build import build_encoder, spec_of_stock
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.hierarchical import Encoder, is_hierarchical
 from patchloom.nets.pooling import pooled_by, pooled_tokens, poolings_of, tokens_of
@@ -23,7 +22,6 @@ from patchloom.nets.states import plain_file
 from patchloom.nets.weights import EncoderCard
 from patchloom.runs.encoder import load_encoder, named_extra_module
 from patchloom.shown import Shown, Verbatim
-from patchloom.sides import compact
 from patchloom.sound import Sound
 
 Pooling = Literal["class", "mean", "prefix", "both", "instance"]
@@ -112,9 +110,7 @@ def _specified(vit: Encoder, card: EncoderCard, model: str) -> tuple[Encoder, En
     Raises:
         PatchloomError: timm's model has parts besides those that these sizes build.
     """
-    positions = "learned" if patch_positions(vit) is not None else "none"
-    patch, channels = compact(vit.patch_embed.patch_size), vit.patch_embed.proj.in_channels
-    spec = EncoderSpec(model.partition(".")[0], input_size(vit), patch, channels, positions)
+    spec = spec_of_stock(vit, model)
     built = build_encoder(spec)
     try:
         built.load_state_dict(vit.state_dict(), strict=True)

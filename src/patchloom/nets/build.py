@@ -14,11 +14,11 @@ from torch import nn
 
 from patchloom.errors import PatchloomError
 from patchloom.hints import check, check_range, listing, suggestion
-from patchloom.nets.encode import grid_size
+from patchloom.nets.encode import grid_size, input_size
 from patchloom.nets.hierarchical import Encoder, is_hierarchical, patches_along_unit
 from patchloom.nets.servable import check_servable, models_like
 from patchloom.patches.positions import sincos_2d
-from patchloom.sides import PatchSize, both, in_pixels
+from patchloom.sides import PatchSize, both, compact, in_pixels
 
 PositionKind = Literal["sincos", "sincos-learned", "learned", "random", "none"]
 
@@ -259,6 +259,13 @@ def _check_stages(spec: EncoderSpec) -> None:
     else:
         return
     raise PatchloomError(f"{problem}: give a number for each of them, such as '{[2**i for i in range(stages)]}'")
+
+
+def spec_of_stock(vit: Encoder, model: str) -> EncoderSpec:
+    """What builds an encoder again that timm made of a model's name alone, perhaps with the tag of its weights."""
+    positions: PositionKind = "learned" if getattr(vit, "pos_embed", None) is not None else "none"
+    patch, channels = compact(vit.patch_embed.patch_size), vit.patch_embed.proj.in_channels
+    return EncoderSpec(model.partition(".")[0], input_size(vit), patch, channels, positions)
 
 
 def outline(spec: EncoderSpec) -> Encoder:

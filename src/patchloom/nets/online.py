@@ -47,7 +47,7 @@ def answers(host: str, port: int) -> bool:
 
 @contextmanager
 def from_cache_alone(alone: bool, why: str = "") -> Iterator[None]:
-    """While entered and ``alone``, the hub's library takes what it has on the disc, or fails at once; ``why`` says why."""
+    """While entered and ``alone``, the hub's library takes what it has on the disc, or fails at once, and says why."""
     before = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = before or alone
     _why.append("" if before else why)

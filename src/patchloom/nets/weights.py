@@ -110,7 +110,7 @@ def read_card(path: Path) -> EncoderCard:
 
 
 def card_from(about: Any) -> EncoderCard:
-    """An encoder's card from what ``asdict`` and JSON made of it, checked: whoever wrote it may have put anything there.
+    """Return an encoder's card from what ``asdict`` and JSON made of it, checked, since anybody may have written it.
 
     Raises:
         ValueError: a value of another type or out of its range, or a model that is not in timm's list.
@@ -119,7 +119,9 @@ def card_from(about: Any) -> EncoderCard:
         raise ValueError("it has no card")
     known = {one.name for one in fields(EncoderCard)}
     given = {name: value for name, value in about.items() if name in known}
-    given |= {"spec": _spec_from(about["spec"]), "sound": sound_from(about.get("sound"))}
+    if missing := {"spec", "mean", "std", "task", "name"} - given.keys():
+        raise ValueError(f"its card lacks {min(missing)}")
+    given |= {"spec": _spec_from(given["spec"]), "sound": sound_from(given.get("sound"))}
     card = EncoderCard(**typed_fields(EncoderCard, given, {"mean": (-1e6, 1e6), "std": (0, 1e6)}))
     if not len(card.mean) == len(card.std) == (len(card.mean) if card.spec is None else card.spec.channels):
         raise ValueError("mean and std are of another number of channels")
@@ -152,7 +154,10 @@ def _spec_from(given: Any) -> EncoderSpec | None:
     if given is None:
         return None
     ranges = dict.fromkeys(("img_size", "patch_size", "channels"), (1, 2**16))
-    spec = EncoderSpec(**typed_fields(EncoderSpec, given, ranges))
+    values = typed_fields(EncoderSpec, given, ranges)
+    if missing := {"model", "img_size", "patch_size"} - values.keys():
+        raise ValueError(f"its card lacks {min(missing)}")
+    spec = EncoderSpec(**values)
     spec = replace(spec, patch_size=compact(spec.patch_size))
     if spec.channels * spec.img_size[0] * spec.img_size[1] > _LARGEST_IMAGE:
         raise ValueError(f"images of {spec.channels} x {spec.img_size[0]} x {spec.img_size[1]} fit into no memory")

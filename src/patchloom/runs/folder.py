@@ -9,7 +9,7 @@ import json
 import os
 import re
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -272,8 +272,10 @@ def _settings_from(values: dict[str, Any]) -> Settings:
     Raises:
         PatchloomError, LookupError, TypeError, ValueError: something that no run stores.
     """
-    sizes = {"img_size": tuple(values["img_size"]), "patch_size": compact(values["patch_size"])}
-    settings = Settings(**typed_fields(Settings, values | sizes))
+    settings = Settings(**typed_fields(Settings, values))
+    settings = replace(settings, patch_size=compact(settings.patch_size))
+    if isinstance(settings.img_size, str):
+        raise ValueError("img_size is auto")
     settings.check()
     model, task = settings.model["name"], settings.task["name"]
     if not (isinstance(task, str) and plain_model(str(model).replace("-", "_"))):
@@ -281,9 +283,6 @@ def _settings_from(values: dict[str, Any]) -> Settings:
     check_options({name: value for name, value in settings.model.items() if name != "name"})
     if is_code(task) and task not in TASKS and Code.of(task).somewhere and not Code.of(task).digest:
         raise ValueError(f"the task {task[:80]!r} has no digest")
-    for name in ("channels", "positions", "epochs", "batch_size"):
-        if getattr(settings, name) == "auto":
-            raise ValueError(f"{name} is auto")
     return settings
 
 

@@ -133,7 +133,7 @@ def met(name: str) -> bool:
 
 
 def refuse_untyped(name: str, of: object) -> None:
-    """Refuse code that a file names, such as a run's configuration, until the user names it: the file may be a stranger's.
+    """Refuse code that a file names, such as a run's configuration, until the user names it, too.
 
     Args:
         name: as the file has it.

@@ -68,7 +68,7 @@ def open_stored(data: DataLike, of: str, instead: str, *, group: str | None = No
         if found is not None:
             kind = "what a command gives" if PIPE in found.lower() else f"{found[:80]}, which is not on this machine"
             raise PatchloomError(
-                f"{of} names {kind}: commands are run, and addresses are opened, only for who types them: {instead}"
+                f"{of} names {kind}: commands are run, and addresses are opened, only for who types it: {instead}"
             )
     return _open(data, 0, group, fetch=False)
 
