@@ -209,6 +209,8 @@ def test_nothing_is_fetched_for_a_run(name, run, capsys, monkeypatch):
 
 
 def test_what_is_here_is_still_found(run, photos, tmp_path):
+    measured = {"mean": [0.5] * 3, "std": [0.2] * 3, "height": 16, "width": 16, "sampled": 1, "fingerprint": "x"}
+    write_sealed(run / "data.yaml", measured)
     assert patchloom.look(run, what="features")  # its folder of images
     for name in (f"{photos}/*.png", f"{photos}/{{0,2}}.png", f"{photos}/0.png,{photos}/2.png", "shapes:10", "digits"):
         assert elsewhere(name) is None and open_stored(name, "a run", "")
@@ -692,7 +694,7 @@ def test_a_runs_own_task_is_run_only_for_who_types_it(own, photos, tmp_path, cap
         assert f"--task {file}:Half" in failed(capsys, "evaluate", "positions", run, photos)
         # what needs the encoder alone has it
         assert main(["look", str(run), "--what", "features"]) == 0
-        assert main(["evaluate", "label-free", str(run), str(photos)]) == 0
+        assert main(["evaluate", "knn", str(run), "digits", "--max_train", "50", "--ks", "1"]) == 0
         assert main(["embed", str(run), str(photos), "--to", str(tmp_path / f"{state}.npz")]) == 0
         assert main(["export", str(run), "--out", str(tmp_path / f"{state}.safetensors")]) == 0
         assert main(["report", str(run)]) == 0

@@ -273,9 +273,9 @@ def _settings_from(values: dict[str, Any]) -> Settings:
         PatchloomError, LookupError, TypeError, ValueError: something that no run stores.
     """
     settings = Settings(**typed_fields(Settings, values))
+    if "auto" in (settings.img_size, settings.patch_size):
+        raise ValueError("a size is auto")
     settings = replace(settings, patch_size=compact(settings.patch_size))
-    if isinstance(settings.img_size, str):
-        raise ValueError("img_size is auto")
     settings.check()
     model, task = settings.model["name"], settings.task["name"]
     if not (isinstance(task, str) and plain_model(str(model).replace("-", "_"))):
