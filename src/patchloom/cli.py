@@ -19,6 +19,7 @@ from patchloom.options import parse_call, parse_evaluate, parse_pretrain
 from patchloom.recipes import recipe_named, recipe_names
 from patchloom.stopping import StopAtOnce, nobody_reads
 from patchloom.tasks import TASKS
+from patchloom.tasks.code import fault_of
 from patchloom.usage import filled, overview, page, page_width
 from patchloom.verbs import VERBS, protocols
 from patchloom.waiting import Waiting, is_first
@@ -95,6 +96,7 @@ def _failed(error: Exception) -> int:
         nobody_reads()
         return 0
     problem = error if isinstance(error, PatchloomError) else mendable(error) or _too_little_memory(error)
+    problem = problem or fault_of(error)
     if problem is None:
         _say(f"unexpected {type(error).__name__}: {error}. Run again with --debug and report what it shows.")
         return 1

@@ -9,6 +9,9 @@ import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from patchloom.errors import PatchloomError
 from patchloom.hints import nearest
@@ -24,6 +27,35 @@ _REFUSALS = (OSError, ValueError, RecursionError)
 # what is written has such a name until it is whole; until November 2026 it ended with the number of a process
 # the last one is what safetensors writes, beside the file that it is to become
 _BESIDE = re.compile(r"\..+\.([0-9a-f]{32}|[0-9]+)|\.tmp[0-9A-Za-z]{6}")
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML of plain values, in which no key stands twice and nothing stands for another part of the file."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):  # a few lines of these stand for more than fits into memory
+            event = self.peek_event()
+            raise yaml.MarkedYAMLError(
+                None, None, f"*{event.anchor} repeats another part: write it out", event.start_mark
+            )
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set[str]()
+        for key, _ in node.value:
+            if key.value in seen if isinstance(key, yaml.ScalarNode) else False:
+                raise yaml.MarkedYAMLError(None, None, f"repeated key {key.value}: leave one", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(text: str | bytes) -> Any:
+    """Return the plain values in a YAML text that anybody may have written.
+
+    Raises:
+        yaml.YAMLError, ValueError, RecursionError: it is no YAML, a key stands twice, or a part stands for another.
+    """
+    return yaml.load(text, _PlainLoader)  # which is a SafeLoader
 
 
 def cache_root() -> Path:

@@ -32,6 +32,8 @@ def conforms(value: Any, hint: Any) -> bool:
         return isinstance(value, dict) and all(
             conforms(key, inside[0]) and conforms(one, inside[1]) for key, one in value.items()
         )
+    if origin is tuple and Ellipsis in inside:
+        return isinstance(value, tuple) and all(conforms(one, inside[0]) for one in value)
     if origin is tuple:
         return isinstance(value, tuple) and len(value) == len(inside) and all(map(conforms, value, inside))
     if hint is float:  # nan is a number for nobody, and few whole numbers of a thousand digits are meant
@@ -73,6 +75,43 @@ def check(name: str, value: Any, hint: Any) -> None:
     if not conforms(value, hint):
         shown = "so large" if isinstance(value, int) and abs(value) >= 2**63 else value
         raise PatchloomError(f"--{name} cannot be {shown}: it takes {in_words(hint)}")
+
+
+def typed_fields(cls: type, values: Any, ranges: Mapping[str, tuple[float, float]] | None = None) -> dict[str, Any]:
+    """Return the fields of a dataclass as a file holds them, checked, with lists as tuples where the class has tuples.
+
+    Args:
+        cls: the dataclass.
+        values: by name, as JSON or YAML gives them. Whoever wrote the file may have put anything there.
+        ranges: the least and the largest number of some fields; every number in a list is compared.
+
+    Raises:
+        ValueError: no mapping, an unknown name, a value of another type or outside of its range.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"a {type(values).__name__} stands where settings are expected")
+    hints, found = get_type_hints(cls), {}
+    for name, value in values.items():
+        if name not in hints:
+            raise ValueError(f"there is no setting {str(name)[:40]!r}")
+        if isinstance(value, list) and not conforms(value, hints[name]):
+            value = tuple(value)
+        if not conforms(value, hints[name]):
+            raise ValueError(f"{name} cannot be {str(value)[:40]!r}: it takes {in_words(hints[name])}")
+        check_range(name, value, *(ranges or {}).get(name, (-inf, inf)))
+        found[name] = value
+    return found
+
+
+def check_range(name: str, value: Any, low: float, high: float) -> None:
+    """Refuse a number, or a list with a number, below ``low`` or above ``high``; what is no number passes.
+
+    Raises:
+        ValueError: it is out of range.
+    """
+    for one in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(one, int | float) and not isinstance(one, bool) and not low <= one <= high:
+            raise ValueError(f"{name} must be {low} to {high}, not {str(one)[:40]}")
 
 
 def hint_of(parameter: Parameter, hints: Mapping[str, Any]) -> Any:

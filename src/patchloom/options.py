@@ -13,6 +13,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from patchloom.errors import PatchloomError
+from patchloom.files import read_yaml
 from patchloom.recipes import nested, recipe_named
 from patchloom.signatures import Listed, shipped_names
 from patchloom.tasks import AUTO, TASKS, usual_task
@@ -20,6 +21,11 @@ from patchloom.track import TRACKERS
 from patchloom.typos import sentence, short, without_hyphens
 from patchloom.verbs import of_evaluate, of_pretrain, of_task, of_verb
 
+# data by name that torchvision fetches
+FETCHED = (
+    *("cifar10", "cifar100", "stl10", "svhn", "fashionmnist", "mnist", "flowers102", "food101", "oxfordiiitpet"),
+    *("dtd", "eurosat"),
+)
 _TRUTHS = ("true", "false", "yes", "no", "on", "off", "1", "0", "auto", "null")
 
 
@@ -33,7 +39,12 @@ def parse_pretrain(words: Sequence[str]) -> tuple[dict[str, Any], str | None]:
         PatchloomError: an unknown option, or a value of the wrong kind.
     """
     words = _trackers_together([_named(word) for word in words])
-    data, options = _configuration(last_value(joined(words), "--config.file"))
+    typed = joined(words)
+    refuse_repeated(typed)
+    data, options = _configuration(file := last_value(typed, "--config.file"))
+    if file is not None:
+        refuse_repeated(options)
+        _refuse_untyped(file, data if all(word.startswith("-") for word in typed) else [], options, typed)
     said = [*options, *joined(words)]
     recipe = last_value(said, "--recipe")
     task = last_value(said, "--task.name") or AUTO
@@ -79,6 +90,7 @@ def parse_call(verb: str, words: Sequence[str]) -> dict[str, Any]:
     """
     taken = of_verb(verb)
     typed = joined(words, taken)
+    refuse_repeated(typed)
     typed, several = _several(typed, _BEFORE_SEVERAL[verb], taken) if verb in _BEFORE_SEVERAL else (typed, {})
     return _parse(_parser(f"patchloom {verb}", taken), typed) | several
 
@@ -92,7 +104,9 @@ def parse_evaluate(words: Sequence[str]) -> dict[str, Any]:
     name = next((word for word in joined(words, of_evaluate(None)) if not word.startswith("-")), None)
     taken = of_evaluate(name)
     prog = "patchloom evaluate" if name is None else f"patchloom evaluate {name}"
-    typed, several = _several(joined(words, taken), 2, taken)
+    typed = joined(words, taken)
+    refuse_repeated(typed)
+    typed, several = _several(typed, 2, taken)
     return _parse(_parser(prog, taken), typed) | several
 
 
@@ -199,6 +213,53 @@ def joined(words: Sequence[str], taken: Listed | None = None) -> list[str]:
     return found
 
 
+def refuse_repeated(words: Sequence[str]) -> None:
+    """Refuse an option that is given twice in joined words, of which one would be lost.
+
+    Raises:
+        PatchloomError: there is one.
+    """
+    seen = set[str]()
+    for word in words:
+        name = word.partition("=")[0].replace("-", "_")
+        if word.startswith("--") and name in seen:
+            raise PatchloomError(f"{short(word.partition('=')[0])} is given twice: give it once")
+        seen.add(name)
+
+
+def _refuse_untyped(file: str, data: Sequence[str], options: Sequence[str], typed: Sequence[str]) -> None:
+    """Refuse what would run code or fetch something because a configuration says so, which may be a stranger's.
+
+    Args:
+        file: the configuration.
+        data: that is taken from it.
+        options: of it, as joined words.
+        typed: joined words of the command line, which win.
+
+    Raises:
+        PatchloomError: a command or an address for data, a task's code, or weights that are fetched.
+    """
+    for name in (part.strip() for one in data for part in one.split(",")):
+        made = re.fullmatch(r"(shapes|tones):\d+", name)
+        # braces may make a command or an address of a name, but none without a colon
+        if (":" in name and not made and not os.path.exists(name)) or name.partition("@")[0] in FETCHED:
+            raise PatchloomError(
+                f"the configuration {file} names the data {name[:80]}: commands are run, and what is not on this "
+                "machine is fetched, only for who types it: give the data on the command line, too"
+            )
+    for option in ("--task.name", "--init", "--from_run", "--task.features_of"):
+        value = last_value(options, option)
+        if value is None or last_value(typed, option) is not None:
+            continue
+        code = option == "--task.name" and (":" in value or value.endswith(".py"))
+        if code or (option != "--task.name" and re.search(r"^\s*timm:|://", value)):
+            what = "runs the code of" if code else "fetches"
+            raise PatchloomError(
+                f"the configuration {file} {what} {value[:80]}, which is done only for who types it: give "
+                f"{short(option)} {value.partition('#')[0][:80]} on the command line, too"
+            )
+
+
 def _several(words: list[str], before: int, taken: Listed) -> tuple[list[str], dict[str, list[str]]]:
     """Joined words with one for data or runs, behind ``before`` others without a name; and all, if several were given.
 
@@ -239,7 +300,7 @@ def _configuration(file: str | None) -> tuple[list[str], list[str]]:
     if file is None:
         return [], []
     try:
-        values = yaml.safe_load(Path(file).read_text("utf-8"))
+        values = read_yaml(Path(file).read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as problem:
         raise PatchloomError(f"the configuration {file} cannot be read: {problem}") from problem
     except (yaml.YAMLError, ValueError, RecursionError) as problem:  # such as a 13th month, or a thousand brackets

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from patchloom.hints import typed_fields
 
 Features = Literal["mfcc", "logmel"]
 
@@ -86,8 +87,24 @@ def in_words(text: str, sound: Sound | None) -> str:
     return text if sound is None else _WORD.sub(other, text)
 
 
-def sound_from(plain: Mapping[str, Any] | None) -> Sound | None:
-    """A `Sound` from what ``asdict`` and JSON or YAML made of it; None of None."""
+_RANGES = {
+    **{"rate": (1, 10**6), "seconds": (0, 3600), "bins": (1, 4096), "bands": (1, 4096)},
+    **{"window": (0, 60), "hop": (0, 60), "low": (0, 10**6), "mean": (-1e9, 1e9), "std": (0, 1e9)},
+}
+_LARGEST = 2**28  # samples of a recording, and numbers of its picture
+
+
+def sound_from(plain: Any) -> Sound | None:
+    """A `Sound` from what ``asdict`` and JSON or YAML made of it, checked; None of None.
+
+    Raises:
+        ValueError: it is none: whoever wrote the file may have put anything there.
+    """
     if plain is None:
         return None
-    return Sound(**{name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()})
+    sound = Sound(**typed_fields(Sound, plain, _RANGES))
+    if not 1 <= sound.window_samples <= sound.samples <= _LARGEST or sound.bins * sound.frames > _LARGEST:
+        raise ValueError(f"no picture is made of {sound.seconds:g} s in frames of {sound.window:g} s")
+    if not len(sound.mean) == len(sound.std) or len(sound.mean) not in (0, sound.bins):
+        raise ValueError(f"mean and std of {sound.bins} rows are {len(sound.mean)} and {len(sound.std)} numbers")
+    return sound

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exporting import SMALL, a_run, an_encoder, photographs
+from exporting import SMALL, a_run, an_encoder, photographs, with_card
 from PIL import Image
 
 from patchloom.cli import main
@@ -77,12 +77,16 @@ def test_what_the_printed_code_computes_is_compared(photos, tmp_path, monkeypatc
 
 
 def test_no_option_of_an_encoder_file_becomes_code(photos, tmp_path):
-    """timm leaves out what is None, whatever it is called."""
     touched = tmp_path / "touched"
-    path = an_encoder(
-        tmp_path / "here", photos, **{f"qkv_bias=open({str(touched)!r}, 'w') and True, class_token": None}
+    path = with_card(
+        an_encoder(tmp_path / "here", photos),
+        lambda card: card["spec"]["options"].update(
+            {f"qkv_bias=open({str(touched)!r}, 'w') and True, class_token": None}
+        ),
     )
-    assert "open(" not in export(path, data=str(photos)).snippet and not touched.exists()
+    with pytest.raises(PatchloomError, match="no option"):
+        export(path, data=str(photos))
+    assert not touched.exists()
 
 
 def test_without_images_the_code_is_compared_on_noise(photos, tmp_path, capsys):
@@ -107,7 +111,7 @@ def test_a_run_whose_images_have_moved_is_exported(photos, tmp_path, moved):
     settings = Settings(moved.format(touched), {"name": "mae"}, {"name": "nano"}, img_size=(16, 16), patch_size=4)
     write_sealed(folder.config, settings.plain())
     done = export(folder.path)
-    why = "not to be had" if moved == "gone" else "only run for who types it"
+    why = "not to be had" if moved == "gone" else "only for who types it"
     assert why in done.notes[0] and not touched.exists()
 
 

@@ -1,15 +1,19 @@
 """Small encoders and runs to be exported."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save
 
 from patchloom.data import channels_of, open_data, statistics_of
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.weights import EncoderCard, save_encoder
+from patchloom.nets.weights import EncoderCard, checksum, save_encoder
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.sealed import write_sealed
 from patchloom.runs.settings import Settings
@@ -32,6 +36,18 @@ def an_encoder(folder: Path, photos: Path, size=(16, 16), model="nano", p=4, **o
     folder.mkdir(parents=True, exist_ok=True)
     save_encoder(vit, EncoderCard(spec, stats.mean, stats.std, "mae", folder.name), folder / "e.safetensors")
     return folder / "e.safetensors"
+
+
+def with_card(path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
+    """A file that patchloom wrote with another card, as a stranger may write it: whole, and with its checksum."""
+    with safe_open(path, "pt") as file:
+        ((key, text),) = file.metadata().items()
+        weights = {name: file.get_tensor(name) for name in file.keys()}
+    about = {name: value for name, value in json.loads(text).items() if name != "sha256"}
+    change(about)
+    sealed = about | {"sha256": checksum(weights, json.dumps(about))}
+    path.write_bytes(save(weights, metadata={key: json.dumps(sealed)}))
+    return path
 
 
 def a_run(folder: Path, photos: Path, rows: Sequence[str] = (), **options) -> Path:

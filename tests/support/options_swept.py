@@ -7,7 +7,7 @@ import inspect
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from sweep import TEACHER
+from sweep import PLAIN, TEACHER
 
 from patchloom.tasks import task_class
 from patchloom.tasks.degradations import STRENGTHS
@@ -103,6 +103,7 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
     "distill": [
         {},
         {"features_of": TEACHER, "mask_ratio": 0.75, "loss": "smooth_l1"},
+        {"features_of": PLAIN, "features_model": "vit_tiny_patch16_224"},
     ],
     "mixture": [
         {},
@@ -133,6 +134,10 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
         {"withhold": {"mask": 0.5, "blank": 0.25}, "ask": {"features": 1.0, "pixels": 1.0}, "features_of": TEACHER},
         {"withhold": {"mask": 0.5}, "ask": {"features": 1.0}, "features_of": TEACHER, "feature_loss": "smooth_l1"},
         {"withhold": {"fisheye": 0.2}, "ask": {"features": 1.0}, "features_of": TEACHER, "feature_loss": "cosine"},
+        {
+            **{"withhold": {"mask": 0.5}, "ask": {"features": 1.0}},
+            **{"features_of": PLAIN, "features_model": "vit_tiny_patch16_224"},
+        },
     ],
 }
 

@@ -5,7 +5,9 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import timm
 import torch
+from safetensors.torch import save_file
 
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard, save_encoder
@@ -17,6 +19,7 @@ USUAL = {"img_size": SIZE, "patch_size": 4, "channels": 3}
 FRAMES = {"img_size": (40, 98), "patch_size": (40, 1), "channels": 1}  # a second of sound
 OBLONG = {"patch_size": (8, 4)}
 TEACHER = "a frozen teacher"  # in options: the file that `teacher_file` makes
+PLAIN = "weights alone"  # in options: a file of timm's weights by timm's names
 NEEDED = {"distill": {"features_of": TEACHER}}  # options without a default
 
 
@@ -32,11 +35,22 @@ def teacher_file(channels: int = 3) -> str:
     return str(path)
 
 
+@cache
+def plain_file() -> str:
+    """Weights of timm's smallest ViT, as somebody without network has them."""
+    path = Path(tempfile.mkdtemp()) / "vit_tiny.safetensors"
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        save_file(timm.create_model("vit_tiny_patch16_224", num_classes=0).state_dict(), path)
+    return str(path)
+
+
 def asked_of(name, asked=None, channels=3):
     """A task's name and options, with those that it needs."""
     options = NEEDED.get(name, {}) | (asked or {})
     return {"name": name} | {
-        key: teacher_file(channels) if value == TEACHER else value for key, value in options.items()
+        key: teacher_file(channels) if value == TEACHER else plain_file() if value == PLAIN else value
+        for key, value in options.items()
     }
 
 

@@ -52,6 +52,7 @@ class Here(MAE):
 def met_nothing(monkeypatch):
     """As in a process that has met no class yet."""
     monkeypatch.setattr(code, "_HERE", {})
+    monkeypatch.setattr(code, "_TYPED", set())
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield
     for name in [name for name in sys.modules if name.startswith("patchloom_")]:
@@ -68,6 +69,7 @@ def half(tmp_path) -> Path:
 def forget() -> None:
     """What another process would not know."""
     code._HERE.clear()
+    code._TYPED.clear()
     for name in [name for name in sys.modules if name.startswith("patchloom_")]:
         del sys.modules[name]
 
@@ -134,7 +136,7 @@ REFUSED = {
     "first.py:It": "the first argument of the task It is vit: call it encoder",
     "needs.py:It": "the option share of the task It has no default: give it one",
     "types.py:It": "the types of the options of It cannot be read (name 'No' is not defined)",
-    "half.py:Half#0123456789abcdef": "{folder}/half.py has changed since it was called",
+    "half.py:Half#0123456789abcdef": "leave out #0123456789abcdef",
 }
 FILES = {
     "half": HALF,
@@ -198,24 +200,29 @@ def runs_of(run: Path) -> int:
     return len((run.parent / "half.py.ran").read_text())
 
 
-def test_look_and_evaluate_find_it_again_and_say_so(run, copied, capfd):
+def test_look_and_evaluate_run_it_for_who_names_it(run, copied, capfd):
     stored = RunFolder(run).read_config().task
     assert stored == {"name": task_name(f"{run.parent}/half.py:Half"), "share": 0.25, "loud": False}
     assert patchloom.load_encoder(run)[1].task == "Half"
+    forget()
     capfd.readouterr()
-    patchloom.look(copied)
-    assert capfd.readouterr().err == f"{copied} was trained by Half of {run.parent}/half.py, whose code is run now\n"
-    patchloom.look(copied)
+    with pytest.raises(PatchloomError, match="give --task"):
+        patchloom.look(copied)
+    patchloom.look(copied, task=f"{run.parent}/half.py:Half")
     assert capfd.readouterr().err == ""
+    patchloom.look(copied)  # it was named in this process
     forget()
     with pytest.raises(PatchloomError, match="was trained by Half, which asks for no positions"):
-        patchloom.evaluate("positions", copied, "digits")
-    assert "whose code is run now" in capfd.readouterr().err
+        patchloom.evaluate("positions", copied, "digits", task=f"{run.parent}/half.py:Half")
+    forget()
     assert main(["export", str(copied)]) == 0, "an encoder needs no task"
 
 
 def test_the_configuration_repeats_it(run, tmp_path):
-    given, _ = parse_pretrain(["--config", str(run / "config.yaml")])
+    with pytest.raises(PatchloomError, match="--task .*half.py:Half on the command line"):
+        parse_pretrain(["--config", str(run / "config.yaml")])
+    task = f"--task={run.parent}/half.py:Half"
+    given, _ = parse_pretrain(["--config", str(run / "config.yaml"), task])
     assert request(given.pop("data"), given.pop("task"), given).task == RunFolder(run).read_config().task
 
 
@@ -225,7 +232,7 @@ def test_a_file_that_has_changed(photos, run, copied, tmp_path, capsys):
     try:
         file.write_text(HALF + "\n# changed\n")
         said = failed(capsys, "look", copied)
-        assert f"{file} is not what {copied} was trained by" in said and f"--task {file}:Half" in said
+        assert f"--task {file}:Half" in said
         assert runs_of(run) == ran, "nothing was run"
         assert main(["look", str(copied), "--task", f"{file}:Half"]) == 0
         assert f"{file}:Half has changed since {copied} was trained by it" in capsys.readouterr().err
@@ -234,7 +241,7 @@ def test_a_file_that_has_changed(photos, run, copied, tmp_path, capsys):
         said = failed(capsys, *again, "--model.num_heads", "2", "--out", copied)
         assert f"{file}:Half has changed since {copied} was begun: restore it to go on" in said and "--out" in said
         file.unlink()
-        assert f"there is no file {file}" in failed(capsys, "look", copied)
+        assert f"there is no file {file}" in failed(capsys, "look", copied, "--task", f"{file}:Half")
         moved = tmp_path / "moved.py"
         moved.write_text(HALF)
         assert main(["look", str(copied), "--task", f"{moved}:Half"]) == 0

@@ -16,6 +16,7 @@ from patchloom.compare.runner import Job, Words, run_all
 from patchloom.data import Data, Source, Stats
 from patchloom.errors import PatchloomError
 from patchloom.files import make_folder
+from patchloom.hints import typed_fields
 from patchloom.machine import cores
 from patchloom.runs.held_out import choose_held_out
 from patchloom.runs.sealed import read_sealed, write_sealed
@@ -227,9 +228,16 @@ def stored_plan(asked: Asked, out: Path) -> Plan | None:
         )
     if not _STORED <= found.keys():
         raise PatchloomError(f"{path} is of another version of patchloom: choose another folder with --out")
-    paces = {task: Pace(**pace) for task, pace in found["paces"].items()}
-    its = {name: found[name] for name in _AS_THEY_ARE}
-    return Plan(asked, paces=paces, after=After(**found["after"]), notes=tuple(found["notes"]), resumed=True, **its)
+    try:
+        paces = {task: Pace(**typed_fields(Pace, pace)) for task, pace in found["paces"].items()}
+        after = After(**typed_fields(After, found["after"]))
+        its = typed_fields(Plan, {name: found[name] for name in _AS_THEY_ARE})
+        # what is trained are words of a command line: none of them may come from a file that anybody may have written
+        if not {*its["epochs"]} == {*paces} <= {*asked.tasks}:
+            raise ValueError("it has other tasks than were asked for")
+    except (AttributeError, KeyError, TypeError, ValueError) as problem:
+        raise PatchloomError(f"{path} is not the plan of a comparison ({problem}): choose another --out") from problem
+    return Plan(asked, paces=paces, after=after, notes=tuple(map(str, found["notes"])), resumed=True, **its)
 
 
 def new_plan(

@@ -9,7 +9,7 @@ from patchloom.data.read import Unreadable, read_image, to_channels
 from patchloom.data.sources.base import Data, Source
 from patchloom.data.sources.builtin import BUILTIN
 from patchloom.data.sources.objects import DataLike, is_given, is_object
-from patchloom.data.sources.open import lasting, named, open_data
+from patchloom.data.sources.open import lasting, named, open_data, open_stored
 from patchloom.data.sources.shapes import Annotation, Shapes
 from patchloom.data.splits import hold_out, split_for_test
 from patchloom.data.stats import Stats, channels_of, normalize, statistics_of, statistics_of_recordings
@@ -42,6 +42,7 @@ __all__ = [
     "named",
     "normalize",
     "open_data",
+    "open_stored",
     "plain_batches",
     "read_image",
     "split_for_test",

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from patchloom.data import Source
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import labels_of
+from patchloom.hints import typed_fields
 from patchloom.nets.build import initialize
 from patchloom.nets.encode import (
     attention_heads,
@@ -34,6 +35,7 @@ from patchloom.nets.weights import (
     card_from,
     read_about,
     read_weights,
+    refuse_larger,
     save_net,
     untrained_twin,
 )
@@ -164,11 +166,11 @@ def load_classifier(path: str | Path) -> tuple[Classifier, ClassifierCard]:
         PatchloomError: no such file, or not one of a classifier.
     """
     card, weights = read_classifier(path), read_weights(Path(path))
-    twin, _ = untrained_twin(card.encoder)
-    with torch.random.fork_rng(devices=[]):
+    refuse_larger(card.encoder, weights, Path(path))
+    with as_patchloom_wrote(path), torch.random.fork_rng(devices=[]):
+        twin, _ = untrained_twin(card.encoder)
         encoder = vary(twin, card.encoder, card.positions, card.pooling == "class")
         model = Classifier(encoder, len(card.classes), card.pooling)
-    with as_patchloom_wrote(path):
         model.load_state_dict(weights, strict=True)
     return model.eval(), card
 
@@ -180,4 +182,4 @@ def read_classifier(path: str | Path) -> ClassifierCard:
         raise PatchloomError(f"there is no classifier at {path}: patchloom evaluate finetune writes one")
     about = read_about(path, FORMAT, "a classifier")
     with as_patchloom_wrote(path):
-        return ClassifierCard(**about | {"encoder": card_from(about["encoder"]), "classes": tuple(about["classes"])})
+        return ClassifierCard(**typed_fields(ClassifierCard, about | {"encoder": card_from(about["encoder"])}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +12,17 @@ from PIL import Image
 from torch import Tensor
 
 from patchloom.data import (
+    Data,
     DataLike,
     Source,
-    named,
     normalize,
     open_data,
+    open_stored,
     plain_batches,
     read_image,
     to_channels,
 )
 from patchloom.data.sound.hearing import first_waves, heard_by
-from patchloom.data.sources.addresses import PIPE
 from patchloom.errors import PatchloomError
 from patchloom.nets.weights import EncoderCard
 from patchloom.runs.folder import RunFolder
@@ -77,15 +78,13 @@ def examples_of(run: str | Path, data: DataLike | None, card: EncoderCard) -> Ex
     """
     noun = noun_of(card.sound)
     if data is not None:
-        return _real(data, card)
+        return _real(open_data(data), card)
     if not Path(run).is_dir():
         why = f"{run} does not tell which {noun} it was trained on"
-    elif any(str(one).startswith(PIPE) for one in named(RunFolder(run).read_config().data)):
-        # a run may come from a stranger
-        why = "the run trained on what a command gives, which is only run for who types it"
     else:
         try:
-            return _real(RunFolder(run).read_config().data, card)
+            stored = RunFolder(run).read_config().data
+            return _real(open_stored(stored, os.fspath(run), f"--data {noun.upper()}"), card)
         except PatchloomError as problem:
             why = f"the {noun} of the run are not to be had ({problem})"
     generator = torch.Generator().manual_seed(0)
@@ -111,9 +110,9 @@ def _noise(card: EncoderCard, count: int, size: tuple[int, int], generator: torc
     return (mean + std * noise).clamp(0, 1)
 
 
-def _real(data: DataLike, card: EncoderCard) -> Examples:
+def _real(opened: Data, card: EncoderCard) -> Examples:
     channels = card.spec.channels
-    source = heard_by(open_data(data), card.sound, card.name).train
+    source = heard_by(opened, card.sound, card.name).train
     if card.sound is not None:
         return Examples(first_waves(source, _IMAGES))
     batch = next(plain_batches(source, card.spec.img_size, _IMAGES, channels=channels))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +14,9 @@ from patchloom.data import CentreCrop, normalize, to_channels
 from patchloom.data.sound.features import pictures
 from patchloom.errors import PatchloomError
 from patchloom.hints import listing
+from patchloom.nets.build import build_encoder, spec_of_stock
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.hierarchical import is_hierarchical
+from patchloom.nets.hierarchical import Encoder, is_hierarchical
 from patchloom.nets.pooling import pooled_by, pooled_tokens, poolings_of, tokens_of
 from patchloom.nets.states import plain_file
 from patchloom.nets.weights import EncoderCard
@@ -84,13 +85,15 @@ class Exportable:
         return not self.hierarchical and not isinstance(self.vit.fc_norm, nn.Identity)
 
 
-def exportable(run: str | Path, pooling: Pooling) -> Exportable:
-    """The encoder of a run or a file, if it can be exported.
+def exportable(run: str | Path, pooling: Pooling, model: str | None = None) -> Exportable:
+    """The encoder of a run or a file, if it can be exported; ``model`` is timm's name for a file of weights alone.
 
     Raises:
         PatchloomError: no encoder there, one that comes from timm as it is, or tokens that it does not have.
     """
-    vit, card = load_encoder(run)
+    vit, card = load_encoder(run, model)
+    if card.spec is None and model is not None:
+        vit, card = _specified(vit, card, model)
     if card.spec is None:
         raise PatchloomError(f"{card.name} comes from timm already: load it there")
     beside = named_extra_module(run, "pooling")
@@ -99,6 +102,21 @@ def exportable(run: str | Path, pooling: Pooling) -> Exportable:
     if pooling not in known:
         raise PatchloomError(f"this encoder has no {pooling} vectors: use --pooling {listing(known)}")
     return Exportable(vit, card, pooling, head, head_file)
+
+
+def _specified(vit: Encoder, card: EncoderCard, model: str) -> tuple[Encoder, EncoderCard]:
+    """The same encoder of a file of weights alone, and its card, with the sizes that build it again.
+
+    Raises:
+        PatchloomError: timm's model has parts besides those that these sizes build.
+    """
+    spec = spec_of_stock(vit, model)
+    built = build_encoder(spec)
+    try:
+        built.load_state_dict(vit.state_dict(), strict=True)
+    except RuntimeError as problem:
+        raise PatchloomError(f"{model} has parts of its own, and cannot be exported: load it by timm") from problem
+    return built.eval(), replace(card, spec=spec)
 
 
 def default_out(run: str | Path, name: str) -> Path:

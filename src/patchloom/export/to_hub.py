@@ -42,11 +42,12 @@ def to_hub(
     license: str | None,
     name: str | None,
     public: bool,
+    model: str | None = None,
 ) -> Export:
     """Write the folder with a model card, load it back by both libraries, compare, and perhaps upload it.
 
     Args:
-        run, data, out, pooling, license, public: as `patchloom.export.export` takes them.
+        run, data, out, pooling, license, public, model: as `patchloom.export.export` takes them.
         name: its ``push``.
 
     Raises:
@@ -57,7 +58,7 @@ def to_hub(
     check_license(license)
     if name is not None:
         check_push(name)
-    one = exportable(run, pooling)
+    one = exportable(run, pooling, model)
     _check(one)
     folder = Path(out) if out else default_out(run, "hf")
     _check_folder(folder)

@@ -52,17 +52,24 @@ class _Graph(nn.Module):
         return tokens, pooled_by(self.pooling, found)
 
 
-def to_onnx(run: str | Path, data: DataLike | None, out: str | Path | None, pooling: Any, fp16: bool) -> Export:
+def to_onnx(
+    run: str | Path,
+    data: DataLike | None,
+    out: str | Path | None,
+    pooling: Any,
+    fp16: bool,
+    model: str | None = None,
+) -> Export:
     """Write the graph, run it by onnxruntime at two batch sizes, and compare.
 
     Args:
-        run, data, out, pooling, fp16: as `patchloom.export.export` takes them.
+        run, data, out, pooling, fp16, model: as `patchloom.export.export` takes them.
 
     Raises:
         PatchloomError: a library is missing, the encoder cannot be written, or its features differ.
     """
     need("onnx", "onnx", "onnxscript", "onnxruntime")
-    one = exportable(run, pooling)
+    one = exportable(run, pooling, model)
     _check(one, fp16)
     path = Path(out) if out else default_out(run, "encoder-fp16.onnx" if fp16 else "encoder.onnx")
     if path.is_dir():

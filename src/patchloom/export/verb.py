@@ -14,7 +14,7 @@ from patchloom.export.to_timm import to_timm
 from patchloom.hints import listing
 from patchloom.nets.plain import read_foreign
 from patchloom.nets.states import plain_file
-from patchloom.runs.encoder import check_place
+from patchloom.runs.encoder import check_model, check_place
 
 # which options are of which form alone, with what they are when nobody gives them
 _OWN: dict[str, dict[str, Any]] = {
@@ -32,6 +32,7 @@ def export(
     data: DataLike | None = None,
     out: str | Path | None = None,
     pooling: Pooling = "mean",
+    model: str | None = None,
     fp16: bool = False,
     license: str | None = None,
     push: str | None = None,
@@ -51,6 +52,7 @@ def export(
             absent.
         pooling: what an image's vector is: mean of the patch tokens, class token, prefix (mean of class token and
             registers; timm and ONNX), both mean and class token, or instance (timm alone).
+        model: timm's name of the model, where RUN is a file of weights alone.
         fp16: weights and products of onnx in half precision.
         license: of the weights, in the model card of hf, as the Hub calls it, such as apache-2.0; unknown if absent.
         push: a name on the Hub, such as me/photos-mae, to which the folder of hf is uploaded.
@@ -65,17 +67,21 @@ def export(
     _check_options(to, {"fp16": fp16, "license": license, "push": push, "public": public})
     if plain_file(run):
         check_place(run)  # it may be a checkpoint, beside what was meant
-    if plain_file(run) and None in read_foreign(Path(run)):
-        raise PatchloomError(f"{run} holds weights alone, which patchloom did not write: nothing has to be exported")
+    check_model(run, model)
+    if plain_file(run) and model is None and None in read_foreign(Path(run)):
+        raise PatchloomError(
+            f"{run} holds weights alone, which patchloom did not write: give timm's name of its model, such as --model "
+            "vit_small_patch16_224"
+        )
     if to == "hf":
         from patchloom.export.to_hub import to_hub  # with what a report needs, of which the others know nothing
 
-        return to_hub(run, data, out, pooling, license, push, public)
+        return to_hub(run, data, out, pooling, license, push, public, model)
     if to == "onnx":
         from patchloom.export.to_onnx import to_onnx
 
-        return to_onnx(run, data, out, pooling, fp16)
-    one = exportable(run, pooling)
+        return to_onnx(run, data, out, pooling, fp16, model)
+    one = exportable(run, pooling, model)
     return to_timm(one, examples_of(run, data, one.card), Path(out) if out else default_out(run, "timm.safetensors"))
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from patchloom.calls import PathLike, checked
-from patchloom.data import DataLike, Source, is_given, lasting, named, open_data
+from patchloom.data import DataLike, Source, is_given, lasting, open_data, open_stored
 from patchloom.data.sound.hearing import heard_by
-from patchloom.data.sources.addresses import PIPE
 from patchloom.errors import PatchloomError
 from patchloom.hints import listing
 from patchloom.look.encoder.asked import Asked
@@ -160,14 +160,13 @@ def _images_for(run: str | Path, card: EncoderCard, data: DataLike | None) -> tu
         opened = heard_by(open_data(data), card.sound, card.name)
         return opened.test or opened.train, Path(f"pictures-{plain_name(card.name)}-{plain_name(data)}")
     settings = folder.read_config()
-    commands = [name for name in map(str, named(settings.data)) if name.startswith(PIPE)]
-    if data is None and commands:  # a run may come from a stranger
-        raise PatchloomError(
-            f"{folder.path} trained on what a command gives, which is only run for who types it: "
-            f"patchloom look {folder.path} {settings.data!r}"
-        )
     own = data is None or lasting(data) == settings.data
-    opened = open_data(settings.data if data is None else data, group=settings.group if own else None)
+    group = settings.group if own else None
+    if data is None:
+        typed = f"patchloom look {folder.path} DATA"
+        opened = open_stored(settings.data, os.fspath(folder.path), typed, group=group)
+    else:
+        opened = open_data(data, group=group)
     opened = heard_by(opened, card.sound, card.name)
     if own and is_given(settings.data):  # so are others of the same number
         own = opened.train.fingerprint() == folder.read_data()["fingerprint"]

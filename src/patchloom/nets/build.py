@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -12,12 +13,12 @@ import torch
 from torch import nn
 
 from patchloom.errors import PatchloomError
-from patchloom.hints import listing
-from patchloom.nets.encode import grid_size
+from patchloom.hints import check, check_range, listing, suggestion
+from patchloom.nets.encode import grid_size, input_size
 from patchloom.nets.hierarchical import Encoder, is_hierarchical, patches_along_unit
 from patchloom.nets.servable import check_servable, models_like
 from patchloom.patches.positions import sincos_2d
-from patchloom.sides import PatchSize, both, in_pixels
+from patchloom.sides import PatchSize, both, compact, in_pixels
 
 PositionKind = Literal["sincos", "sincos-learned", "learned", "random", "none"]
 
@@ -47,18 +48,32 @@ _NOT_OPTIONS = (
     "patch_drop_rate",
 )
 
-# outside of which timm's words would tell nothing, or building would not end
-_BOUNDS = {
-    "embed_dim": (1, 2**16),
-    "depth": (1, 1000),
-    "depths": (1, 1000),
-    "window_size": (1, 2**16),
-    "num_heads": (1, 2**16),
-    "mlp_ratio": (1e-3, 1000),
-    "reg_tokens": (0, 2**16),
-    "init_values": (0, 1000),
-    **dict.fromkeys(("drop_path_rate", "pos_drop_rate", "attn_drop_rate", "proj_drop_rate"), (0, 0.99)),
+_SIDE, _RATE = 2**16, 0.99
+# The only options of a model: sizes, rates and switches, with their type and range. A name may come from a stranger's
+# card: nothing else reaches timm, which also takes paths to load from, addresses to fetch from, and code to call.
+OPTIONS: dict[str, tuple[Any, float, float]] = {
+    **dict.fromkeys(("embed_dim", "head_dim"), (int, 1, _SIDE)),
+    "depth": (int, 1, 1000),
+    "depths": (list[int], 1, 1000),
+    "num_heads": (int | list[int], 1, _SIDE),
+    "window_size": (int | list[int], 1, _SIDE),
+    "mlp_ratio": (float, 1e-3, 1000),
+    "reg_tokens": (int, 0, _SIDE),
+    "init_values": (float, 0, 1000),
+    **dict.fromkeys(
+        ("drop_rate", "drop_path_rate", "pos_drop_rate", "attn_drop_rate", "proj_drop_rate"), (float, 0, _RATE)
+    ),
+    **dict.fromkeys(
+        (
+            *("class_token", "no_embed_class", "pre_norm", "final_norm", "fc_norm", "pool_include_prefix"),
+            *("qkv_bias", "qk_norm", "scale_attn_norm", "scale_mlp_norm", "proj_bias"),
+        ),
+        (bool, 0, 1),
+    ),
 }
+_NAME = re.compile(
+    r"[a-z0-9_]+(\.[a-z0-9_]+)?"
+)  # of a model, perhaps with the tag of its weights: no place, no address
 
 
 @dataclass(frozen=True)
@@ -139,7 +154,7 @@ def swin_sizes(model: str, options: Mapping[str, Any]) -> tuple[int | None, int]
 
 def _create(**arguments: Any) -> nn.Module:
     name = arguments["model_name"]
-    if not timm.is_model(name):
+    if not (plain_name(name) and timm.is_model(name)):
         meant = models_like(name, own=PRESETS)
         hint = f"; did you mean {listing(meant)}?" if meant else "."
         raise PatchloomError(
@@ -187,15 +202,37 @@ def build_encoder(spec: EncoderSpec) -> Encoder:
     return vit
 
 
+def plain_name(name: Any) -> bool:
+    """Whether a model's name is one of an architecture, perhaps with a tag, and no address or place of its files."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse options of a model that are no sizes, rates or switches of timm's, wherever they come from.
+
+    Raises:
+        PatchloomError: an unknown option, one that patchloom sets itself, or a value of another type or out of range.
+    """
+    for name, value in options.items():
+        if name in _NOT_OPTIONS:
+            raise PatchloomError(f"the option {name} of the model is not free: patchloom sets it itself")
+        if name not in OPTIONS:
+            raise PatchloomError(
+                f"the model has no option {str(name)[:60]}{suggestion(str(name), OPTIONS)} It takes sizes, rates and "
+                f"switches alone: {', '.join(OPTIONS)}."
+            )
+        if value is None:
+            continue
+        hint, low, high = OPTIONS[name]
+        check(f"model.{name}", value, hint)
+        try:
+            check_range(f"--model.{name}", value, low, high)
+        except ValueError as problem:
+            raise PatchloomError(str(problem)) from problem
+
+
 def _check_sizes(spec: EncoderSpec) -> None:
-    given = [name for name in spec.options if name in _NOT_OPTIONS]
-    if given:
-        raise PatchloomError(f"the option {given[0]} of the model is not free: patchloom sets it itself")
-    for name, (low, high) in _BOUNDS.items():
-        value = spec.options.get(name)
-        for one in value if isinstance(value, list | tuple) else [value]:
-            if one is not None and not low <= one <= high:
-                raise PatchloomError(f"--model.{name} must be {low} to {high}, not {one}")
+    check_options(spec.options)
     _check_stages(spec)
     h, w = spec.img_size
     (rows, columns), p = both(spec.patch_size), in_pixels(spec.patch_size)
@@ -222,6 +259,13 @@ def _check_stages(spec: EncoderSpec) -> None:
     else:
         return
     raise PatchloomError(f"{problem}: give a number for each of them, such as '{[2**i for i in range(stages)]}'")
+
+
+def spec_of_stock(vit: Encoder, model: str) -> EncoderSpec:
+    """What builds an encoder again that timm made of a model's name alone, perhaps with the tag of its weights."""
+    positions: PositionKind = "learned" if getattr(vit, "pos_embed", None) is not None else "none"
+    patch, channels = compact(vit.patch_embed.patch_size), vit.patch_embed.proj.in_channels
+    return EncoderSpec(model.partition(".")[0], input_size(vit), patch, channels, positions)
 
 
 def outline(spec: EncoderSpec) -> Encoder:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import get_type_hints
 
 from torch import nn
 
 from patchloom.errors import PatchloomError
+from patchloom.hints import check_range, conforms
+from patchloom.memory import Affordable
 from patchloom.nets.heads import EXTRA_MODULES, Use
 from patchloom.nets.weights import (
     FORMAT,
@@ -80,6 +83,13 @@ def load_extra_module(source: str | Path, use: Use) -> nn.Module | None:
         return None
     about, weights = read_about(path, MODULE_FORMAT, "a module beside an encoder"), read_weights(path)
     with as_patchloom_wrote(path):
-        module = EXTRA_MODULES[about["kind"]](**about["sizes"])
+        builds = EXTRA_MODULES[about["kind"]]
+        hints = get_type_hints(builds.__init__ if isinstance(builds, type) else builds)
+        for name, value in about["sizes"].items():
+            if name not in hints or not conforms(value, hints[name]):
+                raise ValueError(f"it has the size {str(name)[:40]!r} of {str(value)[:40]!r}")
+            check_range(name, value, 1, 2**16)
+        with Affordable(1):
+            module = builds(**about["sizes"])
         module.load_state_dict(weights, strict=True)
     return module.eval()

@@ -12,12 +12,13 @@ from urllib.parse import urlsplit
 from huggingface_hub import constants
 
 ANSWERS_WITHIN = 2.0  # seconds
+_why = [""]  # why the cache alone is to be used, in words
 
 
 def why_offline() -> str:
     """Why nothing can be fetched from the hub, in words; "" if it can, as far as a connection tells."""
     if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set"
+        return _why[-1] or "HF_HUB_OFFLINE is set"
     hub = urlsplit(constants.ENDPOINT)
     host, port = hub.hostname or "", hub.port or {"http": 80}.get(hub.scheme, 443)
     proxy = urllib.request.getproxies().get(hub.scheme, "")
@@ -45,11 +46,13 @@ def answers(host: str, port: int) -> bool:
 
 
 @contextmanager
-def from_cache_alone(alone: bool) -> Iterator[None]:
-    """While entered and ``alone``, the hub's library takes what it has on the disc, or fails at once."""
+def from_cache_alone(alone: bool, why: str = "") -> Iterator[None]:
+    """While entered and ``alone``, the hub's library takes what it has on the disc, or fails at once, and says why."""
     before = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = before or alone
+    _why.append("" if before else why)
     try:
         yield
     finally:
+        _why.pop()
         constants.HF_HUB_OFFLINE = before

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
 from patchloom.files import write_whole
-from patchloom.hints import listing
-from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.hints import listing, typed_fields
+from patchloom.nets.build import EncoderSpec, build_encoder, check_options, outline, plain_name
 from patchloom.nets.heads import InstanceHead, Use
 from patchloom.nets.online import from_cache_alone, why_offline
 from patchloom.nets.servable import check_servable, models_like
@@ -33,6 +34,7 @@ from patchloom.sound import Sound, sound_from
 
 FORMAT = "patchloom-encoder-1"
 _SUM = "sha256"
+_LARGEST_IMAGE = 2**28  # numbers that an encoder is given
 _DAMAGED = "{} is not what patchloom wrote ({}): restore it from a copy, or make it again"
 
 
@@ -107,23 +109,68 @@ def read_card(path: Path) -> EncoderCard:
         return card_from(about)
 
 
-def card_from(about: dict[str, Any]) -> EncoderCard:
-    """A card from what ``asdict`` and JSON made of it."""
-    spec = about["spec"]
-    if spec is not None:
-        sizes = {"img_size": tuple(spec["img_size"]), "patch_size": compact(spec["patch_size"])}
-        spec = EncoderSpec(**spec | sizes)
-    return EncoderCard(
-        spec,
-        tuple(about["mean"]),
-        tuple(about["std"]),
-        about["task"],
-        about["name"],
-        about.get("trained_on", ""),
-        about.get("extra_modules", {}),
-        about.get("note", ""),
-        sound_from(about.get("sound")),
-    )
+def card_from(about: Any) -> EncoderCard:
+    """Return an encoder's card from what ``asdict`` and JSON made of it, checked, since anybody may have written it.
+
+    Raises:
+        ValueError: a value of another type or out of its range, or a model that is not in timm's list.
+    """
+    if not isinstance(about, Mapping):
+        raise ValueError("it has no card")
+    known = {one.name for one in fields(EncoderCard)}
+    given = {name: value for name, value in about.items() if name in known}
+    if missing := {"spec", "mean", "std", "task", "name"} - given.keys():
+        raise ValueError(f"its card lacks {min(missing)}")
+    given |= {"spec": _spec_from(given["spec"]), "sound": sound_from(given.get("sound"))}
+    card = EncoderCard(**typed_fields(EncoderCard, given, {"mean": (-1e6, 1e6), "std": (0, 1e6)}))
+    if not len(card.mean) == len(card.std) == (len(card.mean) if card.spec is None else card.spec.channels):
+        raise ValueError("mean and std are of another number of channels")
+    if not all(re.fullmatch(r"\w[\w-]{0,99}", name) for name in card.extra_modules):
+        raise ValueError("a module beside the encoder has a name that no file of ours has")
+    if (
+        card.sound is not None
+        and card.spec is not None
+        and (1, *card.sound.size)
+        != (
+            card.spec.channels,
+            *card.spec.img_size,
+        )
+    ):
+        raise ValueError("the pictures of its recordings have another size than its images")
+    if card.spec is None:
+        try:
+            stock_encoder(card.timm_name)
+        except PatchloomError as problem:
+            raise ValueError(str(problem)) from problem
+    return replace(card, name=_line(card.name), task=_line(card.task), note=_line(card.note, 5000))
+
+
+def _spec_from(given: Any) -> EncoderSpec | None:
+    """An encoder's sizes from its card.
+
+    Raises:
+        ValueError: a value of another type or out of its range, or options that no model takes.
+    """
+    if given is None:
+        return None
+    ranges = dict.fromkeys(("img_size", "patch_size", "channels"), (1, 2**16))
+    values = typed_fields(EncoderSpec, given, ranges)
+    if missing := {"model", "img_size", "patch_size"} - values.keys():
+        raise ValueError(f"its card lacks {min(missing)}")
+    spec = EncoderSpec(**values)
+    spec = replace(spec, patch_size=compact(spec.patch_size))
+    if spec.channels * spec.img_size[0] * spec.img_size[1] > _LARGEST_IMAGE:
+        raise ValueError(f"images of {spec.channels} x {spec.img_size[0]} x {spec.img_size[1]} fit into no memory")
+    try:
+        check_options(spec.options)
+    except PatchloomError as problem:
+        raise ValueError(str(problem)) from problem
+    return spec
+
+
+def _line(text: str, most: int = 500) -> str:
+    """A text of a card as it may be printed: no control characters, such as those that rule a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:most])
 
 
 def read_about(path: Path, key: str, what: str) -> dict[str, Any]:
@@ -152,7 +199,9 @@ def as_patchloom_wrote(path: str | Path) -> Iterator[None]:
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as problem:
-        raise PatchloomError(_DAMAGED.format(path, f"{type(problem).__name__}")) from problem
+        reason = (str(problem).splitlines() or [""])[0][:200]
+        why = reason if type(problem) is ValueError and reason else type(problem).__name__
+        raise PatchloomError(_DAMAGED.format(path, why)) from problem
 
 
 def read_metadata(path: Path, what: str) -> dict[str, str]:
@@ -229,10 +278,36 @@ def load_encoder(source: str | Path) -> tuple[VisionTransformer, EncoderCard]:
         return _from_timm(str(source).removeprefix("timm:"))
     path = weights_file(source)
     card, weights = read_card(path), read_weights(path)
+    refuse_other_sizes(card.spec, weights, path)
     vit = build_encoder(card.spec)
     with as_patchloom_wrote(path):
         vit.load_state_dict(weights, strict=True)
     return vit.eval(), card
+
+
+def refuse_other_sizes(spec: EncoderSpec | None, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse an encoder whose card and weights differ, before memory is taken for the sizes that its card names.
+
+    Raises:
+        PatchloomError: they differ.
+    """
+    with as_patchloom_wrote(path):
+        if spec is None:
+            raise ValueError("its card names no sizes")
+        own = {name: value.shape for name, value in outline(spec).state_dict().items()}
+        if own != {name: value.shape for name, value in weights.items()}:
+            raise ValueError("its weights have other sizes than its card names")
+
+
+def refuse_larger(card: EncoderCard, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse a model whose card names an encoder much larger than its weights, before memory is taken for it.
+
+    Raises:
+        PatchloomError: so it is; positions may differ, since it may have been trained at another size.
+    """
+    net = stock_encoder(card.timm_name) if card.spec is None else outline(card.spec)
+    if sum(one.numel() for one in net.parameters()) > 4 * sum(one.numel() for one in weights.values()) + 2**22:
+        raise PatchloomError(_DAMAGED.format(path, "its encoder is larger than its weights"))
 
 
 def stock_encoder(name: str) -> VisionTransformer:
@@ -241,7 +316,7 @@ def stock_encoder(name: str) -> VisionTransformer:
     Raises:
         PatchloomError: timm has no such model, or it cannot be served.
     """
-    if not timm.is_model(name.split(".")[0]):
+    if not (plain_name(name) and timm.is_model(name.split(".")[0])):
         meant = models_like(name, pretrained=True)
         hint = f"; did you mean {listing(f'timm:{one}' for one in meant)}?" if meant else "."
         raise PatchloomError(f"timm has no model called {name}{hint} https://huggingface.co/timm lists them.")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from patchloom.data import Data, DataLike, Source, is_given, lasting, named, open_data
+from patchloom.data import Data, DataLike, Source, is_given, lasting, open_data, open_stored
 from patchloom.data.sound.hearing import heard_by
-from patchloom.data.sources.addresses import PIPE
 from patchloom.errors import PatchloomError
 from patchloom.report.gather import Gathered
 from patchloom.runs.held_out import own_held_out
@@ -51,9 +50,6 @@ def _own(run: Gathered, data: DataLike | None) -> Data:
     Raises:
         PatchloomError: it cannot be opened, or is what a command gives, which is run for nobody who did not type it.
     """
-    commands = [name for name in map(str, named(run.settings.data)) if name.startswith(PIPE)]
-    if commands and data is None:
-        raise PatchloomError(
-            f"{run.name} trained on what a command gives, which is only run for who types it: give it with --data"
-        )
-    return open_data(run.settings.data, group=run.settings.group)
+    if data is not None:  # it was typed, and is the same
+        return open_data(run.settings.data, group=run.settings.group)
+    return open_stored(run.settings.data, run.name, "give it with --data", group=run.settings.group)

@@ -18,6 +18,7 @@ from patchloom.nets.weights import EncoderCard
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.places import meant, run_around
 from patchloom.runs.task import load_task, newest_card
+from patchloom.tasks.code import met
 
 _ENCODER = "encoder."
 
@@ -92,9 +93,11 @@ def load_encoder(source: PathLike, model: str | None = None) -> tuple[VisionTran
         return weights.load_encoder(source)
     settings = folder.read_config()
     tensors, about = folder.checkpoints.newest()
+    own = encoder_weights(tensors)
+    weights.refuse_other_sizes(settings.encoder_spec(), own, folder.checkpoints.last)
     vit = build_encoder(settings.encoder_spec())
     with weights.as_patchloom_wrote(folder.checkpoints.last):
-        vit.load_state_dict(encoder_weights(tensors), strict=True)
+        vit.load_state_dict(own, strict=True)
     return vit.eval(), newest_card(folder, settings, about)
 
 
@@ -125,7 +128,10 @@ def load_extra_module(source: PathLike, use: Use) -> nn.Module | None:
 
 def named_extra_module(source: str | Path, use: Use) -> tuple[str, nn.Module] | None:
     """As `load_extra_module`, with the name of the file in which it is, or will be when the run is finished."""
-    if unfinished(source) is not None:
+    folder = unfinished(source)
+    if folder is not None and not met(folder.read_config().task["name"]):
+        return None  # the class tells which modules there are, and nobody has asked to run its code
+    if folder is not None:
         modules = load_task(source).task.extra_modules()
         return next(((f"{name}.safetensors", one.eval()) for name, one in modules.items() if one.use == use), None)
     if plain_file(source):

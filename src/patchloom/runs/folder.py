@@ -9,14 +9,17 @@ import json
 import os
 import re
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from patchloom.data import DataLike, Stats, is_object, lasting, named
 from patchloom.data.sources.pattern import is_pattern, is_single
 from patchloom.errors import PatchloomError
 from patchloom.files import append, make_folder, remove_leftovers, write_whole
+from patchloom.hints import conforms, typed_fields
+from patchloom.nets.build import check_options
+from patchloom.nets.build import plain_name as plain_model
 from patchloom.runs.checkpoint import Checkpoints
 from patchloom.runs.places import meant
 from patchloom.runs.record import Record, write_record
@@ -25,6 +28,8 @@ from patchloom.runs.sealed import read_sealed, write_sealed
 from patchloom.runs.settings import Settings
 from patchloom.sides import compact
 from patchloom.sound import sound_from
+from patchloom.tasks import TASKS
+from patchloom.tasks.code import Code, is_code
 
 try:
     import fcntl
@@ -32,6 +37,14 @@ except ImportError:  # not on Windows
     fcntl = None
 
 
+# what is measured of the data, by its type
+_MEASURED: dict[str, Any] = {
+    **dict.fromkeys(("mean", "std"), list[float]),
+    **dict.fromkeys(("height", "width", "sampled"), int),
+    **dict.fromkeys(("held_out", "held_out_copies"), list[int]),
+    **{"fingerprint": str, "held_out_doubt": Literal["", "trained", "unknown"], "held_out_looked": bool},
+    "effective_epochs": float,
+}
 _NAMED_SOURCES = 3  # in the name of a folder
 _NAMED = 6  # settings that differ, in the sentence about them
 
@@ -185,12 +198,8 @@ class RunFolder:
             raise PatchloomError(f"{self.path} is not the folder of a run: {why}")
         values = read_sealed(self.config)
         try:
-            sizes = {"img_size": tuple(values["img_size"]), "patch_size": compact(values["patch_size"])}
-            settings = Settings(**values | sizes)
-            if not {"name"} <= settings.task.keys() & settings.model.keys():
-                raise KeyError("name")
-            return settings
-        except (AttributeError, TypeError, KeyError) as problem:
+            return _settings_from(values)
+        except (AttributeError, TypeError, KeyError, IndexError, ValueError, PatchloomError) as problem:
             raise PatchloomError(f"{self.config} is not a configuration that patchloom wrote: {problem}") from problem
 
     def read_data(self) -> dict[str, Any]:
@@ -203,6 +212,13 @@ class RunFolder:
         found = read_sealed(path)
         if missing := {"mean", "std", "height", "width", "sampled", "fingerprint"} - found.keys():
             raise PatchloomError(f"{path} lacks {min(missing)}: is it whole?")
+        try:
+            for name, hint in _MEASURED.items():
+                if name in found and not conforms(found[name], hint):
+                    raise ValueError(f"{name} cannot be {str(found[name])[:40]!r}")
+            sound_from(found.get("sound"))
+        except (TypeError, ValueError) as problem:
+            raise PatchloomError(f"{path} is not what patchloom wrote ({problem}): restore it from a copy") from problem
         return found
 
     def read_stats(self) -> Stats:
@@ -248,6 +264,26 @@ class RunFolder:
         there = {*self.unreadable_names()}
         if not there.issuperset(names):
             write_whole(self.unreadable, "".join(f"{line_of(name)}\n" for name in sorted({*there, *names})))
+
+
+def _settings_from(values: dict[str, Any]) -> Settings:
+    """Resolved settings, checked: whoever wrote the file may have put anything there.
+
+    Raises:
+        PatchloomError, LookupError, TypeError, ValueError: something that no run stores.
+    """
+    settings = Settings(**typed_fields(Settings, values))
+    if "auto" in (settings.img_size, settings.patch_size):
+        raise ValueError("a size is auto")
+    settings = replace(settings, patch_size=compact(settings.patch_size))
+    settings.check()
+    model, task = settings.model["name"], settings.task["name"]
+    if not (isinstance(task, str) and plain_model(str(model).replace("-", "_"))):
+        raise ValueError(f"the task {str(task)[:40]!r} or the model {str(model)[:40]!r} has no name")
+    check_options({name: value for name, value in settings.model.items() if name != "name"})
+    if is_code(task) and task not in TASKS and Code.of(task).somewhere and not Code.of(task).digest:
+        raise ValueError(f"the task {task[:80]!r} has no digest")
+    return settings
 
 
 def line_of(name: str) -> str:

@@ -9,14 +9,20 @@ from typing import Any
 import yaml
 
 from patchloom.errors import PatchloomError
-from patchloom.files import write_whole
+from patchloom.files import read_yaml, write_whole
 
 _SEAL = "# if this file is edited, the run is not continued: "
 
 
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write everything out: `read_yaml` takes nothing that stands for another part."""
+        return True
+
+
 def write_sealed(path: Path, values: dict[str, Any], notes: str = "") -> None:
     """Write values as YAML, with ``notes`` (lines of comment) before them and a checksum of all that in front."""
-    text = notes + yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    text = notes + yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     write_whole(path, f"{_SEAL}{_digest(text)}\n{text}")
 
 
@@ -31,9 +37,10 @@ def read_sealed(path: Path) -> dict[str, Any]:
         first, _, rest = text.partition("\n")
         if first.startswith(_SEAL) and first != _SEAL + _digest(rest):
             raise PatchloomError(f"{path} is not what patchloom wrote: restore it from a copy, or choose another --out")
-        values = yaml.safe_load(text)
+        values = read_yaml(text)
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as problem:
-        raise PatchloomError(f"{path} cannot be read ({type(problem).__name__}): is it whole?") from problem
+        why = getattr(problem, "problem", None) or type(problem).__name__
+        raise PatchloomError(f"{path} cannot be read ({why}): is it whole?") from problem
     if not isinstance(values, dict):
         raise PatchloomError(f"{path} is not a list of settings: is it whole?")
     return values

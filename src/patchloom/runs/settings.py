@@ -14,7 +14,7 @@ from patchloom.data.randaugment import MAX_MAGNITUDE
 from patchloom.data.sound.hearing import for_the_other_kind
 from patchloom.errors import PatchloomError
 from patchloom.hints import check, conforms
-from patchloom.nets.build import EncoderSpec, PositionKind
+from patchloom.nets.build import EncoderSpec, PositionKind, check_options
 from patchloom.recipes import recipe_named
 from patchloom.sides import PatchSize, both, compact, in_pixels
 from patchloom.sound import Features, Sound
@@ -271,6 +271,7 @@ def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Setting
     if not conforms(model, str | dict[str, Any]):
         raise PatchloomError(f"--model cannot be {model}: it takes a name, or a dict of a name and sizes")
     model = {"name": model} if isinstance(model, str) else model
+    check_options({name: value for name, value in model.items() if name != "name"})
     if given.get("recipe") is not None:
         check("recipe", given["recipe"], str)
         named = {**chosen, "name": task_name(chosen.get("name", AUTO))}

@@ -19,6 +19,7 @@ from patchloom.nets.build import build_encoder
 from patchloom.nets.last_blocks import train_last_blocks
 from patchloom.nets.native import missing
 from patchloom.nets.native.blocks import use_native
+from patchloom.nets.online import from_cache_alone
 from patchloom.nets.performance import checkpoint_gradients, fuse_attention
 from patchloom.nets.teacher import use_half_without_grad
 from patchloom.nets.weights import EncoderCard
@@ -27,7 +28,7 @@ from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import Settings, TaskLike
 from patchloom.sound import GREY, SIXTH, Sound
 from patchloom.tasks import build_task, task_name
-from patchloom.tasks.code import Code, label, met, same_task
+from patchloom.tasks.code import Code, label, refuse_untyped, same_task
 from patchloom.tasks.task import Task
 
 
@@ -130,7 +131,9 @@ def load_task(run: str | Path, task: TaskLike | None = None) -> Loaded:
     folder = RunFolder(run)
     settings = folder.read_config()
     settings = replace(settings, task=settings.task | {"name": _found_again(folder, settings.task["name"], task)})
-    prepared = prepare_task(settings, folder.read_stats())
+    why = f"{folder.path} names them, and what a run names is not fetched for it"
+    with from_cache_alone(True, why):  # a teacher's, of which a stranger's run may say where it is
+        prepared = prepare_task(settings, folder.read_stats())
     weights, about = folder.checkpoints.newest()
     restore(weights, prepared)
     return Loaded(prepared.eval(), newest_card(folder, settings, about), settings, folder, about)
@@ -175,22 +178,15 @@ def step_of_weights(about: Mapping[str, Any]) -> int:
 
 
 def _found_again(folder: RunFolder, stored: str, task: TaskLike | None) -> str:
-    """The name of a run's task: ``stored``, if its class is as it was, or that of the class that is given instead.
+    """The name of a run's task: ``stored``, if the user has named it already, or that of the class given instead.
 
-    Whoever opens a run reads whose code is run before it is, since the run may come from a stranger.
+    Raises:
+        PatchloomError: the run names code that nobody has typed, since it may come from a stranger.
     """
-    code = Code.of(stored)
-    if task is not None:
-        name = task_name(task)
-        if name != stored and same_task(name, stored):
-            print(f"{code.typed} has changed since {folder.path} was trained by it", file=sys.stderr)
-        return name
-    if not met(stored) and code.somewhere:
-        file = code.file()
-        if code.with_digest() != code:
-            raise PatchloomError(
-                f"{file} is not what {folder.path} was trained by, since one of them has changed: to use it as it is "
-                f"now, give --task {code.typed}"
-            )
-        print(f"{folder.path} was trained by {code.cls} of {file}, whose code is run now", file=sys.stderr)
-    return stored
+    if task is None:
+        refuse_untyped(stored, folder.path)
+        return stored
+    name = task_name(task)
+    if name != stored and same_task(name, stored):
+        print(f"{Code.of(name).typed} has changed since {folder.path} was trained by it", file=sys.stderr)
+    return name

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import re
 import sys
 from difflib import get_close_matches
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # listing the tasks must not import torch
 
 _PROGRAM = "__main__"  # a program itself, which cannot be imported
 _HERE: dict[str, type[Task]] = {}  # what this process has met already, by full name
+_TYPED: set[str] = set()  # full names of what was named without a digest: by the user, who wants its code to be run
 
 
 class Code(NamedTuple):
@@ -130,6 +132,29 @@ def met(name: str) -> bool:
     return not is_code(name) or name in _HERE
 
 
+def refuse_untyped(name: str, of: object) -> None:
+    """Refuse code that a file names, such as a run's configuration, until the user names it, too.
+
+    Args:
+        name: as the file has it.
+        of: the file, or the run of which it is.
+
+    Raises:
+        PatchloomError: nobody has named it in this process.
+    """
+    code = Code.of(name)
+    if not met(name) and name not in _TYPED and code.somewhere:
+        raise PatchloomError(
+            f"{of} was trained by {code.cls or 'a task'} of {code.place}, and the code that a run names is run only "
+            f"for who types it: give --task {code.typed}"
+        )
+
+
+def allow(name: str) -> None:
+    """Let the code of a task be run here, because the process that started this one was told to."""
+    _TYPED.add(name)
+
+
 def only_here(name: str) -> bool:
     """Whether no other process can build the task."""
     return is_code(name) and not Code.of(name).somewhere
@@ -145,13 +170,20 @@ def full_name(task: Any) -> str:
         code = Code.of(task)
         if code.name in _HERE:
             return code.name
+        if code.digest and code.somewhere and code.name not in _TYPED:
+            raise PatchloomError(
+                f"{code.name} has a digest, as runs store it, and the code that a run names is run only for who types "
+                f"it: leave out #{code.digest}"
+            )
         now = code.with_digest() if code.somewhere else code
         if code.digest and code.digest != now.digest:
             raise PatchloomError(
                 f"{code.file()} has changed since it was called {code.name}: to use it as it is now, leave out "
                 f"#{code.digest}"
             )
-        return now.name if code.cls else _only_task(now).name
+        name = now.name if code.cls else _only_task(now).name
+        _TYPED.add(name)
+        return name
     known = next((name for name, cls in _HERE.items() if cls is task), None)
     if known is not None:
         return known
@@ -232,11 +264,31 @@ def _run(code: Code) -> ModuleType:
             del sys.modules[name]
             raise
         return module
-    except Exception as problem:  # whatever a user's code raises
+    except (Exception, SystemExit) as problem:  # whatever a user's code raises
         line = getattr(problem, "lineno", None) or _line(problem, code.place)
         at = f" in line {line}" if line else ""
         said = " ".join(str(problem).split())
         raise PatchloomError(f"{code.place} cannot be run ({type(problem).__name__}{at}: {said}): mend it") from problem
+
+
+def fault_of(problem: BaseException) -> PatchloomError | None:
+    """What to say of an exception that the code of a user's own task raised; None of any other.
+
+    It is theirs if one of their lines stands in the way to it, also in a process that reads images.
+    """
+    places = {getattr(sys.modules.get(task.__module__), "__file__", None): task for task in _HERE.values()}
+    for file, task in places.items():
+        if file is None:
+            continue
+        line = _line(problem, file)
+        if line is None:  # of a reading process nothing but its text comes here
+            told = re.findall(rf'File "{re.escape(file)}", line (\d+)', str(problem))
+            line = int(told[-1]) if told else None
+        if line is not None:
+            last = (str(problem).strip().splitlines() or [""])[-1]
+            said = last if type(problem).__name__ in last else f"{type(problem).__name__}: {last}"
+            return PatchloomError(f"the task {task.__name__} failed in line {line} of {file} ({said}): mend it there")
+    return None
 
 
 def _line(problem: BaseException, file: str) -> int | None:

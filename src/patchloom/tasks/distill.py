@@ -21,9 +21,10 @@ class Distill(Task):
 
     Args:
         encoder: the ViT to train.
-        features_of: the teacher: timm:NAME, a run's folder, or a .safetensors file. It is needed.
+        features_of: the teacher: timm:NAME, a run's folder, or a file, also of timm's weights alone. It is needed.
         mask_ratio: share of the patches whose content is withheld, each on its own (EVA masks blocks of them).
         loss: cosine, as EVA has it, or smooth_l1, as MaskDistill.
+        features_model: timm's name of the teacher's model, where features_of is a file of weights alone.
 
     Raises:
         PatchloomError: no teacher, one that does not fit, or a mask ratio that leaves nothing visible or masked.
@@ -35,12 +36,13 @@ class Distill(Task):
         features_of: str | None = None,
         mask_ratio: float = 0.4,
         loss: FeatureLoss = "cosine",
+        features_model: str | None = None,
     ):
         super().__init__(encoder)
         check("task.loss", loss, FeatureLoss)
         self.sizes = masked_units(self.geometry, 1, mask_ratio)
         g, (_, blank) = self.geometry, self.sizes
-        teacher = frozen_teacher(g, features_of)
+        teacher = frozen_teacher(g, features_of, features_model)
         self.mask_token = nn.Parameter(torch.empty(g.width).normal_(std=0.02))
         head = PatchHead(g.width, teacher.encoder.embed_dim, g.prefix, visible_asked=blank)
         self.questions["features"] = Features(g, head, teacher, loss, blank)

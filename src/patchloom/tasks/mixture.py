@@ -75,7 +75,8 @@ class Mixture(Task):
         decoder_width: width of the decoders; auto: 512, or the encoder's own below ViT-S.
         decoder_depth: blocks of the pixel decoder; auto: 8, or 2 below ViT-S.
         decoder_heads: attention heads of the decoders; auto: 16, or one for every 32 channels below ViT-S.
-        features_of: with features, the frozen teacher: timm:NAME, a run's folder, or a .safetensors file.
+        features_of: with features, the frozen teacher: timm:NAME, a run's folder, or a file, also of weights alone.
+        features_model: with features, timm's name of the teacher's model, where features_of is a file of weights alone.
         feature_loss: of the features: cosine or smooth_l1; auto: cosine.
         zoom_place: which part zoom_in shows: the centre (auto), or one at a random place.
         fill: what is around zoom_out's small copy: its mirror images (auto), black, or patches of other images.
@@ -101,6 +102,7 @@ class Mixture(Task):
         decoder_heads: Size = "auto",
         position_depth: Size = "auto",
         features_of: str | None = None,
+        features_model: str | None = None,
         feature_loss: FeatureLoss | Literal["auto"] = "auto",
         zoom_place: Place | Literal["auto"] = "auto",
         fill: Padding | Literal["auto"] = "auto",
@@ -144,11 +146,13 @@ class Mixture(Task):
         if "positions" not in self.question_weights:
             refuse_unused("positions are not asked", position_depth=position_depth)
         if "features" not in self.question_weights:
-            refuse_unused("features are not asked", features_of=features_of or "auto", feature_loss=feature_loss)
+            given = {"features_of": features_of or "auto", "features_model": features_model or "auto"}
+            refuse_unused("features are not asked", **given, feature_loss=feature_loss)
+        teacher = features_of, features_model
         builders: dict[str, Callable[[], Question]] = {
             "pixels": lambda: self._pixels(decoder_width, decoder_depth, decoder_heads),
             "positions": lambda: self._positions(decoder_width, position_depth, decoder_heads, sigma),
-            "features": lambda: self._features(decoder_width, decoder_depth, decoder_heads, features_of, feature_loss),
+            "features": lambda: self._features(decoder_width, decoder_depth, decoder_heads, teacher, feature_loss),
             "agreement": lambda: Agreement(encoder, *agreement_heads(self, head_width, head_out), momentum),
         }
         for name in self.question_weights:
@@ -160,11 +164,13 @@ class Mixture(Task):
         decoder = self._patch_decoder(width, depth, heads)
         return Restoration(self.geometry, decoder, self.degradation, blank=self.counts.get("blank", 0))
 
-    def _features(self, width: Size, depth: Size, heads: Size, source: str | None, loss: str) -> Features:
+    def _features(
+        self, width: Size, depth: Size, heads: Size, of: tuple[str | None, str | None], loss: str
+    ) -> Features:
         """A frozen teacher's features, of the same patches."""
         loss = self.resolve_auto("feature_loss", loss, "cosine", "as EVA")
         check("task.feature_loss", loss, FeatureLoss)
-        teacher = frozen_teacher(self.geometry, source)
+        teacher = frozen_teacher(self.geometry, *of)
         decoder = self._patch_decoder(width, depth, heads, teacher.encoder.embed_dim)
         return Features(self.geometry, decoder, teacher, loss, self.counts.get("blank", 0))
 

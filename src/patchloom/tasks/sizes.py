@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -11,9 +12,11 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.decode import MAEDecoder
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.heads import mlp
-from patchloom.nets.hierarchical import refuse_hierarchical
+from patchloom.nets.hierarchical import Encoder, refuse_hierarchical
+from patchloom.nets.plain import load_plain
+from patchloom.nets.states import plain_file
 from patchloom.nets.teacher import FrozenTeacher
-from patchloom.nets.weights import load_encoder
+from patchloom.nets.weights import EncoderCard, load_encoder
 from patchloom.patches.positions import sincos_2d
 from patchloom.tasks.task import Size, Task
 
@@ -112,8 +115,13 @@ def agreement_heads(
     return first, second
 
 
-def frozen_teacher(geometry: Geometry, source: str | None) -> FrozenTeacher:
+def frozen_teacher(geometry: Geometry, source: str | None, model: str | None = None) -> FrozenTeacher:
     """The encoder at ``source`` as a teacher of features, on the grid of ``geometry``.
+
+    Args:
+        geometry: of the encoder that is trained.
+        source: timm:NAME, a run's folder, or a file, also of weights alone.
+        model: timm's name of the model, for a file of weights alone.
 
     Raises:
         PatchloomError: no source, nothing that can be read there, or an encoder for images of other channels.
@@ -125,7 +133,15 @@ def frozen_teacher(geometry: Geometry, source: str | None) -> FrozenTeacher:
         )
     # building one draws weights, and the run's draws shall not depend on it; it has numbers even in a sketch of one
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        vit, card = load_encoder(source)
+        if plain_file(source):
+            vit, card = _plain_teacher(Path(source), model)
+        elif model is not None:
+            raise PatchloomError(
+                f"--task.features_model is for a file of weights alone, and {source} says itself what it is: leave it "
+                "out"
+            )
+        else:
+            vit, card = load_encoder(source)
     refuse_hierarchical(vit, "a teacher of features", "give another --task.features_of")
     if len(card.mean) != geometry.channels:
         raise PatchloomError(
@@ -133,6 +149,13 @@ def frozen_teacher(geometry: Geometry, source: str | None) -> FrozenTeacher:
             f"give --channels {len(card.mean)}, or another teacher"
         )
     return FrozenTeacher(vit, card.mean, card.std, geometry.grid)
+
+
+def _plain_teacher(path: Path, model: str | None) -> tuple[Encoder, EncoderCard]:
+    try:
+        return load_plain(path, model)
+    except PatchloomError as problem:  # which speaks of the option that other verbs have for it
+        raise PatchloomError(str(problem).replace("--model", "--task.features_model")) from problem
 
 
 def refuse_unused(why: str, **options: Any) -> None:

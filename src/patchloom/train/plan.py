@@ -134,6 +134,11 @@ class Planner:
         self.folder.lock()
         self.folder.tidy()
         settings, stats = self.folder.read_config(), self.folder.read_stats()
+        if any(settings.task.get(name) != self.asked.task.get(name) for name in ("name", "features_of")):
+            raise PatchloomError(
+                f"{self.folder.config} names another task than the same run asked for: restore it from a copy, or "
+                "choose another --out"
+            )
         fingerprint = self.data.train.fingerprint()
         check_same(self.folder, self.data.train)
         held_out = stored_held_out(self.folder, settings, self.data.train)

@@ -16,7 +16,7 @@ from patchloom.nets.performance import compile_blocks
 from patchloom.runs.settings import Settings
 from patchloom.runs.task import prepare_task, unknown_stats
 from patchloom.sound import Sound
-from patchloom.tasks.code import only_here
+from patchloom.tasks.code import allow, only_here
 from patchloom.tasks.task import Task
 from patchloom.train.optim import build_optimizer
 from patchloom.train.step import autocast
@@ -100,6 +100,7 @@ def memory_of(settings: Settings, compiled: bool = False, sound: Sound | None = 
 
 def _two_steps(settings: Settings, compiled: bool, sound: Sound | None) -> None:
     keep_freed_memory()
+    allow(settings.task["name"])  # the process that started this one has met it
     if settings.device == "cpu":
         torch.set_num_threads(settings.threads)
     step = Step(settings, compiled, sound=sound)

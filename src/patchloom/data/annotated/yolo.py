@@ -16,6 +16,7 @@ from patchloom.data.annotated.layout import TEST, TRAIN, VALIDATION, by_folder, 
 from patchloom.data.noticed import some_of
 from patchloom.data.sources.listing import Listing, images_in, list_files
 from patchloom.errors import PatchloomError
+from patchloom.files import read_yaml
 from patchloom.waiting import Waiting
 
 _KEYS = {TRAIN: ("train",), VALIDATION: ("val", "valid", "validation"), TEST: ("test",)}  # of data.yaml
@@ -213,8 +214,8 @@ def _label_of(root: Path, image: str) -> str | None:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(path.read_bytes())
-    except (OSError, yaml.YAMLError, ValueError) as error:
+        found = read_yaml(path.read_bytes())
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise PatchloomError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     return found if isinstance(found, dict) else {}
 

@@ -16,6 +16,9 @@ from patchloom.data.workers import in_threads
 from patchloom.errors import PatchloomError
 
 PIPE = "pipe:"
+_FILE = re.compile(r"file:///(?!.*://)")  # an address that is a path
+_MOST = 10**6  # names that braces may stand for
+_DEEPEST = 50  # braces within each other
 # names that file systems give to a property that changes with the content, the most reliable first
 _VERSION_KEYS = (
     "etag",
@@ -67,6 +70,24 @@ def is_address(name: str) -> bool:
     return name.startswith(PIPE) or "://" in name
 
 
+def elsewhere(name: str) -> str | None:
+    """The first thing in a name that is no file of this machine: a command, or an address.
+
+    Braces are expanded before anything is judged, and every part between commas is, since a list may be split there.
+
+    Args:
+        name: one name of data, as a user or a file gives it.
+
+    Raises:
+        PatchloomError: its braces stand for more names than anybody means.
+    """
+    for whole in expanded(name):
+        for one in {whole.strip(), *map(str.strip, whole.split(","))}:
+            if PIPE in one.lower() or "::" in one or ("://" in one and not _FILE.match(one)):
+                return one
+    return None
+
+
 def addresses_of(pattern: str) -> list[str]:
     """Expand a pattern to addresses, in order: braces as in a shell, and ``*`` for all existing ones.
 
@@ -112,10 +133,38 @@ def in_words(error: BaseException) -> str:
 
 
 def expanded(pattern: str) -> list[str]:
-    """Expand braces as a shell does: ``{000..012}``, ``{0..8..2}``, ``{a,b}``, also nested; other braces stay."""
-    depth = 0
-    cuts: list[int] = []
-    for place, letter in enumerate(pattern):
+    """Expand braces as a shell does: ``{000..012}``, ``{0..8..2}``, ``{a,b}``, also nested; other braces stay.
+
+    Raises:
+        PatchloomError: they stand for more than a million names, or are nested more than 50 deep.
+    """
+    return _expanded(pattern, 0)
+
+
+def _expanded(pattern: str, within: int) -> list[str]:
+    if within > _DEEPEST:
+        raise PatchloomError(f"braces are nested more than {_DEEPEST} deep in {pattern[:60]}...: write them flat")
+    found, at = [""], 0
+    while (group := _group(pattern, at)) is not None:
+        begin, end, parts = group
+        if len(parts) > 1:
+            words = [word for part in parts for word in _expanded(part, within + 1)]
+        else:
+            words = _counted(parts[0], within)
+        if len(found) * len(words) > _MOST:
+            raise PatchloomError(
+                f"{pattern[:60]}... stands for more than {_MOST:,} names: give a folder, or a list in a file"
+            )
+        found = [before + pattern[at:begin] + word for before in found for word in words]
+        at = end + 1
+    return [before + pattern[at:] for before in found]
+
+
+def _group(pattern: str, at: int) -> tuple[int, int, list[str]] | None:
+    """The first braces from ``at`` on that are closed: where they begin and end, and what stands between commas."""
+    depth, cuts = 0, list[int]()
+    for place in range(at, len(pattern)):
+        letter = pattern[place]
         if letter == "{":
             depth += 1
             cuts = [place] if depth == 1 else cuts
@@ -124,17 +173,17 @@ def expanded(pattern: str) -> list[str]:
         elif letter == "}" and depth:
             depth -= 1
             if depth == 0:
-                parts = [pattern[a + 1 : b] for a, b in zip(cuts, [*cuts[1:], place], strict=True)]
-                words = [word for part in parts for word in expanded(part)] if len(parts) > 1 else _counted(parts[0])
-                return [pattern[: cuts[0]] + word + rest for word in words for rest in expanded(pattern[place + 1 :])]
-    return [pattern]
+                return cuts[0], place, [pattern[a + 1 : b] for a, b in zip(cuts, [*cuts[1:], place], strict=True)]
+    return None
 
 
-def _counted(inside: str) -> list[str]:
-    numbers = re.fullmatch(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?", inside)
+def _counted(inside: str, within: int) -> list[str]:
+    numbers = re.fullmatch(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.-?(\d{1,18}))?", inside)
     if numbers is None:
-        return [f"{{{word}}}" for word in expanded(inside)]
+        return [f"{{{word}}}" for word in _expanded(inside, within + 1)]
     first, last, step = numbers[1], numbers[2], int(numbers[3] or 1) or 1
+    if abs(int(first) - int(last)) // step >= _MOST:
+        raise PatchloomError(f"{{{inside}}} stands for more than {_MOST:,} names: give a folder, or a list in a file")
     width = max(len(first), len(last)) if re.match("-?0.", first) or re.match("-?0.", last) else 0
     way = 1 if int(first) <= int(last) else -1
     return [f"{number:0{width}d}" for number in range(int(first), int(last) + way, way * step)]

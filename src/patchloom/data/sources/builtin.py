@@ -130,8 +130,13 @@ def is_builtin(data: str) -> bool:
     return data == "digits" or data.partition(":")[0] in _MADE or data.partition("@")[0] in _TORCHVISION
 
 
-def open_builtin(data: str, seed: int = 0) -> Data | None:
+def open_builtin(data: str, seed: int = 0, fetch: bool = True) -> Data | None:
     """Open data by its name: ``shapes``, ``shapes:N``, ``tones``, ``digits``, ``cifar10``, ``cifar10@ROOT``...
+
+    Args:
+        data: the name.
+        seed: of shapes and tones.
+        fetch: download what is not there.
 
     Returns:
         None if no data set has this name.
@@ -153,10 +158,10 @@ def open_builtin(data: str, seed: int = 0) -> Data | None:
         return None
     folder = Path(root).expanduser() if root else cache_root()
     recipe = _TORCHVISION[name]
-    train = Torchvision(data, "train", _download(name, recipe.dataset, folder, recipe.train))
+    train = Torchvision(data, "train", _download(name, recipe.dataset, folder, recipe.train, fetch))
     if recipe.test is None:
         return Data(train, None)
-    return Data(train, Torchvision(data, "test", _download(name, recipe.dataset, folder, recipe.test)))
+    return Data(train, Torchvision(data, "test", _download(name, recipe.dataset, folder, recipe.test, fetch)))
 
 
 def _open_digits() -> Data:
@@ -170,7 +175,14 @@ def _open_digits() -> Data:
     return Data(Digits(images[train], labels[train]), Digits(images[test], labels[test]))
 
 
-def _download(name: str, dataset: str, folder: Path, arguments: dict[str, Any]) -> Any:
+def _download(name: str, dataset: str, folder: Path, arguments: dict[str, Any], fetch: bool) -> Any:
+    if not fetch:
+        try:
+            return getattr(torchvision.datasets, dataset)(root=folder, download=False, **arguments)
+        except Exception as error:  # what is missing or damaged there raises many kinds
+            raise PatchloomError(
+                f"{name} is not in {folder}, and is only downloaded for who types it: name it as the data"
+            ) from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return getattr(torchvision.datasets, dataset)(root=folder, download=True, **arguments)

@@ -123,6 +123,11 @@ def is_hub(name: str) -> bool:
     return name.startswith(_BEGIN) and not name.startswith(f"{_BEGIN}//")
 
 
+def hub_folder(name: str) -> bool:
+    """Whether the user typed a folder of this machine, and not a name on the hub."""
+    return Path(_parts(name)[0]).expanduser().is_dir()
+
+
 def lasting_hub(name: str) -> str:
     """The name with an absolute folder, if it names one."""
     place, config = _parts(name)

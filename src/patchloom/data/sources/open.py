@@ -9,12 +9,12 @@ from pathlib import Path
 
 from patchloom.calls import checked
 from patchloom.data.groups import grouped
-from patchloom.data.sources.addresses import is_address
+from patchloom.data.sources.addresses import PIPE, elsewhere, is_address
 from patchloom.data.sources.base import Data
 from patchloom.data.sources.builtin import BUILTIN, is_builtin, open_builtin
 from patchloom.data.sources.columns import split_choice
 from patchloom.data.sources.folder import open_folder
-from patchloom.data.sources.hub import is_hub, lasting_hub, open_hub
+from patchloom.data.sources.hub import hub_folder, is_hub, lasting_hub, open_hub
 from patchloom.data.sources.list import open_list
 from patchloom.data.sources.objects import DataLike, given_name, is_given, is_object, open_objects
 from patchloom.data.sources.pattern import is_pattern, is_single, lasting_pattern, matches, open_images
@@ -44,12 +44,42 @@ def open_data(data: DataLike, seed: int = 0, *, group: str | None = None) -> Dat
     Raises:
         PatchloomError: no such data, no images in it, or no such groups.
     """
+    return _open(data, seed, group, fetch=True)
+
+
+def open_stored(data: DataLike, of: str, instead: str, *, group: str | None = None) -> Data:
+    """Open data that a file names, such as a run's configuration, from the files of this machine alone.
+
+    A stranger may have written the file: no command is run and nothing is fetched for a name that nobody typed.
+
+    Args:
+        data: as for `open_data`.
+        of: what names it, for the message.
+        instead: what to type to have it opened all the same, for the message.
+        group: as for `open_data`.
+
+    Raises:
+        PatchloomError: it is no file of this machine; or as `open_data`.
+    """
+    for name in [] if is_object(data) else map(os.fspath, named(data)):
+        found = elsewhere(name)
+        if found is None and is_hub(name) and not hub_folder(name):
+            found = name
+        if found is not None:
+            kind = "what a command gives" if PIPE in found.lower() else f"{found[:80]}, which is not on this machine"
+            raise PatchloomError(
+                f"{of} names {kind}: commands are run, and addresses are opened, only for who types it: {instead}"
+            )
+    return _open(data, 0, group, fetch=False)
+
+
+def _open(data: DataLike, seed: int, group: str | None, fetch: bool) -> Data:
     names = [] if is_object(data) else named(data)
     with Waiting(f"looking for the files of {joined(names) if names else given_name(data)}"):
         if not names:
             opened = open_objects(data)
         else:
-            opened = _open_one(names[0], seed) if len(names) == 1 else _open_each(names, seed)
+            opened = _open_one(names[0], seed, fetch) if len(names) == 1 else _open_each(names, seed, fetch)
         return opened if group is None else grouped(opened, group)
 
 
@@ -88,7 +118,7 @@ def named(data: str | Path | Sequence[str | Path]) -> list[str | Path]:
     return [*parts] if len(parts) > 1 else [data]
 
 
-def _open_each(names: Sequence[str | Path], seed: int) -> Data:
+def _open_each(names: Sequence[str | Path], seed: int, fetch: bool) -> Data:
     """Image files among several names become one list, and each of the others a source of its own."""
     images = [name for name in map(os.fspath, names) if is_single(name) and _may_be_file(name)]
     if missing := [path for path in images if not os.path.isfile(os.path.expanduser(path))]:
@@ -99,8 +129,8 @@ def _open_each(names: Sequence[str | Path], seed: int) -> Data:
     some = set(images)
     rest = [name for name in names if os.fspath(name) not in some]
     if not images:
-        return open_several(rest, joined(rest), partial(_open_one, seed=seed))
-    found = open_several(rest, joined(rest), partial(_open_one, seed=seed))
+        return open_several(rest, joined(rest), partial(_open_one, seed=seed, fetch=fetch))
+    found = open_several(rest, joined(rest), partial(_open_one, seed=seed, fetch=fetch))
     return of_parts([found, open_images(images, f"{len(images):,} image files")], joined(names))
 
 
@@ -110,7 +140,7 @@ def _may_be_file(name: str) -> bool:
     return os.path.isfile(name) or not (os.path.isdir(name) or is_pattern(name) or elsewhere)
 
 
-def _open_one(data: str | Path, seed: int) -> Data:
+def _open_one(data: str | Path, seed: int, fetch: bool) -> Data:
     name = os.fspath(data)
     if is_given(name):
         raise PatchloomError(
@@ -118,7 +148,7 @@ def _open_one(data: str | Path, seed: int) -> Data:
             "--data where that is an option"
         )
     if isinstance(data, str):
-        builtin = open_builtin(data, seed)
+        builtin = open_builtin(data, seed, fetch)
         if builtin is not None:
             return builtin
     if is_hub(name):
@@ -137,7 +167,7 @@ def _open_one(data: str | Path, seed: int) -> Data:
             raise PatchloomError(f"{name} is a single image or recording: give the folder that holds it")
         return open_list(path, name, columns)
     if is_pattern(name):
-        return _open_pattern(name, seed)
+        return _open_pattern(name, seed, fetch)
     typed = name.lower().partition("@")[0].partition(":")[0].replace("-", "").replace("_", "")
     if near := nearest(typed, BUILTIN):
         raise PatchloomError(f"{name} does not exist: did you mean the built-in data {near}?")
@@ -146,11 +176,11 @@ def _open_one(data: str | Path, seed: int) -> Data:
     raise PatchloomError(f"{name} does not exist: give a folder, a text file of paths, or one of {', '.join(BUILTIN)}")
 
 
-def _open_pattern(name: str, seed: int) -> Data:
+def _open_pattern(name: str, seed: int, fetch: bool) -> Data:
     """Folders, if a pattern stands for these alone; shards, likewise; otherwise the images among what matches."""
     found = matches(name)
     if all(map(os.path.isdir, found)):
-        return open_several(found, name, partial(_open_one, seed=seed))
+        return open_several(found, name, partial(_open_one, seed=seed, fetch=fetch))
     if all(path.endswith(".tar") for path in found):
         return open_shards(name, name)
     return open_images(found, name)

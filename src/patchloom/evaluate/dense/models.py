@@ -9,9 +9,11 @@ from typing import Any, Literal
 import torch
 
 from patchloom.errors import PatchloomError
+from patchloom.hints import check_range, conforms, typed_fields
+from patchloom.memory import Affordable
 from patchloom.nets.dense.detector import Detector
 from patchloom.nets.dense.maps import at_size
-from patchloom.nets.dense.segmenter import Segmenter
+from patchloom.nets.dense.segmenter import Head, Segmenter
 from patchloom.nets.variants import Variant
 from patchloom.nets.weights import (
     EncoderCard,
@@ -20,11 +22,18 @@ from patchloom.nets.weights import (
     read_about,
     read_metadata,
     read_weights,
+    refuse_larger,
     save_net,
     untrained_twin,
 )
 
 FORMAT = "patchloom-dense-1"
+_RANGES = {"size": (1, 2**14), "side": (1, 2**16)}
+# of `Segmenter` and `Detector`, as a card may name them
+_ARGUMENTS: dict[str, Any] = {
+    **{"head": Head, "head_width": int, "auxiliary": bool},
+    **{"masks": bool, "width": int, "window": int | None, "light": bool},
+}
 
 Kind = Literal["segment", "detect"]
 
@@ -74,8 +83,9 @@ def load_dense(path: str | Path) -> tuple[Segmenter | Detector, DenseCard]:
         PatchloomError: no such file, or not one of a segmenter or detector.
     """
     card, weights = read_dense(path), read_weights(Path(path))
-    twin, _ = untrained_twin(card.encoder)
-    with as_patchloom_wrote(path), torch.random.fork_rng(devices=[]):
+    refuse_larger(card.encoder, weights, Path(path))
+    with as_patchloom_wrote(path), Affordable(1), torch.random.fork_rng(devices=[]):
+        twin, _ = untrained_twin(card.encoder)
         encoder = at_size(twin, card.encoder, card.size, card.positions)
         net = Segmenter if card.kind == "segment" else Detector
         model = net(encoder, len(card.classes), **card.arguments)
@@ -100,5 +110,9 @@ def read_dense(path: str | Path) -> DenseCard:
         )
     about = read_about(path, FORMAT, "a segmenter or detector")
     with as_patchloom_wrote(path):
-        given = {"encoder": card_from(about["encoder"]), "size": tuple(about["size"])}
-        return DenseCard(**about | given | {name: tuple(about[name]) for name in ("classes", "ids")})
+        card = DenseCard(**typed_fields(DenseCard, about | {"encoder": card_from(about["encoder"])}, _RANGES))
+        for name, value in card.arguments.items():
+            if name not in _ARGUMENTS or not conforms(value, _ARGUMENTS[name]):
+                raise ValueError(f"it has the argument {str(name)[:40]!r} of {str(value)[:40]!r}")
+            check_range(name, value, 1, 2**14)
+        return card

@@ -1,0 +1,828 @@
+"""Files of strangers: a run, a card, a configuration or a table runs no code and fetches nothing.
+
+Each case forges a file as its author would, with the right checksums, and looks for a trace that its code would leave.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import yaml
+from exporting import SMALL, a_run, an_encoder, photographs, with_card
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+import patchloom
+from patchloom import options
+from patchloom.cli import main
+from patchloom.compare import plan as comparing
+from patchloom.data import open_data, open_stored
+from patchloom.data.sources import builtin
+from patchloom.data.sources.addresses import elsewhere, expanded
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.dense.models import FORMAT as DENSE
+from patchloom.evaluate.dense.models import load_dense
+from patchloom.export import export
+from patchloom.hints import typed_fields
+from patchloom.nets import weights
+from patchloom.nets.build import OPTIONS, EncoderSpec, build_encoder, check_options
+from patchloom.nets.extra_modules import load_extra_module, save_extra_module
+from patchloom.nets.heads import InstanceHead
+from patchloom.nets.weights import EncoderCard, card_from, load_encoder, save_encoder, save_net
+from patchloom.options import parse_call, parse_evaluate, parse_pretrain
+from patchloom.report.gather import gather
+from patchloom.report.images import images_of
+from patchloom.runs.encoder import named_extra_module
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.sealed import read_sealed, write_sealed
+from patchloom.runs.settings import request
+from patchloom.runs.task import load_task
+from patchloom.sound import GREY, SIXTH, Sound, sound_from
+from patchloom.tasks import code, task_class
+
+WIDE = 2**40
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    return photographs(tmp_path_factory.mktemp("photos") / "photos")
+
+
+@pytest.fixture
+def run(photos, tmp_path) -> Path:
+    """The folder of a finished run, as it came in an archive."""
+    return a_run(tmp_path / "run", photos)
+
+
+@pytest.fixture
+def encoder(photos, tmp_path) -> Path:
+    return an_encoder(tmp_path / "encoder", photos)
+
+
+@pytest.fixture(autouse=True)
+def met_nothing(monkeypatch):
+    """As in a process that has met no class yet."""
+    monkeypatch.setattr(code, "_HERE", {})
+    if hasattr(code, "_TYPED"):
+        monkeypatch.setattr(code, "_TYPED", set())
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    for name in [name for name in sys.modules if name.startswith("patchloom_")]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def server():
+    """An address on this machine, and the paths that were asked of it."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *words: Any) -> None:
+            pass
+
+    serving = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=serving.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{serving.server_port}", asked
+    serving.shutdown()
+    thread.join()
+    serving.server_close()
+
+
+def forged(run: Path, **values: Any) -> Path:
+    """A run with other settings, sealed as patchloom seals them."""
+    for name in ("config.yaml", "requested.yaml"):
+        path = run / name
+        before = read_sealed(path) if path.exists() else read_sealed(run / "config.yaml")
+        write_sealed(path, before | values)
+    return run
+
+
+def failed(capsys, *words) -> str:
+    capsys.readouterr()
+    assert main([str(word) for word in words]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("patchloom: ") and "Traceback" not in said and "unexpected" not in said, said
+    return said
+
+
+def look(capsys, run: Path) -> str:
+    """The sentence of ``look``, which is to fail: of what the encoder sees in the run's own images."""
+    return failed(capsys, "look", run, "--what", "features")
+
+
+# ---- data: commands and addresses
+
+COMMANDS = {  # what touches {}, by how it is hidden
+    "plain": "pipe:touch {}",
+    "braces": "{{pipe:touch {} ;echo ,pipe:true ;#}}.tar",
+    "nested": "{{{{pipe:touch {},x}},y}}.tar",
+    "letters": "{{pi,po}}pe:touch {}.tar",
+    "colon": "pipe{{:touch {},x}}.tar",
+    "braces at the end": "pipe:touch {}{{,x}}",
+    "number": "pipe:touch {}{{0..1}}.tar",
+    "after a comma": "shapes:10,pipe:touch {}",
+    "after a comma and a blank": "a.tar, pipe:touch {}",
+    "upper case": "PIPE:touch {}",
+    "mixed case": "PiPe:touch {}.tar",
+    "blanks before": "  pipe:touch {}",
+    "braces within a list": "a.tar,{{b,pipe:touch {}}}.tar",
+    "behind an address": "file:///x::pipe:touch {}",
+    "a path": "x/../pipe:touch {}.tar",
+}
+
+
+@pytest.mark.parametrize("hidden", COMMANDS)
+@pytest.mark.parametrize("several", [False, True], ids=["one", "a list"])
+def test_no_command_of_a_run_is_run(hidden, several, run, tmp_path, capsys):
+    touched = tmp_path / "touched"
+    name = COMMANDS[hidden].format(touched)
+    forged(run, data=["shapes:10", name] if several else name)
+    assert elsewhere(name) is not None
+    look(capsys, run)
+    images_of(gather(run))
+    assert "Compared on noise" in export(run).notes[0]
+    assert not [*tmp_path.glob("touched*")]
+
+
+def test_a_command_that_is_typed_is_run(photos, tmp_path):
+    with pytest.raises(PatchloomError, match="no tar file|cut off"):
+        open_data(f"{{pipe:touch {tmp_path}/touched;echo ,pipe:true ;#}}.tar")
+    assert (tmp_path / "touched").exists()
+
+
+ADDRESSES = (
+    *("{}/x.tar", "{}/x-{{0..2}}.tar", "simplecache::{}/x.tar", "filecache::{}/x.tar", "blockcache::{}/x.tar"),
+    *("zip://x.tar::{}/x.zip", "{{{},a}}/x.tar", "a.tar,{}/x.tar", " {}/x.tar", "reference://::{}/x.json"),
+    *("tar://x::{}/a.tar", "file:///a.tar::{}/a.tar", "file:///a/../{}/b.tar"),
+)
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_no_address_of_a_run_is_opened(address, run, server, capsys):
+    home, asked = server
+    before = len(asked)
+    forged(run, data=address.format(home))
+    said = look(capsys, run)
+    assert "types it" in said
+    images_of(gather(run))
+    assert "Compared on noise" in export(run).notes[0]
+    assert len(asked) == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("s3://bucket/x.tar", "gs://b/x.tar", "hf://datasets/a/b.tar", "github://o:r@m/x", "ftp://h/x", "memory://x"),
+        *("hf:nobody/nothing", "hf:nobody/nothing@config", "cifar10", "food101@/nowhere", "HTTP://h/x.tar"),
+    ],
+)
+def test_nothing_is_fetched_for_a_run(name, run, capsys, monkeypatch):
+    def download(*given: Any, **named: Any) -> None:
+        raise AssertionError("something is fetched")
+
+    monkeypatch.setattr("torchvision.datasets.utils.download_url", download)
+    monkeypatch.setattr("torchvision.datasets.utils.urllib.request.urlopen", download)
+    monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", download)
+    monkeypatch.setattr("torchvision.datasets.food101.download_and_extract_archive", download)
+    monkeypatch.setattr("datasets.load_dataset", download)
+    monkeypatch.setattr("patchloom.data.sources.addresses.url_to_fs", download)
+    assert "types it" in look(capsys, forged(run, data=name))
+
+
+def test_what_is_here_is_still_found(run, photos, tmp_path):
+    measured = {"mean": [0.5] * 3, "std": [0.2] * 3, "height": 16, "width": 16, "sampled": 1, "fingerprint": "x"}
+    write_sealed(run / "data.yaml", measured)
+    assert patchloom.look(run, what="features")  # its folder of images
+    for name in (f"{photos}/*.png", f"{photos}/{{0,2}}.png", f"{photos}/0.png,{photos}/2.png", "shapes:10", "digits"):
+        assert elsewhere(name) is None and open_stored(name, "a run", "")
+    assert elsewhere("file:///data/x-{0..3}.tar") is None
+
+
+BOMBS = ("{a,b}" * 60, "{0..999999999999}", "{1..1000}{1..1000}{1..1000}", "{" * 3000 + "a,b" + "}" * 3000)
+
+
+@pytest.mark.parametrize("bomb", BOMBS, ids=["pairs", "range", "ranges", "nested"])
+def test_braces_that_fill_memory_are_refused(bomb, run, capsys):
+    with pytest.raises(PatchloomError, match="names|nested"):
+        expanded(bomb)
+    look(capsys, forged(run, data=f"{bomb}.tar"))
+
+
+@given(st.text(alphabet="{},.:pie/ x01", max_size=24))
+@examples(max_examples=300, deadline=None)
+def test_whatever_expands_to_a_command_is_seen(name):
+    """Of random names, also where braces make it."""
+    try:
+        words = expanded(name)
+    except PatchloomError:
+        return
+    if any(part.strip().lower().startswith("pipe:") for word in words for part in word.split(",")):
+        assert elsewhere(name) is not None
+
+
+# ---- cards
+
+# values that no encoder's card has, by the path to their place
+CARDS: dict[str, tuple[str, Any]] = {
+    "a checkpoint": ("spec.options.checkpoint_path", "/tmp/evil.pth"),
+    "pretrained": ("spec.options.pretrained", True),
+    "a configuration": ("spec.options.pretrained_cfg", {"file": "/tmp/evil.pth"}),
+    "an overlay": ("spec.options.pretrained_cfg_overlay", {"url": "http://127.0.0.1/x"}),
+    "a cache": ("spec.options.cache_dir", "/tmp"),
+    "another name": ("spec.options.model_name", "hf-hub:nobody/model"),
+    "code for a norm": ("spec.options.norm_layer", "os.system"),
+    "a keyword that is code": ("spec.options.x=print(1), depth", None),
+    "scriptable": ("spec.options.scriptable", True),
+    "a device": ("spec.options.device", "cuda:7"),
+    "a hub name": ("spec.model", "hf-hub:nobody/model"),
+    "another spelling of it": ("spec.model", "hf_hub:nobody/model"),
+    "a folder": ("spec.model", "local-dir:/tmp"),
+    "a path": ("spec.model", "../../vit_tiny_patch16_224"),
+    "no text": ("spec.model", ["vit_tiny_patch16_224"]),
+    "a dict for a depth": ("spec.options.depth", {"x": 1}),
+    "text for a depth": ("spec.options.depth", "2"),
+    "true for a width": ("spec.options.embed_dim", True),
+    "a negative depth": ("spec.options.depth", -1),
+    "a depth of 10^9": ("spec.options.depth", 10**9),
+    "a width of 10^9": ("spec.options.embed_dim", 10**9),
+    "a width that fills memory": ("spec.options.embed_dim", 65_536),
+    "nan": ("spec.options.drop_path_rate", math.nan),
+    "infinity": ("spec.options.mlp_ratio", math.inf),
+    "a side of 10^9": ("spec.img_size", [10**9, 10**9]),
+    "sides of text": ("spec.img_size", ["16", "16"]),
+    "three sides": ("spec.img_size", [16, 16, 16]),
+    "no side": ("spec.img_size", []),
+    "a patch of text": ("spec.patch_size", "4); import os"),
+    "no patch": ("spec.patch_size", 0),
+    "channels of text": ("spec.channels", "3"),
+    "channels without end": ("spec.channels", 2**40),
+    "positions of text": ("spec.positions", "__import__('os')"),
+    "a mean of text": ("mean", ["__import__('os').system('x')"] * 3),
+    "a mean of lists": ("mean", [[0.5]] * 3),
+    "a mean of nan": ("mean", [math.nan] * 3),
+    "a mean of one": ("mean", [0.5]),
+    "a negative deviation": ("std", [-1.0] * 3),
+    "a task that is no text": ("task", ["mae"]),
+    "a name that is no text": ("name", {"a": 1}),
+    "a module above": ("extra_modules", {"../../x": "pooling"}),
+    "an absolute module": ("extra_modules", {"/etc/x": "pooling"}),
+    "a module for nothing": ("extra_modules", {"instance_head": "exec"}),
+    "sound of text": ("sound", "print(1)"),
+    "no card": ("", []),
+    "no sizes": ("spec", None),
+    "sizes of text": ("spec", "vit"),
+}
+
+
+def changed(about: dict[str, Any], place: str, value: Any) -> None:
+    """Put a value where ``a.b.c`` leads in nested dicts; all of it, where it leads nowhere."""
+    *above, last = place.split(".")
+    for part in above:
+        about = about[part]
+    if last:
+        about[last] = value
+    else:
+        about.clear()
+
+
+@pytest.mark.parametrize("forgery", CARDS)
+def test_a_card_is_checked(forgery, encoder, capsys, tmp_path):
+    path = with_card(encoder, lambda about: changed(about, *CARDS[forgery]))
+    with pytest.raises(PatchloomError):
+        load_encoder(path)
+    failed(capsys, "export", path)
+    failed(capsys, "look", path, "digits")
+
+
+def test_a_card_that_is_whole_is_read(encoder):
+    with_card(encoder, lambda about: about.update(of_a_later_version=1))
+    assert load_encoder(encoder)[1].spec.model == "nano"
+
+
+def test_a_card_cannot_rule_the_terminal(encoder):
+    with_card(encoder, lambda about: about.update(name="\x1b[2J\rx" + "y" * 10_000))
+    name = load_encoder(encoder)[1].name
+    assert name.isprintable() and len(name) <= 500
+
+
+def test_a_pickle_named_by_a_card_is_not_read(encoder, tmp_path):
+    """timm 1.0.22, the oldest that is served, reads a checkpoint_path as a pickle that runs."""
+    evil = tmp_path / "evil.pth"
+    torch.save(Evil(tmp_path / "touched"), evil)
+    with_card(encoder, lambda about: about["spec"]["options"].update(checkpoint_path=str(evil)))
+    with pytest.raises(PatchloomError, match="checkpoint_path"):
+        load_encoder(encoder)
+    assert not (tmp_path / "touched").exists()
+
+
+class Evil:
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_a_pickle_of_weights_runs_nothing(tmp_path, capsys):
+    evil = tmp_path / "evil.pth"
+    torch.save({"state_dict": Evil(tmp_path / "touched")}, evil)
+    failed(capsys, "evaluate", "knn", evil, "digits", "--model", "vit_tiny_patch16_224")
+    assert not (tmp_path / "touched").exists()
+
+
+SOUNDS: dict[str, Any] = {
+    "low": "20), __import__('pathlib').Path('{}').touch(",
+    "bands": "64); __import__('pathlib').Path('{}').touch(); (0",
+    "bins": [40],
+    "rate": 10**12,
+    "seconds": math.inf,
+    "window": math.nan,
+    "hop": -1.0,
+    "features": "exec",
+    "mean": ["__import__('pathlib').Path('{}').touch()"] * 40,
+    "std": {"a": 1},
+    "more": 1,
+}
+
+
+@pytest.mark.parametrize("name", SOUNDS)
+def test_the_sound_of_a_card_is_no_code(name, tmp_path):
+    touched = tmp_path / "touched"
+    sound = Sound(mean=(0.0,) * 40, std=(1.0,) * 40)
+    spec = EncoderSpec("nano", sound.size, (40, 1), 1, options=SMALL)
+    path = tmp_path / "e.safetensors"
+    save_encoder(build_encoder(spec), EncoderCard(spec, (GREY,), (SIXTH,), "mae", "e", sound=sound), path)
+    assert export(path).difference < 1e-4
+    value = json.loads(json.dumps(SOUNDS[name]).replace("{}", str(touched)))
+    with_card(path, lambda about: about["sound"].update({name: value}))
+    with pytest.raises(PatchloomError, match="not what patchloom wrote"):
+        export(path)
+    assert not touched.exists()
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(OPTIONS)) | st.text(max_size=12), ANYTHING, max_size=4))
+@examples(max_examples=300, deadline=None)
+def test_options_that_pass_are_plain(given_options):
+    """Whatever the validator lets through is a number or a list of numbers within the range of its name."""
+    try:
+        check_options(given_options)
+    except PatchloomError:
+        return
+    for name, value in given_options.items():
+        _, low, high = OPTIONS[name]
+        for one in value if isinstance(value, list | tuple) else [value]:
+            assert one is None or (type(one) in (bool, int, float) and low <= one <= high)
+
+
+@given(st.fixed_dictionaries({}, optional={name: ANYTHING for name in (*Sound.__dataclass_fields__, "other")}))
+@examples(max_examples=300, deadline=None)
+def test_sounds_that_pass_are_plain(plain):
+    try:
+        sound = sound_from(plain)
+    except ValueError:
+        return
+    for value in (sound.rate, sound.seconds, sound.bins, sound.bands, sound.window, sound.hop, sound.low):
+        assert type(value) in (int, float) and math.isfinite(value)
+
+
+@given(st.sampled_from(["spec", "mean", "std", "task", "name", "extra_modules", "note", "sound"]), ANYTHING)
+@examples(max_examples=150, deadline=None)
+def test_any_value_in_a_card_is_read_or_refused(name, value):
+    spec = {"model": "nano", "img_size": [16, 16], "patch_size": 4, "channels": 3, "positions": "sincos", "options": {}}
+    card = {"spec": spec, "mean": [0.5] * 3, "std": [0.2] * 3, "task": "mae", "name": "e"}
+    try:
+        card_from(card | {name: value})
+    except ValueError:
+        pass
+
+
+def test_what_typed_fields_takes():
+    plain = {"rate": 16_000, "mean": [0.0] * 40}
+    assert typed_fields(Sound, plain)["mean"] == (0.0,) * 40
+    for wrong in ({"rate": "1"}, {"rate": True}, {"rate": math.nan}, {"nothing": 1}, [1], None):
+        with pytest.raises(ValueError):
+            typed_fields(Sound, wrong)
+
+
+# ---- dense models, modules beside an encoder
+
+DENSES: dict[str, tuple[str, Any]] = {
+    "a checkpoint": ("encoder.spec.options.checkpoint_path", "/tmp/evil.pth"),
+    "a hub name": ("encoder", {"spec": None, "task": "timm:hf-hub:nobody/model"}),
+    "a folder": ("encoder", {"spec": None, "task": "timm:local-dir:/tmp"}),
+    "no net of ours": ("encoder", {"spec": None, "task": "timm:resnet18"}),
+    "an unknown tag": ("encoder", {"spec": None, "task": "timm:vit_tiny_patch16_224.nobodys"}),
+    "a large stock": ("encoder", {"spec": None, "task": "timm:vit_giant_patch14_224"}),
+    "another kind": ("kind", "exec"),
+    "an argument": ("arguments.encoder", "x"),
+    "a width": ("arguments.head_width", 10**9),
+    "a width of text": ("arguments.head_width", "512"),
+    "a size": ("size", [10**6, 10**6]),
+    "one side": ("size", [16]),
+    "positions": ("positions", ["keep"]),
+    "classes": ("classes", [1, 2]),
+    "a seed": ("seed", "0"),
+    "ids": ("ids", {"a": 1}),
+}
+
+
+@pytest.mark.parametrize("forgery", DENSES)
+def test_a_dense_models_card_is_checked(forgery, encoder, tmp_path):
+    from patchloom.evaluate.dense.models import DenseCard, save_dense
+    from patchloom.nets.dense.maps import at_size
+    from patchloom.nets.dense.segmenter import Segmenter
+
+    vit, card = load_encoder(encoder)
+    arguments = {"head": "linear"}
+    model = Segmenter(at_size(vit, card, (16, 16), "keep"), 2, **arguments)
+    path = tmp_path / "model.safetensors"
+    save_dense(model, DenseCard("segment", card, "keep", (16, 16), 16, arguments, ("a", "b"), "d", "t", 0, {}), path)
+    assert load_dense(path)[1].kind == "segment"
+
+    def forge(about: dict[str, Any]) -> None:
+        place, value = DENSES[forgery]
+        changed(about, place, about["encoder"] | value if place == "encoder" else value)
+
+    with_card(path, forge)
+    with pytest.raises(PatchloomError):
+        load_dense(path)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"width": "32"}, {"width": WIDE}, {"depth": 10**9}, {"heads": 0}, {"norm": 1}, {"width": True}]
+)
+def test_a_module_beside_an_encoder_is_checked(sizes, photos, tmp_path):
+    vit, card = load_encoder(an_encoder(tmp_path / "x", photos))
+    path = tmp_path / "encoder.safetensors"
+    from dataclasses import replace
+
+    save_encoder(vit, replace(card, extra_modules={"instance_head": "pooling"}), path)
+    save_extra_module(InstanceHead(32, 4, 1), tmp_path / "instance_head.safetensors")
+    assert load_extra_module(path, "pooling") is not None
+    with_card(tmp_path / "instance_head.safetensors", lambda about: about["sizes"].update(sizes))
+    with pytest.raises(PatchloomError):
+        load_extra_module(path, "pooling")
+
+
+def test_a_file_of_no_class_is_no_module(tmp_path):
+    path = tmp_path / "x.safetensors"
+    save_net(torch.nn.Linear(1, 1), DENSE, {"kind": "segment"}, path)
+    with pytest.raises(PatchloomError, match="not what patchloom wrote"):
+        load_dense(path)
+
+
+# ---- models by name and option
+
+MODELS: tuple[dict[str, Any], ...] = (
+    *({"checkpoint_path": "x.pth"}, {"pretrained": True}, {"pretrained_cfg": {}}, {"pretrained_cfg_overlay": {}}),
+    *({"cache_dir": "/tmp"}, {"scriptable": True}, {"norm_layer": torch.nn.LayerNorm}, {"block_fn": print}),
+    *({"embed_layer": "x"}, {"weight_init": "skip"}, {"depth": 2.5}, {"depth": math.nan}, {"qkv_bias": "yes"}),
+)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=str)
+def test_a_model_has_sizes_alone_in_python_too(model):
+    with pytest.raises(PatchloomError, match=next(iter(model))):
+        patchloom.pretrain("digits", model={"name": "nano", **model}, epochs=1)
+    with pytest.raises(PatchloomError, match=next(iter(model))):
+        build_encoder(EncoderSpec("nano", (16, 16), 4, options=model))
+
+
+@pytest.mark.parametrize(
+    "name", ["hf-hub:a/b", "hf_hub:a/b", "local-dir:/tmp", "/tmp/x.pth", "vit_tiny_patch16_224\n", "timm/vit", "", "é"]
+)
+def test_a_model_is_a_name_alone(name, monkeypatch):
+    monkeypatch.setattr(timm, "create_model", lambda *given, **named: pytest.fail("timm was asked"))
+    for build in (
+        lambda: build_encoder(EncoderSpec(name, (16, 16), 4)),
+        lambda: weights.stock_encoder(name),
+        lambda: weights.load_encoder(f"timm:{name}"),
+    ):
+        with pytest.raises(PatchloomError):
+            build()
+
+
+def test_every_plain_option_is_one_of_timms():
+    from inspect import signature
+
+    from timm.models.swin_transformer import SwinTransformer
+    from timm.models.vision_transformer import VisionTransformer
+
+    known = {*signature(VisionTransformer).parameters, *signature(SwinTransformer).parameters}
+    assert {*OPTIONS} <= known
+
+
+# ---- settings of a run
+
+SETTINGS: dict[str, Any] = {
+    "img_size": "auto",
+    "patch_size": [1, 2, 3],
+    "channels": "3",
+    "epochs": "1",
+    "batch_size": -5,
+    "data": {"a": 1},
+    "task": "mae",
+    "model": {"name": "hf-hub:a/b"},
+    "seed": 1.5,
+    "workers": 10**9,
+    "precision": "exec",
+    "nothing": 1,
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_settings_of_a_run_are_checked(name, run, capsys):
+    forged(run, **{name: SETTINGS[name]})
+    with pytest.raises(PatchloomError, match="not a configuration"):
+        RunFolder(run).read_config()
+    look(capsys, run)
+
+
+@pytest.mark.parametrize("option", [{"checkpoint_path": "x"}, {"depth": "1"}, {"model_name": "local-dir:x"}])
+def test_the_model_of_a_run_is_checked(option, run):
+    forged(run, model={"name": "nano", **option})
+    with pytest.raises(PatchloomError, match="not a configuration"):
+        RunFolder(run).read_config()
+
+
+@pytest.mark.parametrize(
+    "found", [{"mean": "0.5"}, {"std": [[1]]}, {"height": "x"}, {"held_out": ["0"]}, {"sound": {"low": "x"}}]
+)
+def test_what_was_measured_of_the_data_is_checked(found, run):
+    usual = {"mean": [0.5] * 3, "std": [0.2] * 3, "height": 16, "width": 16, "sampled": 1, "fingerprint": "x"}
+    write_sealed(run / "data.yaml", usual)
+    assert RunFolder(run).read_stats().height == 16
+    write_sealed(run / "data.yaml", usual | found)
+    with pytest.raises(PatchloomError, match="not what patchloom wrote"):
+        RunFolder(run).read_stats()
+
+
+def test_yaml_repeats_nothing(tmp_path, run, capsys):
+    twice = tmp_path / "twice.yaml"
+    twice.write_text("epochs: 1\nseed: 1\nepochs: 2\n")
+    assert "repeated key epochs" in failed(capsys, "pretrain", "digits", "--config", twice)
+    twice.write_text("batch_size: 1\nbatch-size: 2\n")
+    assert "twice" in failed(capsys, "pretrain", "digits", "--config", twice)
+    twice.write_text("a: &a [x, x]\nb: &b [*a, *a]\ntask: {c: [*b, *b]}\n")
+    assert "repeats" in failed(capsys, "pretrain", "digits", "--config", twice)
+    twice.write_text("task: !!python/object/apply:os.system ['true']\n")
+    assert "is not YAML" in failed(capsys, "pretrain", "digits", "--config", twice)
+    (run / "config.yaml").write_text((run / "config.yaml").read_text().partition("\n")[2] + "data: other\n")
+    with pytest.raises(PatchloomError, match="repeated key data"):
+        RunFolder(run).read_config()
+    write_sealed(twice, {"a": (one := [1, 2]), "b": one})  # which YAML would write as a name of the first
+    assert read_sealed(twice) == {"a": [1, 2], "b": [1, 2]}
+
+
+REPEATED: tuple[tuple[Callable[..., Any], tuple[str, ...]], ...] = (
+    (parse_pretrain, ("digits", "--epochs", "1", "--epochs", "2")),
+    (parse_pretrain, ("digits", "--epochs=1", "--epochs", "1")),
+    (parse_pretrain, ("digits", "--batch-size", "8", "--batch_size", "8")),
+    (parse_pretrain, ("digits", "--task", "mae", "--task.name", "lut")),
+    (parse_pretrain, ("digits", "--flip", "--flip=false")),
+    (parse_pretrain, ("digits", "--task.mask_ratio", "0.5", "--task.mask_ratio", "0.6")),
+    (parse_evaluate, ("knn", "run", "digits", "--seed", "1", "--seed", "2")),
+    (lambda words: parse_call("look", words), ("run", "--seed", "1", "--seed=2")),
+    (lambda words: parse_call("export", words), ("run", "--to", "hf", "--to", "onnx")),
+)
+
+
+@pytest.mark.parametrize(("parse", "words"), REPEATED)
+def test_an_option_is_given_once(parse, words):
+    with pytest.raises(PatchloomError, match="twice"):
+        parse([*words])
+
+
+# ---- configurations
+
+CONFIGS = (
+    *({"data": "pipe:touch x"}, {"data": "{pi,x}pe:touch x"}, {"data": ["digits", "PIPE:x"]}, {"data": "http://h/x"}),
+    *({"data": "simplecache::http://h/x"}, {"data": "digits,pipe:x"}, {"data": "hf:a/b"}, {"data": "cifar10"}),
+    *({"data": "digits", "task": "evil.py:Evil"}, {"data": "digits", "task": {"name": "evil:Evil"}}),
+    *({"data": "digits", "task.name": "evil.py"}, {"data": "digits", "init": "timm:vit_tiny_patch16_224"}),
+    *({"data": "digits", "task": {"name": "distill", "features_of": "timm:vit_tiny_patch16_224"}},),
+)
+
+
+@pytest.mark.parametrize("values", CONFIGS, ids=str)
+def test_a_configuration_runs_and_fetches_nothing(values, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("evil.py").write_text("open('touched', 'w')")
+    Path("run.yaml").write_text(yaml.safe_dump(values))
+    assert "types it" in failed(capsys, "pretrain", "--config", "run.yaml")
+    assert not Path("touched").exists() and not Path("x").exists()
+
+
+def test_what_is_typed_wins_over_a_configuration(tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text("data: pipe:touch x\ntask: evil.py:Evil\ninit: timm:vit_tiny_patch16_224\n")
+    words = ["digits", "--task", "mae", "--init", "other.safetensors", "--config", str(config)]
+    given, _ = parse_pretrain(words)
+    assert (given["data"], given["task"]["name"], given["init"]) == ("digits", "mae", "other.safetensors")
+    config.write_text("data: shapes:20\nepochs: 1\n")
+    assert parse_pretrain(["--config", str(config)])[0]["data"] == "shapes:20"
+
+
+def test_the_names_that_are_fetched_are_all_of_torchvisions():
+    assert {*options.FETCHED} == {*builtin._TORCHVISION}
+
+
+# ---- tasks of one's own
+
+EVIL = """
+from pathlib import Path
+Path(__file__).with_name("touched").touch()
+from patchloom.tasks.mae import MAE
+class Half(MAE):
+    pass
+"""
+
+
+@pytest.fixture
+def own(photos, tmp_path_factory) -> tuple[Path, Path]:
+    """A run of a task in a file, finished or not, and the file, as they came in an archive; nothing was run here."""
+    folder = tmp_path_factory.mktemp("own")
+    file = folder / "half.py"
+    file.write_text(EVIL)
+    model = {"name": "nano", **SMALL, "depth": 1}
+    name = f"{file}:Half"
+    patchloom.pretrain(photos, name, out=folder / "run", model=model, epochs=1, batch_size=8)
+    (folder / "touched").unlink()
+    code._HERE.clear()
+    if hasattr(code, "_TYPED"):
+        code._TYPED.clear()
+    for one in [one for one in sys.modules if one.startswith("patchloom_")]:
+        del sys.modules[one]
+    return folder / "run", file
+
+
+def test_a_runs_own_task_is_run_only_for_who_types_it(own, photos, tmp_path, capsys):
+    run, file = own
+    touched = file.with_name("touched")
+    for state in ("finished", "unfinished"):
+        if state == "unfinished":
+            (run / "encoder.safetensors").unlink()
+            (run / "summary.txt").unlink()
+        said = failed(capsys, "look", run)
+        assert f"--task {file}:Half" in said
+        assert f"--task {file}:Half" in failed(capsys, "evaluate", "positions", run, photos)
+        # what needs the encoder alone has it
+        assert main(["look", str(run), "--what", "features"]) == 0
+        assert main(["evaluate", "knn", str(run), "digits", "--max_train", "50", "--ks", "1"]) == 0
+        assert main(["embed", str(run), str(photos), "--to", str(tmp_path / f"{state}.npz")]) == 0
+        assert main(["export", str(run), "--out", str(tmp_path / f"{state}.safetensors")]) == 0
+        assert main(["report", str(run)]) == 0
+        assert named_extra_module(run, "pooling") is None
+        assert "--task" in failed(capsys, "pretrain", "--config", run / "config.yaml", "--out", tmp_path / "again")
+        assert not touched.exists()
+    assert main(["look", str(run), "--task", f"{file}:Half"]) == 0 and touched.exists()
+
+
+NAMES = ("half.py:Half", "half.py", "{}/half.py:Half", "half:Half", "package.half:Half", "half.py:Half#", "./half.py:H")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_task_that_a_run_names_by_hand_is_not_run(name, run, photos, tmp_path, monkeypatch, capsys):
+    """A stranger may name it as a user would, without the digest that patchloom stores."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("half.py").write_text(EVIL)
+    Path("package").mkdir()
+    Path("package/__init__.py").write_text(EVIL)
+    Path("package/half.py").write_text(EVIL)
+    forged(run, task={"name": name.format(tmp_path)})
+    for digest in ("", "#0123456789abcdef"):
+        forged(run, task={"name": name.format(tmp_path).rstrip("#") + digest})
+        failed(capsys, "look", run)
+        with pytest.raises(PatchloomError):
+            load_task(run)
+        assert main(["export", str(run)]) == 0
+        failed(capsys, "pretrain", photos, "--task", "mae", "--out", run)
+    assert not [*tmp_path.rglob("touched")]
+
+
+def test_a_name_with_a_digest_is_not_typed(tmp_path):
+    file = tmp_path / "half.py"
+    file.write_text(EVIL)
+    name = code.Code.of(f"{file}:Half").with_digest().name
+    with pytest.raises(PatchloomError, match="leave out #"):
+        task_class(name)
+    with pytest.raises(PatchloomError, match="leave out #"):
+        request("digits", {"name": name}, {})
+    assert not (tmp_path / "touched").exists()
+    assert task_class(f"{file}:Half") is task_class(name), "it was typed meanwhile"
+
+
+def test_a_task_is_no_part_of_a_stored_comparison(tmp_path):
+    asked = comparing.Asked(("digits",), ("mae", "lut"), 1, 1.0, None, {}, 1)
+    pace = {"step": 1.0, "images": 8, "epoch": 10}
+    stored = {"asked": asked.plain(), "epochs": {"mae": 1.0, "lut": 1.0}, "paces": {"mae": pace, "lut": pace}}
+    stored |= {"top": 1.0, "held_out": 1, "threads": 1, "after": {"scoring": 1.0, "page": 1.0}, "notes": []}
+    write_sealed(tmp_path / "compare.yaml", stored)
+    assert comparing.stored_plan(asked, tmp_path).epochs == {"mae": 1.0, "lut": 1.0}
+    evil = {"epochs": {"mae": 1.0, "evil.py:Evil": 1.0}, "paces": {"mae": pace, "evil.py:Evil": pace}}
+    for wrong in (evil, {"epochs": {"mae": "1 --task=evil.py"}, "paces": {"mae": pace}}, {"paces": {"mae": 1}}):
+        write_sealed(tmp_path / "compare.yaml", stored | wrong)
+        with pytest.raises(PatchloomError, match="not the plan"):
+            comparing.stored_plan(asked, tmp_path)
+
+
+FAULTS = {  # a body of a task's class, and the line of its file that fails
+    "built": ("    def __init__(self, encoder):\n        super().__init__(encoder)\n        {}['gone']", 5),
+    "running": ("    def given(self, images, generator=None, **ratios):\n        return {}['gone']", 4),
+    "augmenting": (
+        "    def __init__(self, encoder):\n        super().__init__(encoder)\n        self.augment.size\n"
+        "        self.augment.__class__ = type('A', (type(self.augment),), {'__call__': lambda s, *a: {}['gone']})",
+        6,
+    ),
+    "imported": ("    {}['gone']", 3),
+    "leaving": ("    raise SystemExit('gone')", 3),
+}
+
+
+@pytest.mark.parametrize("when", FAULTS)
+def test_a_fault_of_ones_own_task_is_told_with_its_line(when, photos, tmp_path, capsys):
+    body, line = FAULTS[when]
+    file = tmp_path / "mine.py"
+    file.write_text(f"from patchloom.tasks.mae import MAE\nclass Mine(MAE):\n{body}\n")
+    words = ["pretrain", photos, "--task", f"{file}:Mine", "--out", tmp_path / "run", "--epochs", "1"]
+    words += ["--model", "nano", "--model.depth", "1", "--batch_size", "8", "--img_size", "16", "--patch_size", "4"]
+    said = failed(capsys, *words)
+    assert f"line {line}" in said and str(file) in said and "gone" in said
+
+
+# ---- weights alone (review 35)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("plain") / "vit_tiny.safetensors"
+    torch.manual_seed(0)
+    save_file(timm.create_model("vit_tiny_patch16_224", num_classes=0).state_dict(), path)
+    return path
+
+
+def test_features_of_plain_weights(plain):
+    with pytest.raises(PatchloomError, match="--task.features_model"):
+        build("distill", features_of=str(plain))
+    teacher = build("distill", features_of=str(plain), features_model="vit_tiny_patch16_224").questions["features"]
+    own = teacher.teacher.encoder.state_dict()
+    assert torch.equal(own["blocks.3.mlp.fc1.weight"], weights.read_weights(plain)["blocks.3.mlp.fc1.weight"])
+    with pytest.raises(PatchloomError, match="--task.features_model is for a file of weights alone"):
+        build("distill", features_of="timm:vit_tiny_patch16_224", features_model="vit_tiny_patch16_224")
+
+
+def build(name: str, **given: Any) -> Any:
+    from patchloom.tasks import build_task
+
+    vit = build_encoder(EncoderSpec("nano", (32, 32), 8, options=SMALL | {"num_heads": 2}))
+    return build_task({"name": name, **given}, vit)
+
+
+def test_plain_weights_are_exported_by_the_models_name(plain, tmp_path, photos):
+    with pytest.raises(PatchloomError, match="--model"):
+        export(plain)
+    done = export(plain, model="vit_tiny_patch16_224", data=str(photos), out=tmp_path / "e.safetensors")
+    assert done.difference < 1e-3 and "vit_tiny_patch16_224" in done.snippet
+    with pytest.raises(PatchloomError, match="--model is for a file of weights alone"):
+        export(tmp_path, model="vit_tiny_patch16_224")
+
+
+def test_a_teacher_that_a_run_names_is_not_fetched(run, monkeypatch):
+    write_sealed(
+        run / "data.yaml",
+        {"mean": [0.5] * 3, "std": [0.2] * 3, "height": 16, "width": 16, "sampled": 1, "fingerprint": "x"},
+    )
+    forged(
+        run, task={"name": "distill", "features_of": "timm:vit_tiny_patch16_224"}, channels=3, model={"name": "nano"}
+    )
+    monkeypatch.setattr("socket.create_connection", lambda *given, **named: pytest.fail("something is fetched"))
+    monkeypatch.setattr("patchloom.nets.online.answers", lambda *given: pytest.fail("something is fetched"))
+    with pytest.raises(PatchloomError, match="not fetched"):
+        load_task(run)
