@@ -3,7 +3,8 @@
     patchloom pretrain shapes && patchloom report runs/shapes-droppos
     python docs/make_report_pictures.py runs/shapes-droppos/report.html
 
-The page of a run gives docs/report-head.png, report-map.png and report-phone.png; that of a comparison compare-page.png.
+The page of a run gives docs/report-head.png, report-map.png and report-phone.png; that of a comparison gives
+compare-page.png.
 """
 
 from __future__ import annotations
