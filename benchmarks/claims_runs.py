@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,7 @@ def make(study: Study, arm: str, seed: int) -> None:
         for path in study.files(arm, seed):
             if not path.exists():
                 HOW[path.stem](study, arm, seed)
-                write_whole(study.kept(arm, seed, WHERE), f"{datetime.now(timezone.utc):%Y-%m-%d} on {here()}")
+                write_whole(study.kept(arm, seed, WHERE), f"{datetime.now(UTC):%Y-%m-%d} on {here()}")
 
 
 def here() -> str:

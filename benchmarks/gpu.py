@@ -23,7 +23,7 @@ import signal
 import subprocess
 import sys
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -169,7 +169,7 @@ def one_row(row: Row, book: Book, left: float, made: Any, logs: Path) -> dict[st
     told = gpu_attempt.attempt(made, row.call, arguments, seconds, logs / f"{name}.log")
     if told["state"] == "late" and seconds == row.limit:
         told["state"] = "failed"  # it had all the time that it may have
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    now = datetime.now(UTC).isoformat(timespec="seconds")
     return told | {"seconds": round(time.monotonic() - begin, 1), "date": now}
 
 
@@ -203,7 +203,7 @@ def run(args: argparse.Namespace) -> None:
     book = Book(args.out)
     budget = Budget(args.minutes * 60)
     machine, made = identified(device, work / "logs")
-    now = datetime.now(timezone.utc).isoformat(timespec="minutes")
+    now = datetime.now(UTC).isoformat(timespec="minutes")
     book.begin({"machine": machine, "tiny": args.tiny, "device": device, "date": now, "commit": commit()})
     rows = [row for row in plan(device, args.tiny, str(work), cifar) if row.section in args.only]
     work_through(rows, book, budget, made, work / "logs")

@@ -1,9 +1,10 @@
-"""Take the screenshots of report.md: docs/report-head.png, report-map.png and report-phone.png; and compare-page.png.
+"""Take the screenshots of report.md and compare.md from the page of a real run.
 
-python docs/make_report_pictures.py [REPORT.html]
+    patchloom pretrain shapes && patchloom report runs/shapes-droppos
+    python docs/make_report_pictures.py runs/shapes-droppos/report.html
 
-Without a file, of a page of drawn shapes and made-up numbers, the one that the tests use. Of the page of a comparison,
-its head for compare.md is taken alone.
+The page of a run gives docs/report-head.png, report-map.png and report-phone.png; that of a comparison gives
+compare-page.png.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import io
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from PIL import Image
@@ -63,19 +63,15 @@ def _save(picture: bytes, name: str) -> None:
 
 
 def main() -> None:
-    """Of the report that is named, or of the tests' page."""
+    """Take the screenshots of the page that is named."""
     from browsing import browser, missing
-    from pages import one_run
 
-    from patchloom.report.render import render
-
+    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():
+        sys.exit(__doc__)
     if why := missing():
         sys.exit(why)
-    with TemporaryDirectory() as folder, browser() as started:
-        page = Path(sys.argv[1]) if sys.argv[1:] else Path(folder) / "report.html"
-        if not sys.argv[1:]:
-            page.write_text(render(one_run()), "utf-8")
-        take(started, page)
+    with browser() as started:
+        take(started, Path(sys.argv[1]))
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from importlib.metadata import PackageNotFoundError, requires
 from inspect import Parameter, signature
 from math import inf
 from pathlib import Path
@@ -157,3 +159,17 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.65) -> str | None
 def squeezed(word: str) -> str:
     """A word without what is often mistaken: upper case, hyphens, underscores."""
     return word.lower().replace("-", "").replace("_", "")
+
+
+def pip_install(*extras: str) -> str:
+    """Return the command that installs the packages of some extras of patchloom.
+
+    It names the packages, not patchloom: until there is a release, no registry has one of that name.
+    """
+    try:
+        listed = requires("patchloom") or []
+    except PackageNotFoundError:  # a tree that is used without having been installed
+        return f"pip install '.[{','.join(extras)}]' in the folder of patchloom's source"
+    marked = (re.fullmatch(r"(.+?)\s*;\s*extra\s*==\s*['\"](.+)['\"]", one) for one in listed)
+    packages = dict.fromkeys(one[1] for one in marked if one and one[2] in extras)
+    return " ".join(["pip install", *(f"'{package}'" for package in packages)])

@@ -1,5 +1,6 @@
 """An ONNX file is run by onnxruntime, with any number of images, and gives the encoder's features."""
 
+import json
 import re
 from pathlib import Path
 
@@ -50,6 +51,14 @@ def test_a_session_gives_the_encoders_features_of_any_number_of_images(done, enc
         assert abs(found[0] - tokens).max() < 1e-5 and abs(found[1] - vectors).max() < 1e-5
     onnx.checker.check_model(onnx.load(done.weights))
     assert b".py" not in done.weights.read_bytes()  # nor paths of the machine that made it
+
+
+def test_the_file_tells_what_it_takes(done, encoder):
+    about = onnxruntime.InferenceSession(done.weights).get_modelmeta()
+    _, card = load_encoder(encoder)
+    assert about.producer_name == "patchloom" and about.custom_metadata_map["pooling"] == "mean"
+    assert json.loads(about.custom_metadata_map["mean"]) == list(card.mean)
+    assert "[batch 3 16 16]" in about.custom_metadata_map["input"]
 
 
 def test_what_is_printed_and_pasted(done, encoder, colours, capsys):

@@ -13,7 +13,7 @@ def missing() -> str:
     try:
         import playwright.sync_api  # noqa: F401
     except ImportError:
-        return "needs Playwright: pip install 'patchloom[test]'"
+        return "needs Playwright: pip install '.[test]'"
     if not any(map(shutil.which, NAMES)):
         return "needs Chromium: apt-get install chromium"
     return ""

@@ -43,7 +43,7 @@ def test_a_missing_package_is_refused_before_anything_is_made(tmp_path, monkeypa
     with pytest.raises(PatchloomError) as refused:
         pretrain("shapes:100", log="wandb,tensorboard", out=tmp_path / "run")
     assert str(refused.value) == (
-        "wandb and tensorboard are not installed: pip install 'patchloom[wandb,track]', or give another --log"
+        "wandb and tensorboard are not installed: pip install 'tensorboard>=2.14' 'wandb>=0.16', or give another --log"
     )
     assert not list(tmp_path.iterdir())
 

@@ -13,6 +13,7 @@ import numpy as np
 from patchloom.embed.card import KEY, as_text
 from patchloom.embed.rows import Chunk, Rows
 from patchloom.errors import PatchloomError
+from patchloom.hints import pip_install
 
 # numbers of a network do not become smaller by packing, and are read faster as they are
 _PACKED = {"path": "zstd", "split": "zstd", "label": "zstd"}
@@ -30,7 +31,7 @@ def arrow() -> ModuleType:
         import pyarrow.parquet
     except ImportError as error:
         raise PatchloomError(
-            "Parquet is written by pyarrow: pip install 'patchloom[parquet]', or choose .npz or .safetensors"
+            f"Parquet is written by pyarrow: {pip_install('parquet')}, or choose .npz or .safetensors"
         ) from error
     return library
 

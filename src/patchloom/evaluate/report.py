@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +184,7 @@ class Report(Shown):
     fingerprint: str
     seed: int
     n_test: int
-    date: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     others: tuple[Report, ...] = ()
     across: str = "k"
     down: bool = False

@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 
 from patchloom.errors import PatchloomError
-from patchloom.hints import listing
+from patchloom.hints import listing, pip_install
 
 
 def need(to: str, *libraries: str) -> None:
@@ -24,7 +24,7 @@ def need(to: str, *libraries: str) -> None:
         PatchloomError: one is missing.
     """
     if absent := [name for name in libraries if find_spec(name) is None]:
-        raise PatchloomError(f"--to {to} needs {listing(absent, 'and')}: pip install 'patchloom[{to}]'")
+        raise PatchloomError(f"--to {to} needs {listing(absent, 'and')}: {pip_install(to)}")
 
 
 @contextmanager

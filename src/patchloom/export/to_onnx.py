@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +19,7 @@ from patchloom.export.exported import Export, Exportable, default_out, exportabl
 from patchloom.export.extras import need, quiet
 from patchloom.files import write_whole
 from patchloom.nets.pooling import POOLED, pooled_by, summaries
+from patchloom.version import __version__
 
 _LARGEST = 2**31 - 2**20  # bytes of weights: an ONNX file is one protobuf message, which holds less than 2 GiB
 # Half precision has 11 bits, and roundings add up over the blocks. Beyond this share of the largest feature a weight or
@@ -128,21 +130,31 @@ def _write(graph: _Graph, one: Exportable, file: Path) -> None:
                 external_data=False,
                 verbose=False,
             )
-            _strip(file)
+            _annotate(file, one)
     except Exception as problem:  # the exporter raises many kinds, and each means that it cannot write this encoder
         first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
         raise PatchloomError(f"torch cannot write {one.card.name} as ONNX ({first}): use --to timm") from problem
 
 
-def _strip(file: Path) -> None:
-    """Take out what the exporter notes of each node: lines of code with the paths of this machine."""
+def _annotate(file: Path, one: Exportable) -> None:
+    """Replace the exporter's notes of each node, which hold paths of this machine, by what a user of the file needs."""
     import onnx
 
     model = onnx.load(file)
     for part in (model, model.graph, *model.graph.node, *model.graph.value_info, *model.graph.initializer):
         del part.metadata_props[:]
-    for one in (*model.graph.input, *model.graph.output):
-        del one.metadata_props[:]
+    for end in (*model.graph.input, *model.graph.output):
+        del end.metadata_props[:]
+    about = {
+        "model": one.arguments["model_name"],
+        "input": f"float32 [batch {one.channels} {one.size[0]} {one.size[1]}] in [0, 1]; the graph normalises it",
+        "mean": json.dumps(list(one.card.mean)),
+        "std": json.dumps(list(one.card.std)),
+        "pooling": one.pooling,
+        "patchloom": __version__,
+    }
+    onnx.helper.set_model_props(model, about)
+    model.producer_name, model.producer_version = "patchloom", __version__
     onnx.save(model, file)
 
 

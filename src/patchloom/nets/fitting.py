@@ -114,6 +114,26 @@ def fit_biases(fitting: State, target: State) -> list[str]:
     return changes
 
 
+def resize_input(vit: VisionTransformer, size: tuple[int, int]) -> None:
+    """Set the input size of an encoder in place; its table of positions is resampled (bicubic, as timm does it).
+
+    timm before 1.0.31 trains a fixed table from then on, and leaves the table of a grid with the same number of patches
+    as it is, so the table is made here.
+
+    Args:
+        vit: the encoder.
+        size: height and width of the images in pixels.
+    """
+    table, grid = vit.pos_embed, grid_size(vit)
+    vit.set_input_size(img_size=size)
+    if table is None or grid_size(vit) == grid:
+        return
+    prefix = table.shape[1] - grid[0] * grid[1]
+    with torch.no_grad():
+        new = resample_abs_pos_embed(table, list(grid_size(vit)), list(grid), num_prefix_tokens=prefix)
+    vit.pos_embed = torch.nn.Parameter(new, requires_grad=table.requires_grad)
+
+
 def by(sizes: tuple[int, ...]) -> str:
     """Sizes in words, such as 14x14."""
     return "x".join(map(str, sizes)) or "a scalar"

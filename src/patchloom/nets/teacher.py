@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom.nets.encode import encode, grid_size, patch_count, patch_size
+from patchloom.nets.fitting import resize_input
 from patchloom.nets.weights import checksum
 from patchloom.withhold.encoder_input import all_patches
 
@@ -106,7 +107,7 @@ class FrozenTeacher(nn.Module):
         self.half_no_grad = False
         self.size = tuple(side * p for side, p in zip(grid, patch_size(vit), strict=True))
         if grid_size(vit) != grid:
-            vit.set_input_size(img_size=self.size)  # timm resamples the position embeddings
+            resize_input(vit, self.size)
         self.encoder = vit.requires_grad_(False)
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)

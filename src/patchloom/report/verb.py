@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -120,7 +120,7 @@ def page_of(runs: Sequence[Path], data: DataLike | None = None) -> Page:
     alone = parts[0] if len(parts) == 1 else None
     return Page(
         title=listing([run.name for run in found], "and"),
-        made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
         version=__version__,
         lead=[_lead(part) for part in parts] if alone is None else [alone.why or alone.summary or alone.state],
         tone="plain" if alone is None else alone.tone,

@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from patchloom.errors import PatchloomError
-from patchloom.hints import listing, suggestion
+from patchloom.hints import listing, pip_install, suggestion
 from patchloom.track import TRACKERS
 from patchloom.track.base import Tracker
 
@@ -37,11 +37,9 @@ def check_installed(names: Sequence[str]) -> None:
         PatchloomError: one is not.
     """
     if missing := [name for name in names if not _installed(name)]:
-        extras = ",".join(_EXTRAS.get(name, name) for name in missing)
+        remedy = pip_install(*(_EXTRAS.get(name, name) for name in missing))
         are = "is" if len(missing) == 1 else "are"
-        raise PatchloomError(
-            f"{listing(missing, 'and')} {are} not installed: pip install 'patchloom[{extras}]', or give another --log"
-        )
+        raise PatchloomError(f"{listing(missing, 'and')} {are} not installed: {remedy}, or give another --log")
 
 
 def tracker_class(name: str) -> type[Tracker]:

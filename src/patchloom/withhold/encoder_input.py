@@ -7,7 +7,8 @@ ones. Indices come from `patchloom.patches.partition`, so randomness is always a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ class EncoderInput:
         side_share: [b] share of the side of the picture asked that the images show; None: all of it.
         corner: [b 2] row and column of the picture's pixel where the images begin, where they were zoomed into at a
             random place; None: they show the middle.
+        targets: what was drawn and cannot be read off the images, such as the angle of a rotation: [b ...] by name, for
+            the questions of the task.
     """
 
     images: Tensor
@@ -41,6 +44,7 @@ class EncoderInput:
     context: Tensor | None = None
     side_share: Tensor | None = None
     corner: Tensor | None = None
+    targets: Mapping[str, Tensor] = field(default_factory=dict)
 
     def has_content(self) -> Tensor:
         """[b k] True where a visible patch kept its content."""

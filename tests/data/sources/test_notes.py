@@ -86,8 +86,8 @@ def test_formats_that_are_not_read_are_counted(tmp_path, draw, without_extras):
     data = open_data(tmp_path)
     assert len(data.train) == 1
     assert data.notes == (
-        "5 files were left out, in formats that are not read: 3 .heic (pip install 'patchloom[heic]' to read them), "
-        "1 .dcm (pip install 'patchloom[dicom]' to read them), 1 .mp4 (such as a/1.HEIC, a/2.heic, b/1.dcm)",
+        "5 files were left out, in formats that are not read: 3 .heic (pip install 'pillow-heif>=0.22' to read them), "
+        "1 .dcm (pip install 'pydicom>=3' to read them), 1 .mp4 (such as a/1.HEIC, a/2.heic, b/1.dcm)",
     )
     (tmp_path / "train").mkdir()
     (tmp_path / "a").rename(tmp_path / "train" / "a")
@@ -99,7 +99,7 @@ def test_formats_that_are_not_read_are_counted(tmp_path, draw, without_extras):
 
 def test_a_folder_with_nothing_else_says_what_to_install(tmp_path, without_extras):
     (tmp_path / "1.dcm").touch()
-    with pytest.raises(PatchloomError, match=r"holds no images.*\.dcm \(pip install 'patchloom\[dicom\]' to read them"):
+    with pytest.raises(PatchloomError, match=r"holds no images.*\.dcm \(pip install 'pydicom>=3' to read them"):
         open_data(tmp_path)
 
 

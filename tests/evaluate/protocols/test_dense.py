@@ -199,7 +199,7 @@ def test_without_the_extra_nothing_is_trained(
     monkeypatch.setitem(sys.modules, "faster_coco_eval.core.mask", None)
     assert main(["evaluate", "detect", str(run), "data", "--steps", "4"]) == 2
     told = capsys.readouterr()
-    assert "pip install 'patchloom[dense]'" in told.err and "trained" not in told.out
+    assert "pip install 'faster-coco-eval" in told.err and "trained" not in told.out
 
 
 def test_what_one_process_does_is_not_for_several(run: Path, squares: object, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import pytest
 import timm
 import torch
 from dense_nets import KINDS, encoder, without_gradient
+from packaging.version import Version
 from timm.layers import resample_abs_pos_embed
 from torch import nn
 
@@ -132,6 +133,8 @@ def test_four_levels(kind: str) -> None:
         assert numbers == (1, 2, 3, 3) and maps.strides == (4, 8, 16, 16) and maps.widths == (8, 16, 32, 32)
         return
     assert numbers == ((1, 1, 2, 2) if "two" in kind else (1, 2, 3, 4))
+    if kind == "p32 no positions" and Version(timm.__version__) < Version("1.0.31"):
+        pytest.skip("timm's own intermediates lack a token there")
     stock = vit.forward_intermediates(
         image(vit), [number - 1 for number in sorted(set(numbers))], intermediates_only=True
     )

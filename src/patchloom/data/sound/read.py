@@ -19,6 +19,7 @@ from torch import Tensor
 from patchloom.data.noticed import notice
 from patchloom.data.read import Unreadable
 from patchloom.errors import PatchloomError
+from patchloom.hints import pip_install
 
 _FULL = 2**15  # of 16 bits
 # of the low-pass filter: zero crossings on either side, Kaiser's beta (65 dB), and the middle of its edge as a share of
@@ -93,7 +94,7 @@ def soundfile() -> ModuleType:
     try:
         import soundfile as library  # an extra
     except (ImportError, OSError) as error:  # OSError: without the library that it wraps
-        raise PatchloomError("recordings are read by soundfile: pip install 'patchloom[audio]'") from error
+        raise PatchloomError(f"recordings are read by soundfile: {pip_install('audio')}") from error
     return library
 
 

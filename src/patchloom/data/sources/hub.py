@@ -16,6 +16,7 @@ from patchloom.data.sources.addresses import in_words
 from patchloom.data.sources.base import TEST_SPLITS, Data, Source, digest, note_on_splits, stamp_of_files
 from patchloom.data.sources.files import Files
 from patchloom.errors import PatchloomError
+from patchloom.hints import pip_install
 from patchloom.sound import Sound
 
 if TYPE_CHECKING:  # slow to import, and an extra
@@ -173,7 +174,7 @@ def splits_of(name: str) -> tuple[dict[str, Dataset], Callable[[str], str]]:
     try:
         import datasets
     except ImportError as error:
-        raise PatchloomError(f"{name} needs the library datasets: pip install 'patchloom[hf]'") from error
+        raise PatchloomError(f"{name} needs the library datasets: {pip_install('hf')}") from error
     folder = Path(place).expanduser()
     if not place:
         raise PatchloomError(f"{name} names no data set: write hf:FOLDER, or hf:NAME as on the hub")

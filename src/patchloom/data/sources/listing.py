@@ -18,6 +18,7 @@ from patchloom.data.sources.base import digest
 from patchloom.data.sources.files import Names
 from patchloom.errors import PatchloomError
 from patchloom.files import cache_root, write_whole
+from patchloom.hints import pip_install
 
 _FORMAT = "listing 3"
 _WORTH_CACHING = 20_000  # images and recordings; fewer are listed in no time
@@ -188,7 +189,7 @@ def files_were(count: int) -> str:
 
 def _with_remedy(suffix: str) -> str:
     extra = EXTRAS.get(suffix)
-    return (suffix or "no suffix") if extra is None else f"{suffix} (pip install 'patchloom[{extra}]' to read them)"
+    return (suffix or "no suffix") if extra is None else f"{suffix} ({pip_install(extra)} to read them)"
 
 
 def _read(cached: Path, root: Path) -> Listing | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from patchloom.data.annotated.base import Objects
 from patchloom.errors import PatchloomError
+from patchloom.hints import pip_install
 
 # COCO's compressed run lengths: {"size": [h, w], "counts": bytes}
 RunLengths = dict[str, Any]
@@ -65,7 +66,7 @@ def coco_tool(name: str) -> Any:
     except ImportError as problem:
         raise PatchloomError(
             "detection is scored, and its masks are written, by faster-coco-eval, which is not here: "
-            "pip install 'patchloom[dense]'"
+            + pip_install("dense")
         ) from problem
 
 

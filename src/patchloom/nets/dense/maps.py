@@ -33,6 +33,7 @@ from patchloom.nets.encode import (
     prefix_count,
     width,
 )
+from patchloom.nets.fitting import resize_input
 from patchloom.nets.hierarchical import Encoder, is_hierarchical
 from patchloom.nets.variants import Variant, vary
 from patchloom.nets.weights import EncoderCard
@@ -71,7 +72,7 @@ def at_size(
         return copy
     if input_size(vit) != size:
         vit = deepcopy(vit)
-        vit.set_input_size(img_size=size)  # timm resamples the table of positions
+        resize_input(vit, size)
     return vary(vit, card, variant, drop_path=drop_path)
 
 
