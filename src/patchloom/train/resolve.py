@@ -33,6 +33,7 @@ _LEAST_FOR_UPDATES = 32  # images of a step, which are not made fewer for the sa
 
 # Measured (benchmarks/README.md): with few, large patches, positions on `shapes` can be learnt within minutes.
 _ON_SHAPES = {"img_size": (32, 32), "patch_size": 8}
+_USUAL_SCALE = 0.2  # MAE's, of crops
 _FRAMES_ON_TONES = 7  # of a patch: of single frames hardly a position was learnt in as long
 
 
@@ -95,6 +96,10 @@ def resolve(
     else:
         h, w = auto("img_size", *_img_size(device, min(stats.height, stats.width), settings.patch_size))
         patch = auto("patch_size", _patch(min(h, w)), f"common for {min(h, w)} pixels")
+    if stats.sound is None:
+        auto("crop_scale", *_crop_scale(settings, (h, w), (stats.height, stats.width)))
+    else:
+        chosen["crop_scale"] = _USUAL_SCALE
     rows, columns = both(patch)
     auto("model", *_model(device, (h // rows) * (w // columns)))
     defaults = encoder_defaults(settings.task)
@@ -189,6 +194,10 @@ def _img_size(device: str, median: int, patch: PatchSize | Auto) -> tuple[tuple[
     h, w = (max(1, round(min(median, ceiling) / step)) * step for step in steps)
     why = f"the most that is quick on a {device}" if median > ceiling else f"as the images, {median} at the median"
     return (h, w), why
+
+
+def _crop_scale(settings: Settings, size: tuple[int, int], image: tuple[int, int]) -> tuple[float | str, str]:
+    return _USUAL_SCALE, "as in the papers"
 
 
 def _patch(side: int) -> int:
