@@ -179,6 +179,10 @@ class Settings:
             share = getattr(self, name)
             if not isinstance(share, str) and not 0 < share < 1 and (name, share) != ("crop_scale", 1):
                 raise PatchloomError(f"--{name} is a share between 0 and 1, not {share}")
+        if self.crop_scale == "native" and isinstance(self.cache, int):
+            raise PatchloomError(
+                f"--cache {self.cache} reduces images before --crop_scale native could cut them: give --cache whole"
+            )
         if not 0 <= self.randaugment <= MAX_MAGNITUDE:
             raise PatchloomError(f"--randaugment must be 0 to {MAX_MAGNITUDE}, not {self.randaugment}")
         if not 0 <= self.randaugment_std < math.inf:

@@ -334,7 +334,7 @@ def test_what_vanishes_in_reduced_images_is_seen_in_native_windows(
     }
     found = {}
     for side in ("auto", 144):
-        report = evaluate("segment", tmp_path / "e.safetensors", data, side=side, **options)
+        report = evaluate("segment", tmp_path / "e.safetensors", data, side=side, **options, **COMMON)
         first = capsys.readouterr().out.splitlines()[0]
         found[side] = report.rows[0].value
         if side == 144:
