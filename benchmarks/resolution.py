@@ -168,6 +168,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="folder with camvid/ and raccoon/")
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", nargs="+", choices=("membranes", "camvid", "raccoon"))
+    parser.add_argument("--sides", nargs="+", choices=(str(WINDOW), "native"), default=[str(WINDOW), "native"])
     parser.add_argument("--head", choices=tuple(STEPS), default="linear")
     parser.add_argument("--seeds", type=int, default=3, help="of the head")
     parser.add_argument("--pretrainings", type=int, default=1)
@@ -177,7 +178,8 @@ def main() -> None:
         for crops in CROPS:
             for seed in range(asked.pretrainings):
                 run = pretrained(data, asked.out / name, crops, seed)
-                for side in (WINDOW, "native"):
+                for side in asked.sides:
+                    side = int(side) if side.isdecimal() else side
                     scores = segmented(run, data, side, asked.head, asked.seeds, 11 if name == "camvid" else 255)
                     low, high = min(scores), max(scores)
                     print(

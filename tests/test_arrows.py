@@ -155,8 +155,3 @@ def test_only_what_builds_and_runs_encoders_knows_timms_insides():
             assert not used & inside, f"{path} touches {used & inside}"
         if part_of(path) != "nets":
             assert "patch_embed" not in used, f"{path} touches patch_embed: nets/encode.py tells sizes"
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_no_file_holds_two_ideas(path):
-    assert len(path.read_text().splitlines()) <= 310
