@@ -276,6 +276,22 @@ def test_small_images(tmp_path):
     assert not any("would be" in line for line in quick(tmp_path, img_size=24).sentences())
 
 
+def test_crops_at_native_scale_are_proposed_where_images_are_large(tmp_path):
+    for kind, size in (("fine", 256), ("smooth", 8)):
+        (tmp_path / kind).mkdir()
+        for i in range(12):
+            Image.fromarray(noise(size, size)).resize((256, 256)).save(tmp_path / kind / f"{i}.png")
+    fine, smooth = (quick(tmp_path / kind, task="mae", device="cpu") for kind in ("fine", "smooth"))
+    assert ("crop_scale", "native") in [row[:2] for row in fine.proposal.table()]
+    assert "--crop_scale native" in fine.proposal.command
+    assert not any("--crop_scale native" in line for line in fine.sentences())
+    assert ("crop_scale", "0.2") in [row[:2] for row in smooth.proposal.table()]
+    assert "--crop_scale" not in smooth.proposal.command
+    assert any("x2.7" in line and "--crop_scale native" in line for line in smooth.sentences())
+    small = quick(tmp_path / "smooth", task="mae", img_size=160)
+    assert not any("--crop_scale native" in line for line in small.sentences())
+
+
 def test_names_that_are_no_text(tmp_path, capfdbinary):
     name = os.path.join(os.fsencode(tmp_path), b"bad\xff.png")
     with open(name, "wb") as file:

@@ -270,7 +270,9 @@ def test_a_run_by_a_recipe_has_a_folder_of_its_name(monkeypatch, tmp_path, capsy
 
 
 def test_check_proposes_it(images, monkeypatch):
-    monkeypatch.setattr("patchloom.check.resolve", lambda asked, *others: resolve(replace(asked, **MACHINE), *others))
+    monkeypatch.setattr(
+        "patchloom.check.resolve", lambda asked, *others, **more: resolve(replace(asked, **MACHINE), *others, **more)
+    )
     done = check(images, recipe="mae-vit-b", model="nano", img_size=32, patch_size=8, estimate=False)
     settings = done.proposal.settings
     assert (settings.task["name"], settings.blr, settings.epochs) == ("mae", 1.5e-4, 1600)

@@ -25,8 +25,8 @@ from patchloom.runs.settings import TaskLike, request, why_task
 from patchloom.shown import Grid, Shown
 from patchloom.sides import PatchSize
 from patchloom.sound import in_words
-from patchloom.tasks import AUTO
-from patchloom.train.resolve import measured, resolve
+from patchloom.tasks import AUTO, task_class
+from patchloom.train.resolve import LARGE, measured, resolve
 
 _TOLD = 10  # broken files, and classes, that are named
 _GROUPS = 3  # examples of anything else
@@ -133,6 +133,12 @@ class Checked(Shown):
             )
         elif small:
             said.append(f"{small:,} of {read:,} images would be enlarged, being smaller than {h}x{w}.")
+        factor = min(np.median(found.rows["height"]) / h, np.median(found.rows["width"]) / w)
+        if factor >= LARGE and settings.crop_scale != "native" and task_class(settings.task["name"]).native_crops:
+            said.append(
+                f"Images are x{factor:.1f} as large as what is trained on, so crops of them are reduced: --crop_scale "
+                "native cuts crops at the images' own scale, for what is small in them."
+            )
         return said
 
 
@@ -199,7 +205,7 @@ def check(
         channels, stats = measured(asked, training)
         training = training.heard_as(stats.sound)
     asked, share = with_share(asked, len(opened.train))
-    settings, reasons = resolve(asked, len(training), channels, stats)
+    settings, reasons = resolve(asked, len(training), channels, stats, images=training)
     reasons = why_task(data, task, recipe) | share | reasons
     reasons = {name: in_words(why, stats.sound) for name, why in reasons.items()}
     names = [asked.data] if is_object(data) else [os.fspath(name) for name in named(data)]

@@ -98,6 +98,7 @@ class Proposal(Shown):
         options |= {} if self.recordings else {"img_size": compact(s.img_size)}
         options |= {"patch_size": s.patch_size} | ({} if self.recordings else {"channels": s.channels})
         options |= {"epochs": s.epochs, "batch_size": s.batch_size}
+        options |= {"crop_scale": s.crop_scale} if s.crop_scale == "native" else {}
         options |= {name: getattr(s, name) for name in ("workers", "device") if name not in self.reasons}
         options |= {"group": s.group} if s.group is not None else {}
         if is_given(self.data[0]):
@@ -140,7 +141,7 @@ class Proposal(Shown):
             said.append(f"Reading shares the cores with training here, which can make it {duration(e.worst)}.")
         if e.reading > e.step:
             remedy = "more --workers" if e.apart else "--workers 1"
-            kept = "whole" if self.recordings else round(_KEPT * e.side)
+            kept = "whole" if self.recordings or s.crop_scale == "native" else round(_KEPT * e.side)
             said.append(f"Reading is what takes longest: {remedy} or --cache {kept} can make it faster.")
         if e.memory is not None:
             need = f"It would need {e.memory:.2f} GiB of memory beyond what the imports hold"

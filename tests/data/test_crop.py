@@ -11,7 +11,7 @@ from torchvision.transforms.v2 import functional as F
 
 from patchloom.data import CentreCrop, RandomCrop, TwoViews, open_data, to_channels, training_batches
 from patchloom.data.colors import draw_colors, plan_colors, recolor, recolored
-from patchloom.data.crop import resize_part
+from patchloom.data.crop import native_scale, resize_part
 from patchloom.errors import PatchloomError
 
 sides = st.integers(1, 40)
@@ -27,6 +27,30 @@ def test_any_image_becomes_the_asked_size(height, width, channels, deep, seed):
         assert view.shape == (channels, 6, 9) and view.dtype == image.dtype
         assert not deep or (view.min() >= 0 and view.max() <= 1)
         assert torch.equal(view, crop(image, np.random.default_rng(seed))[0])
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (200, 80), (640, 480)])
+def test_native_parts_have_about_as_many_pixels_as_the_view_in_images_of_any_size(height, width):
+    crop, rng = RandomCrop((16, 24), native=True), np.random.default_rng(0)
+    parts = np.array([crop._part(height, width, rng) for _ in range(1000)])
+    area = parts[:, 2] * parts[:, 3] / (16 * 24)
+    assert 0.45 < area.min() < 0.55 and 1.9 < area.max() < 2.1
+    assert (parts[:, :2] + parts[:, 2:]).max(0).tolist() == [height, width]
+
+
+def test_native_parts_of_small_images_are_the_usual_ones():
+    assert native_scale((16, 16), (16, 16)) == (0.2, 1.0) and native_scale((8, 8), (16, 16)) == (0.2, 1.0)
+    assert native_scale((32, 32), (16, 16)) == (0.125, 0.5)
+
+
+def test_a_native_centre_is_not_reduced():
+    image = torch.randint(0, 256, (3, 40, 50), dtype=torch.uint8)
+    (view,) = CentreCrop((16, 24), native=True)(image)
+    assert torch.equal(view, image[:, 12:28, 13:37])
+    small = image[:, :10]
+    assert torch.equal(CentreCrop((16, 24), native=True)(small)[0], CentreCrop((16, 24))(small)[0])
+    views = TwoViews((16, 24), crop="none", native=True)(image, np.random.default_rng(0))
+    assert any(torch.equal(views[0], one) for one in (view, view.flip(-1)))
 
 
 def test_parts_keep_to_scale_and_ratio_and_reach_everywhere():

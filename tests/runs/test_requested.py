@@ -29,6 +29,14 @@ def test_a_run_begun_with_the_defaults_of_before_goes_on(tmp_path):
     assert differing(of_before(), tmp_path, weight_decay=0.1) == ["weight_decay: was 0.05, now 0.1"]
 
 
+def test_crops_of_before_go_on_whether_or_not_the_version_had_recipes(tmp_path):
+    before = request("photos", "mae", {"crop_scale": 0.2}).plain()
+    assert differing(before, tmp_path, "mae") == []
+    assert differing(before, tmp_path, "mae", crop_scale="native") == ["crop_scale: was 0.2, now native"]
+    before["crop_scale"] = 0.3
+    assert differing(before, tmp_path, "mae") == ["crop_scale: was 0.3, now auto"]
+
+
 @pytest.mark.parametrize(
     ("task", "settings", "said"),
     [

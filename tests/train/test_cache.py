@@ -50,6 +50,17 @@ def test_reduced_images_change_what_is_seen_but_not_the_measures_at_the_start(ph
     assert without_time[0] == without_time[1]
 
 
+def test_native_crops_train_another_encoder_and_are_measured_at_their_scale(photos, tmp_path):
+    first, last = [], []
+    for scale in (0.2, "native"):
+        run = patchloom.pretrain(photos, out=tmp_path / str(scale) / "run", crop_scale=scale, **HOW)
+        rows = (run.folder / "metrics.csv").read_text().splitlines()
+        first.append(rows[1].split(",")[:6]), last.append((run.folder / "encoder.safetensors").read_bytes())
+    assert f"crop_scale: {scale}" in (run.folder / "config.yaml").read_text()
+    assert last[0] != last[1] and first[0] != first[1]
+    assert patchloom.pretrain(photos, out=run.folder, crop_scale="native", **HOW).folder == run.folder
+
+
 def test_no_room_ends_before_the_run_begins(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     (tmp_path / "file").touch()

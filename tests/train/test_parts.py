@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from patchloom.data import Stats
+from patchloom.data import Source, Stats
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.rates import cosine_rate, halving_rate
 from patchloom.runs.settings import Settings
+from patchloom.runs.task import prepare_task
 from patchloom.tasks import build_task, with_defaults
 from patchloom.tasks.sizes import momentum_for
 from patchloom.train.failures import too_little_memory
@@ -71,6 +72,50 @@ def test_resolve_leaves_alone_what_was_asked():
     assert (settings.img_size, settings.patch_size, settings.epochs, settings.blr) == ((64, 32), 4, 7, 0.5)
     assert settings.model == {"name": "micro", "depth": 3}
     assert not {"img_size", "patch_size", "epochs", "model", "blr"} & set(reasons)
+
+
+class Textured(Source):
+    """Images of 400 pixels: stripes of 4 pixels, or the same 100 wide."""
+
+    def __init__(self, wide):
+        self.name, self.wide = "textures", wide
+
+    def __len__(self):
+        return 4
+
+    def read(self, i):
+        stripes = torch.tensor([40, 40, 200, 200], dtype=torch.uint8).repeat_interleave(self.wide)
+        return stripes.repeat(400 // len(stripes)).expand(3, 400, 400).contiguous()
+
+    def fingerprint(self):
+        return str(self.wide)
+
+
+def test_images_whose_structure_a_reduction_loses_are_cut_at_native_scale():
+    stats, model, device = STATS._replace(height=400, width=400), {"name": "auto"}, {"device": "cpu"}
+
+    def found(task="mae", images=None, **given):
+        asked = Settings("x", with_defaults({"name": task}), model, **device, **given)
+        settings, reasons = resolve(asked, 900, 3, stats, images=images)
+        return settings.crop_scale, reasons.get("crop_scale", "")
+
+    fine = Textured(wide=1)
+    assert found(images=fine)[0] == "native" and "400x400" in found(images=fine)[1] and "96x96" in found(images=fine)[1]
+    assert found(images=Textured(wide=25))[0] == 0.2
+    assert found(images=fine, img_size=(240, 240))[0] == 0.2  # hardly smaller than the images
+    assert found("droppos", fine)[0] == 0.2  # asks where a patch is, which depends on the scale
+    assert found(images=fine, crop_scale=0.3) == (0.3, "")
+    assert found(images=fine, cache=120)[0] == 0.2
+
+
+def test_native_crops_that_cannot_be_had_are_refused():
+    with pytest.raises(PatchloomError, match="--cache whole"):
+        Settings("x", crop_scale="native", cache=120).check()
+    settings, _ = of_task("lut", 900, crop_scale="native", img_size=(32, 32))
+    with pytest.raises(PatchloomError, match="seldom overlap"):
+        prepare_task(settings, STATS)
+    settings, _ = of_task("mae", 900, crop_scale="native", img_size=(32, 32))
+    assert prepare_task(settings, STATS).augment.native
 
 
 def test_sizes_for_patches_that_are_not_square():

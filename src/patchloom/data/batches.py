@@ -99,6 +99,7 @@ def plain_batches(
     channels: int = 3,
     device: torch.device | str | None = None,
     first: int = 0,
+    native: bool = False,
 ) -> Iterator[Batch]:
     """Every image once, in order, centre-cropped to ``size``. Unreadable images are left out; no batch is empty.
 
@@ -110,24 +111,25 @@ def plain_batches(
         channels: of the images; grey and colour are converted into each other. Recordings have one.
         device: where the batches go (see `Arriving`); None leaves them on the CPU.
         first: number of the batch to begin with, where a pass goes on that was stopped; there may be nothing left then.
+        native: do not reduce larger images, of which the centre is then seen.
 
     Raises:
         PatchloomError: at once if pictures of recordings have another size; while iterating, if no image can be read or
             one has the wrong number of channels.
     """
-    batches = _PlainBatches(source, centre_of(source, size), batch_size, channels)
+    batches = _PlainBatches(source, centre_of(source, size, native), batch_size, channels)
     made = in_workers(batches, range(first, -(-len(source) // batch_size)), workers, _on_gpu(device))
     return _arriving(_without_empty(made, source, may_be_none=first > 0), device, source)
 
 
-def centre_of(source: Source, size: tuple[int, int]) -> CentreCrop | CentreExcerpt:
+def centre_of(source: Source, size: tuple[int, int], native: bool = False) -> CentreCrop | CentreExcerpt:
     """What cuts the middle out of an image, or out of a recording, whose picture has to be of ``size`` (h, w).
 
     Raises:
         PatchloomError: it has another one.
     """
     if source.sound is None:
-        return CentreCrop(size)
+        return CentreCrop(size, native)
     if source.sound.size != tuple(size):
         h, w = source.sound.size
         raise PatchloomError(

@@ -18,6 +18,9 @@ from patchloom.hints import check
 Sharing = Literal["none", "shared", "own"]
 Change = Callable[[Tensor, np.random.Generator], Tensor]
 
+NATIVE = (0.5, 2.0)  # area in the image, over that of the view, of crops at native scale: sides differ by up to 1.4
+_USUAL = 0.2  # smallest share of the area, for images that are hardly larger than the view
+
 
 class RandomCrop:
     """A random crop of the image, resized to ``size`` and mirrored with probability 0.5 (Inception's crop).
@@ -28,6 +31,9 @@ class RandomCrop:
         ratio: range of the crop's width over its height, as a multiple of that of ``size``.
         flip: whether to mirror at all.
         randaugment: changes a view [c h w] after that, by what its generator draws; None leaves it as it is.
+        native: draw the crop's area from `NATIVE` times that of the view, in pixels of the image, instead of by
+            ``scale``: an image of any size is then seen at about its own scale. Of images hardly larger than the view,
+            crops are the usual ones.
 
     Attributes:
         crops: different crops of an image that a call takes.
@@ -42,11 +48,12 @@ class RandomCrop:
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
         flip: bool = True,
         randaugment: Change | None = None,
+        native: bool = False,
     ) -> None:
         # ratios are relative to the target's, so that a wide target shows wide parts instead of stretched ones
         aspect = size[1] / size[0]
         self.size, self.scale, self.flip, self.randaugment = size, scale, flip, randaugment
-        self.ratio = (ratio[0] * aspect, ratio[1] * aspect)
+        self.ratio, self.native = (ratio[0] * aspect, ratio[1] * aspect), native
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
         """One view of an image [c h w], of the same dtype and resized to ``size``."""
@@ -61,14 +68,26 @@ class RandomCrop:
 
     def _part(self, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
         """(top, left, h, w) in pixels, drawn as by torchvision's RandomResizedCrop."""
+        scale = native_scale((height, width), self.size) if self.native else self.scale
         for _ in range(10):
-            area = height * width * rng.uniform(*self.scale)
+            area = height * width * rng.uniform(*scale)
             ratio = math.exp(rng.uniform(math.log(self.ratio[0]), math.log(self.ratio[1])))
             h, w = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
             if 0 < h <= height and 0 < w <= width:
                 return int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w
         ratio = min(max(width / height, self.ratio[0]), self.ratio[1])
         return centre_part(height, width, ratio)
+
+
+def native_scale(image: tuple[int, int], view: tuple[int, int]) -> tuple[float, float]:
+    """Range of a crop's area, as a share of the image's (h, w), for views (h, w) at about the image's own scale."""
+    share = view[0] * view[1] / (image[0] * image[1])
+    return min(_USUAL, NATIVE[0] * share), min(1.0, NATIVE[1] * share)
+
+
+def cuts_natively(augment: object) -> bool:
+    """Whether a task's augmentation cuts crops at native scale."""
+    return bool(getattr(augment, "native", False))
 
 
 class TwoViews(RandomCrop):
@@ -90,7 +109,7 @@ class TwoViews(RandomCrop):
         super().__init__(size, **crop_options)
         check("task.crop", crop, Sharing)
         check("task.color", color, Sharing)
-        self.crop, self.color, self.centre = crop, color, CentreCrop(size)
+        self.crop, self.color = crop, color
         self.crops = 2 if crop == "own" else 1
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
@@ -110,7 +129,7 @@ class TwoViews(RandomCrop):
         elif self.crop == "shared":
             views = [*super().__call__(image, rng)] * 2
         else:
-            views = [self._changed(*self.centre(image), rng)] * 2
+            views = [self._changed(*CentreCrop(self.size, self.native)(image), rng)] * 2
         if self.color == "none":
             return (views[0], views[1]), None
         if self.color == "shared":
@@ -119,15 +138,21 @@ class TwoViews(RandomCrop):
 
 
 class CentreCrop:
-    """The largest centre crop with the aspect ratio of ``size`` (h, w), resized to it. Nothing is random."""
+    """The largest centre crop with the aspect ratio of ``size`` (h, w), resized to it. Nothing is random.
 
-    def __init__(self, size: tuple[int, int]) -> None:
-        self.size = size
+    With ``native`` it is the centre of that size where the image is larger, so that nothing is reduced.
+    """
+
+    def __init__(self, size: tuple[int, int], native: bool = False) -> None:
+        self.size, self.native = size, native
 
     def __call__(self, image: Tensor, rng: np.random.Generator | None = None) -> tuple[Tensor]:
         """One view of an image [c h w], of the same dtype and resized to ``size``; ``rng`` is not used."""
         # Cutting before resizing shows the same picture and never builds a huge strip out of a long, thin image.
         height, width = image.shape[-2:]
+        if self.native and height >= self.size[0] and width >= self.size[1]:
+            top, left = (height - self.size[0]) // 2, (width - self.size[1]) // 2
+            return (resize_part(image, top, left, *self.size, self.size),)
         return (resize_part(image, *centre_part(height, width, self.size[1] / self.size[0]), self.size),)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from patchloom.data.crop import resize_part
 from patchloom.data.noticed import Noticed, noticing
 from patchloom.data.read import Unreadable, to_channels
 from patchloom.data.sound.excerpts import centre_excerpt
@@ -164,6 +165,33 @@ def normalize(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[floa
     )
     unit = images.float() / 255 if images.dtype == torch.uint8 else images.float()
     return (unit - mean) / std
+
+
+def variance_lost(source: Source, size: tuple[int, int], sample: int = 16, seed: int = 0) -> float:
+    """Share of the pixels' variance that is lost where images are reduced to cover ``size`` (h, w), in the mean.
+
+    Photographs lose less than a tenth, as what is in them is large; fine texture and thin lines vanish.
+
+    Args:
+        source: images.
+        size: in pixels.
+        sample, seed: how many are read, and which.
+
+    Raises:
+        PatchloomError: nothing can be read.
+    """
+    lost = []
+    for _, image in sampled(source, sample, seed, []):
+        h, w = image.shape[-2:]
+        factor, whole = max(size[0] / h, size[1] / w), _variance(image)
+        if factor < 1 and whole:
+            reduced = resize_part(image, 0, 0, h, w, (max(1, round(h * factor)), max(1, round(w * factor))))
+            lost.append(max(0.0, 1 - _variance(reduced) / whole))
+    return sum(lost) / len(lost) if lost else 0.0
+
+
+def _variance(image: Tensor) -> float:
+    return float(image.float().flatten(1).var(1, correction=0).sum())
 
 
 def drawn(n: int, sample: int, seed: int) -> list[int]:

@@ -263,7 +263,9 @@ def check_values(recipe: Any, ranges: Mapping[str, tuple[float, float]], positiv
         check(name, getattr(recipe, name), hint)
     for name, (low, high) in ranges.items():
         value = getattr(recipe, name, low)
-        if value != "auto" and not all(low <= one <= high for one in (value if isinstance(value, tuple) else (value,))):
+        if not isinstance(value, str) and not all(
+            low <= one <= high for one in (value if isinstance(value, tuple) else (value,))
+        ):
             bounds = f"{low:g} or more" if high == float("inf") else f"{low:g} to {high:g}"
             raise PatchloomError(f"--{name} must be {bounds}, not {value}")
     for name in positive:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from patchloom.data import Source, normalize, plain_batches
+from patchloom.data.crop import cuts_natively
 from patchloom.look.sheets import ROWS, Title, draw_sheet
 from patchloom.look.spectrograms import spectrograms
 from patchloom.nets.weights import EncoderCard
@@ -48,7 +49,8 @@ def draw_task(
     shown, rest = _spread(len(source), images), _spread(len(source), task.pictured)
     rest = np.setdiff1d(rest, shown)[: max(0, task.pictured - len(shown))]
     some = source.subset(np.concatenate([shown, rest]))
-    batches = plain_batches(some, tuple(task.augment.size), len(some), channels=card.spec.channels, device=device)
+    reading = {"channels": card.spec.channels, "device": device, "native": cuts_natively(task.augment)}
+    batches = plain_batches(some, tuple(task.augment.size), len(some), **reading)
     given = normalize(next(batches).views[0], card.mean, card.std)
     was_training = task.training
     task.eval()

@@ -16,6 +16,7 @@ from patchloom.tasks.code import met, refuse_changed
 # Defaults of versions that did not know auto there, of settings and of options of a task. What auto became, the run has
 # stored, so the same command means the same run.
 _BEFORE_AUTO = {"held_out": 0.05, "weight_decay": 0.05}
+_AUTO_SINCE_RECIPES = {"crop_scale": 0.2}  # of versions with recipes, and before
 _OPTIONS_BEFORE_AUTO = {"loss": "byol", "momentum": 0.996}
 
 
@@ -40,6 +41,7 @@ def differences(requested: dict[str, Any], settings: Settings, became: dict[str,
     if "recipe" not in requested:  # else a version that knows auto wrote it, and somebody gave the value
         _as_auto(before, now, _BEFORE_AUTO)
         _as_auto(before["task"], now["task"], _OPTIONS_BEFORE_AUTO)
+    _as_auto(before, now, _AUTO_SINCE_RECIPES)
     for name in (*LAUNCH, "recipe"):  # it may go on with other devices; a recipe is what it sets
         before[name] = now[name]
     return _differences(before, now, became)

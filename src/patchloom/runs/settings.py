@@ -57,7 +57,8 @@ class Settings:
         halve_every: updates after which the learning rate is halved, again and again, after a warm-up at a tenth of
             the peak (MP3's speech models); 0 lets it rise in the warm-up, and fall to 0 as a cosine.
         clip: largest norm of the gradient; 0 switches it off.
-        crop_scale: smallest share of an image's area that a random crop shows; crops go up to the whole.
+        crop_scale: smallest share of an image's area that a random crop shows; crops go up to the whole. native cuts
+            crops at about the image's own scale, whatever its size.
         flip: mirror half of the images. Switch it off where left and right matter.
         randaugment: magnitude of RandAugment, up to 10 (DeiT and MP3: 9); 0 switches it off.
         randaugment_std: standard deviation of that magnitude.
@@ -119,7 +120,7 @@ class Settings:
     warmup_epochs: float | Auto = "auto"
     halve_every: int = 0
     clip: float = 5.0
-    crop_scale: float = 0.2
+    crop_scale: float | Literal["auto", "native"] = "auto"
     flip: bool = True
     randaugment: float = 0.0
     randaugment_std: float = _RANDAUGMENT_STD
@@ -176,8 +177,12 @@ class Settings:
             raise PatchloomError(f"--seconds must be above 0, and {_MAX['seconds']} or less, not {self.seconds:g}")
         for name in ("crop_scale", "held_out"):
             share = getattr(self, name)
-            if share != "auto" and not 0 < share < 1 and (name, share) != ("crop_scale", 1):
+            if not isinstance(share, str) and not 0 < share < 1 and (name, share) != ("crop_scale", 1):
                 raise PatchloomError(f"--{name} is a share between 0 and 1, not {share}")
+        if self.crop_scale == "native" and isinstance(self.cache, int):
+            raise PatchloomError(
+                f"--cache {self.cache} reduces images before --crop_scale native could cut them: give --cache whole"
+            )
         if not 0 <= self.randaugment <= MAX_MAGNITUDE:
             raise PatchloomError(f"--randaugment must be 0 to {MAX_MAGNITUDE}, not {self.randaugment}")
         if not 0 <= self.randaugment_std < math.inf:

@@ -81,10 +81,28 @@ def prepare_task(
     if stats.sound is not None:
         task.sound, task.augment = stats.sound, for_recordings(task.augment, stats.sound)
         return task
-    task.augment.scale, task.augment.flip = (settings.crop_scale, 1.0), settings.flip
+    task.augment.flip = settings.flip
+    if settings.crop_scale == "native":
+        _native_crops(task, label(settings.task["name"]))
+    else:
+        task.augment.scale = (settings.crop_scale, 1.0)
     if settings.randaugment:
         _randaugment(task, settings, stats.mean)
     return task
+
+
+def _native_crops(task: Task, name: str) -> None:
+    if not hasattr(task.augment, "native"):
+        raise PatchloomError(
+            f"--crop_scale native changes nothing in {name}, whose augment has no attribute native, as RandomCrop has: "
+            "give a share, such as 0.2"
+        )
+    if getattr(task.augment, "crops", 1) > 1:
+        raise PatchloomError(
+            f"--crop_scale native: {name} compares two crops of an image, which would seldom overlap: give a share, "
+            "such as 0.2"
+        )
+    task.augment.native = True
 
 
 def _randaugment(task: Task, settings: Settings, mean: Sequence[float]) -> None:

@@ -36,6 +36,7 @@ class MAE(Task):
     """
 
     serves_swin = True
+    native_crops = True
 
     def __init__(
         self,

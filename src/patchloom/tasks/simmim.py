@@ -30,6 +30,7 @@ class SimMIM(Task):
     """
 
     serves_swin = True
+    native_crops = True
 
     def __init__(
         self,

@@ -30,6 +30,8 @@ class Task(nn.Module, ABC):
 
     Attributes:
         serves_swin: whether the encoder may be a Swin, of which patches are taken away by uniform masks alone.
+        native_crops: whether ``--crop_scale auto`` may cut crops at native scale: nothing is asked that depends on how
+            much of an image a crop shows.
         encoder: the ViT or Swin that is being trained; `patchloom export` writes its ``state_dict``.
         geometry: of its images and tokens.
         questions: what is asked, by name; the first one is what `measure` reports, unless it is overridden.
@@ -41,6 +43,7 @@ class Task(nn.Module, ABC):
     """
 
     serves_swin: ClassVar[bool] = False
+    native_crops: ClassVar[bool] = False
     encoder: Encoder
     mean: Tensor
     std: Tensor

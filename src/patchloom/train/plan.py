@@ -167,7 +167,7 @@ class Planner:
         asked, share = with_share(asked, len(whole))
         if share and whole.groups is not None:
             share["held_out"] += f"; in whole groups {len(held_out.indices):,}"
-        settings, reasons = resolve(asked, len(training), channels, stats, world(), self.here)
+        settings, reasons = resolve(asked, len(training), channels, stats, world(), self.here, training)
         check_images(settings.task, settings.batch_size, len(training) - len(stats.unreadable))
         reasons = self.reasons | as_there | share | reasons
         close = near_copies(self.data.train)

@@ -16,6 +16,7 @@ from patchloom.data import (
     steps_of,
 )
 from patchloom.data.sound.features import check_patches
+from patchloom.data.stats import variance_lost
 from patchloom.errors import PatchloomError
 from patchloom.machine import Cores, check_device, cores
 from patchloom.nets.build import PRESETS, swin_sizes
@@ -33,11 +34,20 @@ _LEAST_FOR_UPDATES = 32  # images of a step, which are not made fewer for the sa
 
 # Measured (benchmarks/README.md): with few, large patches, positions on `shapes` can be learnt within minutes.
 _ON_SHAPES = {"img_size": (32, 32), "patch_size": 8}
+_USUAL_SCALE = 0.2  # MAE's, of crops
+LARGE = 2.0  # sides of images over those of what is trained on, from which on crops at native scale are thought of
+_FINE = 0.25  # share of the variance of images whose structure is too fine to be reduced (benchmarks/resolution.py)
 _FRAMES_ON_TONES = 7  # of a patch: of single frames hardly a position was learnt in as long
 
 
 def resolve(
-    settings: Settings, n: int, channels: int, stats: Stats, world: int = 1, here: Cores | None = None
+    settings: Settings,
+    n: int,
+    channels: int,
+    stats: Stats,
+    world: int = 1,
+    here: Cores | None = None,
+    images: Source | None = None,
 ) -> tuple[Settings, dict[str, str]]:
     """Replace every ``auto``.
 
@@ -48,6 +58,7 @@ def resolve(
         stats: median size and statistics of the data.
         world: processes that train together.
         here: how many of them share the cores of this machine; all of those of a node, if absent.
+        images: to train on, of which some are looked at where they are much larger than what is trained on.
 
     Returns:
         Settings without ``auto``, and for each one that was chosen, the reason in a few words.
@@ -95,6 +106,10 @@ def resolve(
     else:
         h, w = auto("img_size", *_img_size(device, min(stats.height, stats.width), settings.patch_size))
         patch = auto("patch_size", _patch(min(h, w)), f"common for {min(h, w)} pixels")
+    if stats.sound is None:
+        found("crop_scale", _crop_scale, settings, (h, w), (stats.height, stats.width), images)
+    else:
+        chosen["crop_scale"] = _USUAL_SCALE
     rows, columns = both(patch)
     auto("model", *_model(device, (h // rows) * (w // columns)))
     defaults = encoder_defaults(settings.task)
@@ -189,6 +204,20 @@ def _img_size(device: str, median: int, patch: PatchSize | Auto) -> tuple[tuple[
     h, w = (max(1, round(min(median, ceiling) / step)) * step for step in steps)
     why = f"the most that is quick on a {device}" if median > ceiling else f"as the images, {median} at the median"
     return (h, w), why
+
+
+def _crop_scale(
+    settings: Settings, size: tuple[int, int], image: tuple[int, int], images: Source | None
+) -> tuple[float | str, str]:
+    """What crops are cut, where images (h, w) are trained on at ``size`` (h, w)."""
+    factor = min(image[0] / size[0], image[1] / size[1])
+    if factor < LARGE or images is None or not task_class(settings.task["name"]).native_crops:
+        return _USUAL_SCALE, "the papers'"
+    if isinstance(settings.cache, int):
+        return _USUAL_SCALE, f"the papers'; --cache {settings.cache} reduces the images before crops are cut"
+    lost = variance_lost(images, size)
+    said = f"images of {in_pixels(image)} would lose {lost:.0%} of their variance reduced to {in_pixels(size)}"
+    return ("native", said) if lost > _FINE else (_USUAL_SCALE, f"the papers'; {said}")
 
 
 def _patch(side: int) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from patchloom.data import Source, normalize, plain_batches
+from patchloom.data.crop import cuts_natively
 from patchloom.evaluate import ImageFeatures, classes_of, extract, has_labels, knn_accuracies, pixel_features
 from patchloom.launch import gathered_weights
 from patchloom.nets.encode import input_size
@@ -168,7 +169,8 @@ class Validation:
         generator = torch.Generator().manual_seed(self.seed)
         found = []
         size = tuple(self.task.augment.size)  # larger than the encoder's where a task sees a part of its images
-        batches = plain_batches(self.held_out, size, self.batch_size, self.workers, self.card.spec.channels, device)
+        reading = self.batch_size, self.workers, self.card.spec.channels, device
+        batches = plain_batches(self.held_out, size, *reading, native=cuts_natively(self.task.augment))
         for batch in batches:
             self.unreadable.update(batch.unreadable)
             images = normalize(batch.views[0], self.card.mean, self.card.std)

@@ -3,7 +3,8 @@
 import pytest
 
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.dense.recipes import DETECT, PROBE, SEGMENT, dense_recipe
+from patchloom.evaluate.dense.recipes import DETECT, PROBE, SEGMENT, dense_recipe, usual_crops
+from patchloom.evaluate.dense.setup import native_or_reduced, window_count
 
 
 @pytest.mark.parametrize("name", [*SEGMENT, *DETECT])
@@ -33,6 +34,37 @@ def test_what_auto_becomes() -> None:
     assert SEGMENT["small"].settled(5, "cpu", 0, 128, 8, 128).batch == 5
     assert DETECT["small"].settled(100, "cpu", 0, 100, 16, 32).size == 144  # a multiple of the patch
     assert PROBE.layer_decay == 1 and PROBE.auxiliary == 0
+
+
+def test_windows_of_an_image() -> None:
+    assert [window_count(one, None, 144) for one in ((144, 144), (145, 100), (512, 512), (360, 480))] == [1, 2, 25, 20]
+    assert window_count((512, 1024), 144, 144) == 3
+
+
+@pytest.mark.parametrize(
+    ("image", "tests", "side", "said"),
+    [
+        ((96, 120), 1_000, 144, ""),  # smaller images are enlarged, as training was on crops of that size
+        ((145, 150), 1_000, "native", ""),
+        ((512, 512), 1_000, "native", ""),
+        ((512, 512), 4_000, 336, "100,000 windows"),
+        ((576, 576), 10, "native", ""),
+        ((2048, 2048), 10, 576, "less than 1/16"),
+        ((2048, 2048), 10**6, 144, "less than 1/16"),
+    ],
+)
+def test_images_are_reduced_no_further_than_time_asks(
+    image: tuple[int, int], tests: int, side: int | str, said: str
+) -> None:
+    found, why = native_or_reduced(image, 144, tests, usual_crops("cpu"), 8)
+    assert found == side and said in why and bool(said) == bool(why)
+    if isinstance(found, int) and found > 144:
+        assert window_count(image, found, 144) * tests <= 6 * usual_crops("cpu")
+
+
+def test_the_papers_resize_to_their_window() -> None:
+    assert SEGMENT["mae"].settled(20_210, "cuda", 0, 224, 16, 768).side == 512
+    assert dense_recipe("mae", SEGMENT, {"size": 256}).settled(20_210, "cuda", 0, 224, 16, 768).side == 256
 
 
 def test_the_warm_up_follows_the_steps() -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from dense_together import segment_together
@@ -307,3 +308,49 @@ def test_a_model_is_no_encoder(run: Path, squares: object) -> None:
     evaluate("segment", run, "data", **options, **COMMON)  # its own model is written again
     with pytest.raises(PatchloomError, match="is a file that patchloom wrote, but not encoder weights"):
         evaluate("segment", run / "model.safetensors", "data", **OPTIONS["segment"], **COMMON)
+
+
+def striped(n: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Images of 512 pixels, and label maps: fields of stripes 2 pixels wide (1), and of their mean grey (0)."""
+    rng = np.random.default_rng(seed)
+    stripes = np.tile([60, 60, 180, 180], (512, 128))
+    fields = [rng.permuted(np.arange(16) % 2).reshape(4, 4).repeat(128, 0).repeat(128, 1) for _ in range(n)]
+    return [(np.where(one, stripes, 120).astype(np.uint8), one.astype(np.uint8)) for one in fields]
+
+
+def test_what_vanishes_in_reduced_images_is_seen_in_native_windows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = EncoderSpec("nano", (96, 96), 8, channels=1, options={"depth": 2, "embed_dim": 64, "num_heads": 2})
+    torch.manual_seed(1)
+    save_encoder(build_encoder(spec), EncoderCard(spec, (0.47,), (0.2,), "mae", "tiny"), tmp_path / "e.safetensors")
+    data = {"train": striped(4, 0), "test": striped(1, 1)}
+    options = {
+        "head": "linear",
+        "steps": 60,
+        "lr": 0.02,
+        "scale": (1.0, 1.0),
+        "batch_size": 4,
+        "control": False,
+        **COMMON,
+    }
+    found = {}
+    for side in ("auto", 144):
+        report = evaluate("segment", tmp_path / "e.safetensors", data, side=side, **options, **COMMON)
+        first = capsys.readouterr().out.splitlines()[0]
+        found[side] = report.rows[0].value
+        if side == 144:
+            assert "reduced x3.6, from 512 to 144 pixels" in first and "--side native" in first
+        else:
+            assert "own scale" in first and "25 windows of 144x144" in first
+            assert report.rows[0].settings["side"] == "native"
+        assert first in report.protocol
+    assert found["auto"] > 0.85 and found[144] < 0.6
+
+
+def test_a_detector_says_by_how_much_images_are_reduced(
+    run: Path, squares: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate("detect", run, "data", control=False, **OPTIONS["detect"], **COMMON)
+    first = capsys.readouterr().out.splitlines()[0]
+    assert "reduced x2.0" in first and "--size 64" in first

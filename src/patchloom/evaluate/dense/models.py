@@ -47,7 +47,8 @@ class DenseCard:
         encoder: card of the encoder with which its training began.
         positions: as in training.
         size: height and width in pixels of what the model is given.
-        side: of a segmenter, the shorter side in pixels to which images are resized; None of a detector.
+        side: of a segmenter, the shorter side in pixels to which images are resized; None where they are not, and of a
+            detector.
         arguments: of `Segmenter` or `Detector`, by keyword.
         classes: their names, in the order of the numbers that the model says.
         data: name of the training data.

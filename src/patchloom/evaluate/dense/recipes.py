@@ -13,6 +13,7 @@ _UPDATES = {"cpu": 1_000, "gpu": 20_000}  # of a training whose steps are auto: 
 _BATCH = {"cpu": 8, "gpu": 16}
 _VALIDATION_SHARE, _LEAST_VALIDATION, _MOST_VALIDATION = 0.15, 10, 500
 
+Side = Literal["auto", "native", "size"]
 R = TypeVar("R", bound="DenseRecipe")
 
 
@@ -121,14 +122,15 @@ class SegmentRecipe(DenseRecipe):
     """Hyper-parameters of segmentation.
 
     Attributes:
-        side: the shorter side in pixels to which images are resized, in training before the random factor; auto is the
-            size. Larger images are tested in windows of that size, which overlap by a third.
+        side: the shorter side in pixels to which images are resized, in training before the random factor; native
+            leaves them as they are, size is that of the window, and auto is native as far as time allows. Images larger
+            than a window are tested in windows that overlap by a third.
         head_width: channels of the head; auto is the encoder's width, from 64 to 512 (mmseg's heads have the width of
             the encoder).
         auxiliary: weight of the loss of a second head on the third of the four maps; 0 leaves it away.
     """
 
-    side: int | Auto = "auto"
+    side: int | Side = "size"
     head_width: int | Auto = "auto"
     auxiliary: float = 0.4
 
@@ -137,8 +139,13 @@ class SegmentRecipe(DenseRecipe):
         super().check()
         check_values(self, {"side": (8, 2**14), "head_width": (1, 2**14), "auxiliary": (0, 100)}, ())
 
+    @property
+    def resized(self) -> int | None:
+        """The shorter side in pixels to which images are resized; None where they are left as they are."""
+        return self.side if isinstance(self.side, int) else None
+
     def _of_head(self, size: int, width: int) -> dict[str, Any]:
-        side = size if self.side == "auto" else self.side
+        side = size if self.side in ("auto", "size") else self.side
         return {"side": side, "head_width": _within(width) if self.head_width == "auto" else self.head_width}
 
 
@@ -190,7 +197,7 @@ _SMALL: dict[str, Any] = {
 # UPerNet on ADE20K: MAE's (160,000 steps, 1e-4, 0.65), which LUT takes over; DropPos trains half as long
 _PAPERS = SegmentRecipe()
 SEGMENT: dict[str, SegmentRecipe] = {
-    "small": SegmentRecipe(**_SMALL),
+    "small": SegmentRecipe(**_SMALL, side="auto"),
     "mae": _PAPERS,
     "lut": _PAPERS,
     "droppos": replace(_PAPERS, steps=80_000),
@@ -214,6 +221,12 @@ DETECT: dict[str, DetectRecipe] = {
         color=False,
     ),
 }
+
+
+def usual_crops(device: str) -> int:
+    """Number of crops of a training whose steps and batch are auto, on a type of device."""
+    kind = "cpu" if device == "cpu" else "gpu"
+    return _UPDATES[kind] * _BATCH[kind]
 
 
 def held_out(share: float, n: int) -> int:

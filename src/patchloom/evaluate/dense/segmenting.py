@@ -35,7 +35,7 @@ class SegmentTraining(DenseTraining[Tensor]):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         recipe = self.recipe
-        self.augment = PixelAugment(self.model.size, recipe.side, recipe.scale, recipe.flip, recipe.color)
+        self.augment = PixelAugment(self.model.size, recipe.resized, recipe.scale, recipe.flip, recipe.color)
 
     def _loss(self, batch: Batch) -> Tensor:
         truth = torch.stack(batch.truths).to(self.device, non_blocking=True).long()
@@ -49,7 +49,9 @@ class SegmentTraining(DenseTraining[Tensor]):
 
     def score(self, images: Annotated[Tensor]) -> float:
         """mIoU."""
-        found, _ = compared_with_truth(self.tested, images, self.card, self.settings, self.recipe.side, half=self.half)
+        found, _ = compared_with_truth(
+            self.tested, images, self.card, self.settings, self.recipe.resized, half=self.half
+        )
         return mean_iou(found.sum(0)).item()
 
 
@@ -70,7 +72,7 @@ def compared_with_truth(
     images: Annotated[Tensor],
     card: EncoderCard,
     settings: EvalSettings,
-    side: int,
+    side: int | None,
     *,
     precision: Precision = "auto",
     half: bool | None = None,
@@ -82,7 +84,7 @@ def compared_with_truth(
         model, settings, precision, half: as in `patchloom.evaluate.dense.testing.answers`.
         images: annotated.
         card: its mean and std normalise the images.
-        side: of the recipe.
+        side: to which the shorter side of images is resized; None: they are left as they are.
         name: of the model, in a line of progress; there is none without it.
 
     Returns:

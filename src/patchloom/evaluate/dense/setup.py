@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, Generic, Literal
+
+import numpy as np
 
 from patchloom.data.annotated.base import Annotated, AnnotatedData, T
+from patchloom.data.read import Unreadable
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import PositionChoice, variant_of
 from patchloom.evaluate.dense.parts import DenseParts, dense_parts
-from patchloom.evaluate.dense.recipes import R, dense_recipe
+from patchloom.evaluate.dense.recipes import R, SegmentRecipe, dense_recipe, usual_crops
+from patchloom.evaluate.dense.sliding import starts
+from patchloom.evaluate.dense.training import VALIDATED
 from patchloom.evaluate.features import Precision, trains_in_bfloat16
 from patchloom.evaluate.places import place_in_run
 from patchloom.evaluate.settings import EvalSettings, tell
@@ -24,6 +31,10 @@ from patchloom.nets.variants import Variant
 from patchloom.nets.weights import EncoderCard
 from patchloom.processes import world
 from patchloom.runs.encoder import load_encoder
+from patchloom.sides import in_pixels
+
+_MOST = 4  # shorter side of images at native scale, over that of a window
+_SAMPLED = 64  # images whose size is looked at
 
 
 @dataclass(frozen=True)
@@ -128,17 +139,106 @@ def set_up(
         fabric = launch(settings.at.type)
         first_decides(fabric, lambda: opened() and None)  # what is wrong with the images is said once
     found = opened()
-    tell(found.notes)
-    parts = dense_parts(found, settings, card.note)
-    own = 0 if parts.validation is None else len(parts.validation)
-    of_encoder = min(input_size(vit)), patch_side(vit), width(vit)
-    recipe = asked.settled(len(parts.train), settings.at.type, own, *of_encoder)
-    if recipe.batch % world():
-        raise PatchloomError(f"--batch_size {recipe.batch} cannot be shared by {world()} processes: give a multiple")
-    train, held = parts.trained_on(recipe.validation, settings.seed)
+    with ExitStack() as afterwards:
+        afterwards.callback(tell, found.notes)  # also where something is refused, which they may explain
+        parts = dense_parts(found, settings, card.note)
+        own = 0 if parts.validation is None else len(parts.validation)
+        of_encoder = min(input_size(vit)), patch_side(vit), width(vit)
+        recipe = asked.settled(len(parts.train), settings.at.type, own, *of_encoder)
+        if recipe.batch % world():
+            raise PatchloomError(
+                f"--batch_size {recipe.batch} cannot be shared by {world()} processes: give a multiple"
+            )
+        train, held = parts.trained_on(recipe.validation, settings.seed)
+        tests = VALIDATED * len(held or ()) + len(parts.test)
+        recipe, scale = _at_scale(recipe, asked, train, tests, settings.at.type, patch_side(vit))
+        if scale:
+            tell([scale])
+            parts = replace(parts, story=f"{scale}. {parts.story}")
     half = trains_in_bfloat16(settings.at, precision)
     variant = variant_of(positions, vit)
     resized = at_size(vit, card, (recipe.size, recipe.size), variant)  # what is fastest depends on the size
     kernels, _ = choose_kernels(resized, settings.at.type, half and not recipe.drop_path, recipe.batch)
     plan = name, label or name, recipe, run, vit, card, variant, parts, train, held, settings
     return Setup(*plan, half, kernels == "native", precision, unused)
+
+
+def _at_scale(recipe: R, asked: R, train: Annotated[T], tests: int, device: str, patch: int) -> tuple[R, str]:
+    """The recipe with the scale at which images are seen, and a sentence on it, or "" if they are not reduced.
+
+    Args:
+        recipe: resolved, but for that.
+        asked: as the user has it.
+        train: training images.
+        tests: images that each model is tested on, for validation and at the end.
+        device: its type.
+        patch: what sizes are multiples of, in pixels.
+    """
+    image = _median_size(train)
+    if not isinstance(recipe, SegmentRecipe) or not isinstance(asked, SegmentRecipe):
+        factor = max(image) / recipe.size
+        if factor <= 1:
+            return recipe, ""
+        whole = math.ceil(max(image) / patch) * patch
+        reduced = f"Images are reduced x{factor:.1f} ({in_pixels(image)} at the median) to fit into {recipe.size}"
+        return recipe, f"{reduced}x{recipe.size}: --size {whole} does not reduce them, and takes more time and memory"
+    side, why = recipe.side, ""
+    if asked.side == "auto":
+        side, why = native_or_reduced(image, recipe.size, tests, usual_crops(device), patch)
+        recipe = replace(recipe, side=side)
+    native = window_count(image, None, recipe.size)
+    windows = f"{native:,} windows of {recipe.size}x{recipe.size}"
+    if isinstance(side, int) and side < min(image):
+        factor = min(image) / side
+        reduced = f"Images are reduced x{factor:.1f}, from {min(image)} to {side} pixels on the shorter side"
+        return recipe, f"{reduced}{why}: --side native does not reduce them ({windows} an image)"
+    if side == "native" and native > 1:
+        return recipe, f"Images are seen at their own scale, {in_pixels(image)}, in {windows}"
+    return recipe, ""
+
+
+def native_or_reduced(
+    image: tuple[int, int], size: int, tests: int, crops: int, patch: int
+) -> tuple[int | Literal["native"], str]:
+    """``--side`` where it is auto: native, or as near to it as fits, with the reason in brackets.
+
+    Images up to `_MOST` times as large as a window are seen at their own scale, unless the windows of all tests take
+    more than about twice as long as the usual training. Those no larger than a window are brought to its size.
+
+    Args:
+        image: (h, w) at the median.
+        size: side of a window.
+        tests: images that a model is tested on.
+        crops: that the usual training on this device sees.
+        patch: what sizes are multiples of, in pixels.
+    """
+    if min(image) <= size:
+        return size, ""
+    most = 2 * 3 * crops  # forwards; a step of training costs about three
+    native = window_count(image, None, size) * tests
+    large = min(image) > _MOST * size
+    if not large and native <= most:
+        return "native", ""
+    why = (
+        f" (a window would show less than 1/{_MOST**2} of them)" if large else f" (else tests take {native:,} windows)"
+    )
+    sides = range(min(min(image), _MOST * size) // patch * patch, size, -patch)
+    return next((side for side in sides if window_count(image, side, size) * tests <= most), size), why
+
+
+def window_count(image: tuple[int, int], side: int | None, size: int) -> int:
+    """Number of windows in which an image (h, w) is tested whose shorter side becomes ``side``; None leaves it."""
+    factor = 1 if side is None else side / min(image)
+    return math.prod(len(starts(round(length * factor), size)) for length in image)
+
+
+def _median_size(images: Annotated[T]) -> tuple[int, int]:
+    """(h, w) at the median of some images."""
+    sizes = []
+    for i in np.linspace(0, len(images) - 1, min(_SAMPLED, len(images))).round().astype(int).tolist():
+        try:
+            sizes.append(images.size(i))
+        except Unreadable:  # is reported where images are read
+            continue
+    height, width = np.median(sizes, axis=0) if sizes else (0, 0)
+    return round(height), round(width)

@@ -48,27 +48,27 @@ def segment_image(
     image: Tensor,
     mean: Sequence[float],
     std: Sequence[float],
-    side: int,
+    side: int | None,
     device: torch.device | str = "cpu",
     half: bool = False,
 ) -> Tensor:
     """The class of each pixel, int16 [h w], on the CPU.
 
-    The image is resized so that its shorter side is ``side``, and looked at in windows of the model's size, which
-    overlap by a third. Where they do, the mean of their logits counts. The logits are resized to the image's own size
-    before the best class is taken. An image that is smaller than a window is filled up with its mean colour, as in
-    training.
+    The image is resized so that its shorter side is ``side``, unless that is None, and looked at in windows of the
+    model's size, which overlap by a third. Where they do, the mean of their logits counts. The logits are resized to
+    the image's own size before the best class is taken. An image that is smaller than a window is filled up with its
+    mean colour, as in training.
 
     Args:
         model: on the device, in eval mode.
         image: [c h w], uint8 or float in [0, 1], of the model's channels.
         mean, std: with which images are normalised.
-        side: in pixels.
+        side: in pixels; None leaves the image as it is.
         device: where the model is.
         half: whether products are taken in bfloat16.
     """
     device, own = torch.device(device), (int(image.shape[1]), int(image.shape[2]))
-    resized = resized_for_test(image, side)
+    resized = image if side is None else resized_for_test(image, side)
     there = (int(resized.shape[1]), int(resized.shape[2]))
     padded = _filled(resized, model.size)
     whole = (int(padded.shape[1]), int(padded.shape[2]))

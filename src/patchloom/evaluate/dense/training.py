@@ -27,7 +27,7 @@ from patchloom.nets.performance import fuse_attention
 from patchloom.nets.weights import EncoderCard
 from patchloom.processes import alike, rank, world
 
-_VALIDATED = 10  # times in a training
+VALIDATED = 10  # times in a training
 
 
 class DenseTraining(Loop, Generic[T]):
@@ -75,7 +75,7 @@ class DenseTraining(Loop, Generic[T]):
         self.parallel = DistributedDataParallel(self.model) if world() > 1 else self.model
         self.batch = recipe.batch // world()
         self.steps, self.per_epoch = recipe.steps, max(1, len(train) // recipe.batch)
-        every = max(1, math.ceil(self.steps / _VALIDATED))
+        every = max(1, math.ceil(self.steps / VALIDATED))
         self.best = BestEpoch(0 if held is None else len(held), self.steps, self.steps, recipe.patience, every)
         groups = self.model.groups(recipe.weight_decay, recipe.layer_decay)
         fused = self.device.type in ("cpu", "cuda")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from patchloom.data import DataLike, Source, plain_batches
+from patchloom.data.crop import cuts_natively
 from patchloom.data.sound.hearing import heard_by
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import EvalSettings, Report, Row
@@ -81,7 +82,9 @@ def positions(
     # larger than the encoder's where a task sees a part of its images
     size = tuple(pretext.augment.size)
     channels = pretext.geometry.channels
-    drawn = plain_batches(source, size, **settings.reading(source), channels=channels, device=settings.at)
+    native = cuts_natively(pretext.augment)
+    reading = settings.reading(source)
+    drawn = plain_batches(source, size, **reading, channels=channels, device=settings.at, native=native)
     count = settings.batches(source)
     batches = normalized(
         watched(drawn, count, f"{card.name}: positions in {len(source):,} {source.noun}"), card, unreadable
@@ -94,7 +97,7 @@ def positions(
     withheld = ", ".join(_WITHHELD[name] for name in axes)
     out = folder.pictures / f"position_map-{plain_name(data)}.png"
     pictured, ratios = source.subset(np.arange(min(_PICTURED, len(source)))), _plainest(axes)
-    drawn = plain_batches(pictured, size, _PICTURED, channels=channels, device=settings.at)
+    drawn = plain_batches(pictured, size, _PICTURED, channels=channels, device=settings.at, native=native)
     with torch.inference_mode():
         asked = next(normalized(drawn, card, []))
         placed = predict(asked, torch.Generator().manual_seed(settings.seed), **ratios)

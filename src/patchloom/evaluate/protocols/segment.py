@@ -134,12 +134,12 @@ def segment(
         candidates.append(Candidate(SCRATCH, untrained))
     models = train_each(candidates, setup, begin)
     if save or out is not None:
-        keep(models[0][0], setup, "segment", values.side, options, out, class_ids(setup.train))
+        keep(models[0][0], setup, "segment", values.resized, options, out, class_ids(setup.train))
     # every choice has been made: now the test images are read
     found, rows, lost = [], [], []
     for candidate, (model, chosen) in zip(candidates, models, strict=True):
         how = {"precision": precision, "name": f"  {candidate.name}"}
-        each, lost = compared_with_truth(model, setup.parts.test, setup.card, settings, values.side, **how)
+        each, lost = compared_with_truth(model, setup.parts.test, setup.card, settings, values.resized, **how)
         found.append(each)
         rows.append(_rows(candidate.name, setup.row_settings(head=head, **chosen), each, classes))
     check_read(setup.parts.test, lost)
@@ -187,7 +187,7 @@ def _drawings(model: Segmenter, each: Tensor, setup: Setup[Tensor, SegmentRecipe
     rows = []
     for i in best_and_worst(scores):
         image = to_channels(test.images.read(i), model.channels)
-        answer = segment_image(model.cpu(), image, card.mean, card.std, setup.recipe.side)
+        answer = segment_image(model.cpu(), image, card.mean, card.std, setup.recipe.resized)
         title = f"{Path(test.images.describe(i)).name}: {scores[i]:.1%} mIoU"
         rows.append(MapRow(image, test.truth(i), answer, title))
     return (Drawing("patchloom.look.dense.segmentation_picture", path, {"rows": rows, "classes": setup.classes}),)
