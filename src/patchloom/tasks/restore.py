@@ -20,7 +20,7 @@ from patchloom.tasks.masking import visible_of
 from patchloom.tasks.sizes import check_normalizable, patch_decoder, refuse_unused
 from patchloom.tasks.task import Size, Task
 from patchloom.withhold.degradation import CanvasFit, Fill, Kind, Place
-from patchloom.withhold.draws import KernelInit
+from patchloom.withhold.draws import KernelInit, KernelOf
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, mask_patches
 
 Sampling = Literal["random", "block", "centre", "surroundings"]
@@ -53,6 +53,7 @@ class Restore(Task):
         kernel: side of blur's kernel in pixels, odd; a number or a list to draw from; auto: 9 for 224 pixels, and in
             proportion.
         kernel_init: of blur's kernels: normal around the mean (auto), or around 0 as kaiming or xavier have it.
+        kernel_of: a kernel of blur for each channel of an image (auto: channel), or one for all of them (image).
         saturation: share of the colour that decolorize leaves; a number or a list to draw from; auto: 0.3.
         normalized_pixels: ask for pixels normalised within each patch instead of plain ones.
         target_norm: by which statistics they are normalised: those of each channel of a patch (auto), or of the whole
@@ -81,6 +82,7 @@ class Restore(Task):
         amplitude: Strength = "auto",
         kernel: Strength = "auto",
         kernel_init: KernelInit | Literal["auto"] = "auto",
+        kernel_of: KernelOf | Literal["auto"] = "auto",
         saturation: Strength = "auto",
         normalized_pixels: bool = True,
         target_norm: TargetNorm | Literal["auto"] = "auto",
@@ -91,7 +93,7 @@ class Restore(Task):
         super().__init__(encoder)
         check("task.sampling", sampling, Sampling)
         strengths = dict(scale=scale, twist=twist, amplitude=amplitude, kernel=kernel, saturation=saturation)
-        forms = {"zoom_place": zoom_place, "fill": fill, "kernel_init": kernel_init, "canvas_fit": canvas_fit}
+        forms = {"zoom_place": zoom_place, "fill": fill, "kernel_init": kernel_init, "kernel_of": kernel_of, "canvas_fit": canvas_fit}
         self.degradation = build_degradation(self, degradation, canvas, strengths, forms)
         usual = 0.75 if degradation in ("masked", "zoom_in") else 0.0
         why = "the paper's" if usual else "the degradation is enough"
