@@ -186,6 +186,8 @@ class RunFolder:
         values = read_sealed(self.config)
         try:
             sizes = {"img_size": tuple(values["img_size"]), "patch_size": compact(values["patch_size"])}
+            if "betas" in values:  # runs of earlier versions lack them
+                sizes["betas"] = tuple(values["betas"])
             settings = Settings(**values | sizes)
             if not {"name"} <= settings.task.keys() & settings.model.keys():
                 raise KeyError("name")

@@ -53,6 +53,7 @@ class Settings:
         accumulate: steps whose gradients are added up before the weights move.
         blr: base learning rate; the peak is blr · (images an update) / 256.
         weight_decay: of AdamW, for weights of two and more dimensions; auto is 0.05, and 0.1 for extrema.
+        betas: decay rates of AdamW's two moments; [0.9, 0.999] are those of DeiT and MP3.
         warmup_epochs: passes over which the learning rate rises from 0 to its peak.
         halve_every: updates after which the learning rate is halved, again and again, after a warm-up at a tenth of
             the peak (MP3's speech models); 0 lets it rise in the warm-up, and fall to 0 as a cosine.
@@ -116,6 +117,7 @@ class Settings:
     accumulate: int = 1
     blr: float | Auto = "auto"
     weight_decay: float | Auto = "auto"
+    betas: tuple[float, float] = (0.9, 0.95)
     warmup_epochs: float | Auto = "auto"
     halve_every: int = 0
     clip: float = 5.0
@@ -172,6 +174,8 @@ class Settings:
             raise PatchloomError(f"--warmup_epochs {self.warmup_epochs} is more than --epochs {self.epochs}: lower it")
         if self.blr != "auto" and not 0 < self.blr < math.inf:
             raise PatchloomError(f"--blr must be above 0 and finite, not {self.blr}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise PatchloomError(f"--betas must lie in [0, 1), not {list(self.betas)}")
         if not 0 < self.seconds <= _MAX["seconds"]:
             raise PatchloomError(f"--seconds must be above 0, and {_MAX['seconds']} or less, not {self.seconds:g}")
         for name in ("crop_scale", "held_out"):
@@ -230,7 +234,7 @@ class Settings:
     def plain(self) -> dict[str, Any]:
         """As plain values for YAML."""
         values = asdict(self)
-        for name in ("img_size", "patch_size"):
+        for name in ("img_size", "patch_size", "betas"):
             if isinstance(values[name], tuple):
                 values[name] = list(values[name])
         return values
@@ -284,7 +288,7 @@ def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Setting
     size = given.get("img_size", "auto")
     if isinstance(size, int):
         given["img_size"] = (size, size)
-    for name in ("img_size", "patch_size"):
+    for name in ("img_size", "patch_size", "betas"):
         if isinstance(given.get(name), list | tuple):
             given[name] = tuple(map(plain, given[name]))
     size = given.get("patch_size", "auto")
