@@ -46,7 +46,8 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
     ],
     "restore": [
         {},
-        {"band_weight": 0.0},
+        {"band_weight": 0.0, "band_target": "original"},
+        {"band_weight": 0.5, "band_target": "grown", "normalized_pixels": False},
         {"band_weight": 1.0, "canvas": 40, "normalized_pixels": False},
         {"mask_ratio": 0.5, "scale": 0.5},
         {"mask_ratio": 0.0, "scale": [0.5, 0.75]},
