@@ -75,6 +75,11 @@ _CAPTIONS = {
         "How alike the marked patch is to all others, in its image and in the next. Look whether it finds its kind, or "
         "only its brightness.",
     ),
+    "correlation-positions": Caption(
+        "Every pair of positions",
+        "How alike features at two positions are, averaged over images: within an image, and across two. Maps that are "
+        "bright around their own position tell of position; more within than across tells of content.",
+    ),
     "depth": Caption(
         "Features from block to block",
         "Frequencies, effective rank and likeness of features along the blocks, beside the untrained encoder. A rank "
