@@ -29,7 +29,7 @@ from patchloom.look.curves import (
     write_figure,
     write_table,
 )
-from patchloom.look.results import POSITIONS, PastRun, lines_of, measured, read_runs, setting_of
+from patchloom.look.results import POSITIONS, PastRun, at_settings, lines_of, measured, read_runs, setting_of
 
 # told apart by colour-blind eyes, too (Okabe and Ito 2008)
 COLOURS = ("#1f5a94", "#d55e00", "#009e73", "#b0568f", "#8a6d00", "#3d9bd1", "#444444", "#a33b20")
@@ -40,6 +40,7 @@ _ROOM, _CHARACTER = 8, 0.072  # characters for which there is room beside a pane
 _NOTHING = np.array([])
 _TITLES = {
     POSITIONS: "position accuracy",
+    "positions": "position accuracy",
     "finetune": "fine-tuned accuracy",
     "linear": "linear probe",
     "knn": "kNN accuracy",
@@ -66,6 +67,10 @@ class Point(NamedTuple):
     beside: float
 
 
+# a kind of result, how it was measured, the control, and points by line
+Drawn = tuple[str, str, str, dict[str, list[Point]]]
+
+
 @checked
 def curves(
     runs: PathLike | Sequence[PathLike],
@@ -76,13 +81,14 @@ def curves(
 ) -> list[Path]:
     """Draw several runs in one plot: their losses, or their results against a setting.
 
-    Losses over epochs are as in Beyond Masking, Fig. 2; results against a setting as in MP3, Figs. 4-7. A table of the
+    Losses over epochs are as in Beyond Masking, Fig. 2; results against a setting as in MP3, Figs. 3-7. A table of the
     points that are drawn is written beside the picture.
 
     Args:
         runs: folders of two runs or more.
-        against: a setting in which they differ, such as task.context_mask_ratio, patch_size or epochs; without it
-            losses are drawn. Other settings that differ give a line each, runs of other seeds their mean and range.
+        against: a setting in which they differ, such as task.context_mask_ratio, patch_size or epochs; or one of their
+            evaluations, such as finetune.epochs or positions.context_mask_ratio, also of one run; without it losses are
+            drawn. Other settings that differ give a line each, runs of other seeds their mean and range.
         of: which result is drawn: position-accuracy (on the run's held-out images), knn, linear, finetune, or another
             protocol whose rows are in their results.csv; all that the runs have in common, if left out.
         out: folder for picture and table; the current one, if left out.
@@ -93,25 +99,59 @@ def curves(
     Raises:
         PatchloomError: no run there, runs that do not differ in the setting, or have no such result.
     """
-    found = read_runs([runs] if isinstance(runs, str | os.PathLike) else runs)
+    places = [runs] if isinstance(runs, str | os.PathLike) else runs
+    protocol, dot, inner = (against or "").partition(".")
+    of_evaluation = bool(dot) and protocol not in ("task", "model")
+    found = read_runs(places, least=1 if of_evaluation else 2)
     folder = Path(out or ".")  # not where the runs lie, or runs/* would name the picture, too, the next time
+    if of_evaluation:
+        if of is not None:
+            raise PatchloomError(f"--against {against} says which result is drawn: leave --of {of} out")
+        return _draw_against_evaluation(found, protocol, inner, folder)
     if against is None:
         if of is not None:
             raise PatchloomError(f"--of {of} is for --against SETTING, such as --against epochs: give both, or neither")
         return _draw_losses(found, folder)
     name, values = setting_of(found, against)
-    table, panels = [], []
+    panels = []
     for kind in _kinds(found, of):
         lines, how, control = points_of(found, name, values, kind)
         panels.append((kind, how, control, lines))
-        table += [
-            (kind, how, line, p.place, p.value, p.low, p.high, control, "" if math.isnan(p.beside) else p.beside,
-             " ".join(p.runs))
-            for line, points in lines.items() for p in points
-        ]  # fmt: skip
-    place = folder / f"{f'{of}-' if of else ''}against-{name}"
+    return _write_results(panels, name, folder / f"{f'{of}-' if of else ''}against-{name}")
+
+
+def _write_results(panels: Sequence[Drawn], name: str, place: Path) -> list[Path]:
+    """Draw the panels, and write a table of their points."""
+    table = [
+        (kind, how, line, p.place, p.value, p.low, p.high, control, "" if math.isnan(p.beside) else p.beside,
+         " ".join(p.runs))
+        for kind, how, control, lines in panels for line, points in lines.items() for p in points
+    ]  # fmt: skip
     heading = ("result", "measured", "line", name, "value", "low", "high", "control", "control_value", "runs")
     return [_draw_results(panels, name, place), write_table(heading, table, place.with_name(f"{place.name}.csv"))]
+
+
+def _draw_against_evaluation(runs: Sequence[PastRun], protocol: str, setting: str, folder: Path) -> list[Path]:
+    """Draw results of a protocol against a setting of the evaluation, such as the epochs of fine-tuning."""
+    results = at_settings(runs, protocol, setting)
+    names = lines_of(runs, "")
+    if len(set(names)) < len(names) and len({run.became.get("seed") for run in runs}) == 1:
+        names = [run.path.name for run in runs]
+    groups: dict[str, dict[Any, list[int]]] = {}
+    for i, of_run in enumerate(results):
+        for value in of_run:
+            groups.setdefault(names[i], {}).setdefault(value, []).append(i)
+    order = _order([value for of_run in results for value in of_run])
+    lines: dict[str, list[Point]] = {}
+    for line, values in groups.items():
+        for value in sorted(values, key=order.index):
+            some = [results[i][value] for i in values[value]]
+            reached, of = [one.value for one in some], tuple(runs[i].path.name for i in values[value])
+            mean, beside = float(np.mean(reached)), float(np.mean([one.beside for one in some]))
+            lines.setdefault(line, []).append(Point(value, mean, min(reached), max(reached), of, beside))
+    first = next(iter(results[0].values()))
+    name = f"{protocol}.{setting}"
+    return _write_results([(protocol, first.how, first.control, lines)], name, folder / f"against-{name}")
 
 
 def _kinds(runs: Sequence[PastRun], of: str | None) -> list[str]:
@@ -179,7 +219,7 @@ def _numbers(values: Sequence[Any]) -> bool:
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
-def _draw_results(panels: Sequence[tuple[str, str, str, dict[str, list[Point]]]], name: str, place: Path) -> Path:
+def _draw_results(panels: Sequence[Drawn], name: str, place: Path) -> Path:
     with matplotlib.rc_context(STYLE):
         notes = [_note(how, lines) for _, how, _, lines in panels]
         named = [*(line for *_, lines in panels for line in lines), *(control for *_, control, _ in panels)]
