@@ -25,7 +25,7 @@ POSITIONS = "position-accuracy"
 # in which runs may differ without being another experiment; the seed's are averaged
 _MACHINE = {*LAUNCH, *"device workers threads cache attention kernels compile checkpointing".split()}
 # what of a result's settings must be alike for two results to be compared; the others follow from the data
-_ALIKE = ("recipe", "epochs", "k", "labels", "per_class", "method", "head_on", "ratio", "probe")
+_ALIKE = ("recipe", "epochs", "k", "gallery", "labels", "per_class", "method", "head_on", "ratio", "probe")
 _AVERAGE = "average"  # a row's setting where it is the mean over all values of it
 _ALONE = "from scratch"  # the encoder's name in a report that has only the control
 

@@ -23,6 +23,7 @@ from patchloom.look.curves import (
     QUIET,
     STYLE,
     Panel,
+    curve_of,
     frame_panel,
     smoothed_values,
     write_beside,
@@ -38,6 +39,7 @@ _SMOOTH = 0.02  # share of a curve
 _LONGEST = 34  # characters of a line's name
 _ROOM, _CHARACTER = 8, 0.072  # characters for which there is room beside a panel, and inches of each
 _NOTHING = np.array([])
+_OVER_EPOCHS = {"knn": "by mean patch tokens", "instance-knn": "by what represents an image in the task"}
 _TITLES = {
     POSITIONS: "position accuracy",
     "positions": "position accuracy",
@@ -90,7 +92,8 @@ def curves(
             evaluations, such as finetune.epochs or positions.context_mask_ratio, also of one run; without it losses are
             drawn. Other settings that differ give a line each, runs of other seeds their mean and range.
         of: which result is drawn: position-accuracy (on the run's held-out images), knn, linear, finetune, or another
-            protocol whose rows are in their results.csv; all that the runs have in common, if left out.
+            protocol whose rows are in their results.csv; all that the runs have in common, if left out. Without
+            ``against``: knn or instance-knn, the accuracy over the epochs of pre-training (ExtreMA, Figs. 4-5).
         out: folder for picture and table; the current one, if left out.
 
     Returns:
@@ -109,8 +112,13 @@ def curves(
             raise PatchloomError(f"--against {against} says which result is drawn: leave --of {of} out")
         return _draw_against_evaluation(found, protocol, inner, folder)
     if against is None:
+        if of in _OVER_EPOCHS:
+            return _draw_over_epochs(found, of, folder)
         if of is not None:
-            raise PatchloomError(f"--of {of} is for --against SETTING, such as --against epochs: give both, or neither")
+            raise PatchloomError(
+                f"--of {of} is for --against SETTING, such as --against epochs: give both, or --of "
+                f"{listing(_OVER_EPOCHS)} alone"
+            )
         return _draw_losses(found, folder)
     name, values = setting_of(found, against)
     panels = []
@@ -136,7 +144,7 @@ def _draw_against_evaluation(runs: Sequence[PastRun], protocol: str, setting: st
     results = at_settings(runs, protocol, setting)
     names = lines_of(runs, "")
     if len(set(names)) < len(names) and len({run.became.get("seed") for run in runs}) == 1:
-        names = [run.path.name for run in runs]
+        names = _names(runs)
     groups: dict[str, dict[Any, list[int]]] = {}
     for i, of_run in enumerate(results):
         for value in of_run:
@@ -279,9 +287,7 @@ def _draw_control(
 
 
 def _draw_losses(runs: Sequence[PastRun], folder: Path) -> list[Path]:
-    names = [run.path.name for run in runs]
-    if len(set(names)) < len(names):
-        names = [str(run.path) for run in runs]
+    names = _names(runs)
     losses = [run.losses() for run in runs]
     tasks = {run.became.get("task.name") for run in runs}
     scales = [
@@ -313,6 +319,47 @@ def _draw_losses(runs: Sequence[PastRun], folder: Path) -> list[Path]:
         for epoch, value in zip(epochs.tolist(), loss.tolist(), strict=True)
     ]
     return [picture, write_table(("run", "task", "epoch", "loss", "relative"), table, folder / "losses.csv")]
+
+
+def _draw_over_epochs(runs: Sequence[PastRun], of: str, folder: Path) -> list[Path]:
+    """Draw the kNN accuracy that each run measured in its training, as a line a run."""
+    names, column = _names(runs), of.replace("-", "_")
+    curves_of_runs = [curve_of(run.metrics, column) for run in runs]
+    for run, (epochs, _) in zip(runs, curves_of_runs, strict=True):
+        if not len(epochs):
+            raise PatchloomError(
+                f"{run.path} measured no {of} in its training, which takes labels"
+                f"{' and a task with a representation of its own' if of != 'knn' else ''}: leave it out"
+            )
+    ways = {tuple(run.became.get(name) for name in ("knn_k", "knn_gallery")) for run in runs}
+    if len(ways) > 1:
+        raise PatchloomError(
+            f"these runs measured {of} with another --knn_k or --knn_gallery: give runs that measured it alike"
+        )
+    note, labels = f"on held-out images, {_OVER_EPOCHS[of]}", []
+    with matplotlib.rc_context(STYLE):
+        figure, (axes,) = _side_by_side([note], names)
+        for name, colour, (epochs, values) in zip(names, line_colours(len(runs)), curves_of_runs, strict=True):
+            marker = "o" if len(values) <= MARKED else None
+            axes.plot(epochs, values, color=colour, linewidth=1.7, marker=marker, markersize=3, clip_on=False)
+            labels.append((float(values[-1]), f"{short_name(name)} {values[-1]:.1%}", colour, "bold"))
+        frame_panel(axes, Panel("kNN accuracy", note, _NOTHING, _NOTHING, {}, True, 0))
+        axes.set_xlim(0, max(float(epochs.max()) for epochs, _ in curves_of_runs) * 1.02 or 1)
+        axes.set_xlabel("epochs")
+        write_beside(axes, labels)
+        picture = write_figure(figure, folder / f"{of}.png")
+    table = [
+        (name, run.became.get("task.name", ""), epoch, value)
+        for name, run, (epochs, values) in zip(names, runs, curves_of_runs, strict=True)
+        for epoch, value in zip(epochs.tolist(), values.tolist(), strict=True)
+    ]
+    return [picture, write_table(("run", "task", "epoch", of), table, folder / f"{of}.csv")]
+
+
+def _names(runs: Sequence[PastRun]) -> list[str]:
+    """Return names of runs; their paths where two have one name."""
+    names = [run.path.name for run in runs]
+    return names if len(set(names)) == len(names) else [str(run.path) for run in runs]
 
 
 def line_colours(count: int) -> list[str]:

@@ -69,6 +69,8 @@ class Settings:
         bins: rows of pictures of recordings: coefficients, or bands.
         held_out: share of the images that is never trained on and serves the measures (at most 2,000 images); auto is
             5 %, and of small sets more.
+        knn_k: neighbours of the kNN accuracy that is measured in training where there are labels (ExtreMA: 200).
+        knn_gallery: training images among which they are looked for, at most (ExtreMA: a tenth of ImageNet).
         group: which images are held out together, such as frames of one video: parent (those of a folder), a column of
             a table, or a pattern, a regular expression whose brackets hold what names the group in the path.
         normalization: mean and std of the channels are those of the data, or ImageNet's.
@@ -130,6 +132,8 @@ class Settings:
     features: Features = Sound.features
     bins: int = Sound.bins
     held_out: float | Auto = "auto"
+    knn_k: int = 20
+    knn_gallery: int = 2000
     group: str | None = None
     normalization: Literal["data", "imagenet"] = "data"
     workers: int | Auto = "auto"
@@ -162,7 +166,7 @@ class Settings:
         """
         least = {"batch_size": 1, "accumulate": 1, "channels": 1, "threads": 1, "devices": 1, "nodes": 1}
         least |= {"workers": 0, "weight_decay": 0, "warmup_epochs": 0, "clip": 0, "seed": 0, "halve_every": 0}
-        least |= {"rate": 1000, "bins": 1, "patience": 1, "train_blocks": 0}
+        least |= {"rate": 1000, "bins": 1, "patience": 1, "train_blocks": 0, "knn_k": 1, "knn_gallery": 2}
         for name, bound in least.items():
             value, most = getattr(self, name), _MAX.get(name, 2**31 - 1)
             if value not in ("auto", None) and not bound <= value <= most:
