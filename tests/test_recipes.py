@@ -105,6 +105,12 @@ def images(tmp_path_factory):
     return draw_images(tmp_path_factory.mktemp("images"), 24)
 
 
+def test_what_trains_as_deit_has_its_betas():
+    """MP3 4.2: pre-training largely follows DeiT; 4.3: speech has Adam, whose authors propose the same."""
+    of_mp3 = {name for name in NAMES if name.startswith("mp3-")}
+    assert of_mp3 == {name for name in NAMES if request("digits", "auto", {"recipe": name}).betas == (0.9, 0.999)}
+
+
 def test_the_package_brings_its_recipes():
     """An installed package, too: they are data that a wheel could leave out."""
     there = {one.name for one in files("patchloom.recipes").iterdir()}

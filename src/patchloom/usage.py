@@ -81,7 +81,8 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
 # an option that stands in no group comes last, under the name of what it belongs to
 _GROUPS = {
     "data": "images max_train labels few per_class ignore masks img_size size side scale crop_scale flip color "
-    "held_out group channels normalization cache seconds rate features bins words shift noise_share noise_volume",
+    "held_out knn_k knn_gallery group channels normalization cache seconds rate features bins words shift noise_share "
+    "noise_volume",
     "model": "model head heads head_width window patch_size positions init from_run train_blocks",
     "task": "recipe task tasks beside",
     "training": "epochs minutes samples steps batch_size accumulate blr lr decay weight_decay momentum betas "
@@ -95,6 +96,7 @@ _RARE = {
     *"accumulate weight_decay warmup_epochs clip crop_scale normalization cache channels positions nodes".split(),
     *"strategy precision teacher_precision attention kernels compile checkpointing threads".split(),
     *"betas layer_decay drop_path smoothing mixup cutmix randaugment randaugment_std erasing repeats ema".split(),
+    *"knn_k knn_gallery".split(),
     *"seconds rate features bins halve_every updates warmup_updates warmup_lr dropout noise_share noise_volume".split(),
     *"lr momentum placeholder ratio head_on warmup_steps decay auxiliary head_width color scale".split(),
 }

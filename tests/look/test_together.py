@@ -179,6 +179,82 @@ def test_results_are_compared_that_were_measured_alike(make: Make) -> None:
     assert float(first["value"]) == pytest.approx(0.45)
 
 
+def test_results_against_a_setting_of_the_evaluation(make: Make, drawn: list) -> None:
+    """MP3 Fig. 5: one encoder, fine-tuned with several epochs."""
+    a, b = make("a"), make("b", task={"context_mask_ratio": 0.5})
+    for epochs, value in ((5, 0.3), (20, 0.5), (10, 0.1)):
+        add_result(a, "finetune", value, control=value / 2, recipe="mae", epochs=epochs, warmup_epochs=epochs / 10)
+    add_result(a, "finetune", 0.4, recipe="mae", epochs=10)  # measured again
+    add_result(a, "finetune", 0.6, recipe="mae", epochs=10, seed=1)
+    add_result(a, "finetune", 0.9, recipe="small", epochs=10)  # measured otherwise
+    picture, points = curves(a, against="finetune.epochs")
+    assert picture.name == "against-finetune.epochs.png" and Image.open(picture).width
+    rows = table(points)
+    assert [(row["finetune.epochs"], float(row["value"]), row["control"]) for row in rows] == [
+        ("5", 0.3, "from scratch"), ("10", 0.5, "from scratch"), ("20", 0.5, "from scratch"),
+    ]  # fmt: skip
+    assert {row["measured"] for row in rows} == {"labelled, recipe mae, pooling mean"}
+    assert [(x, y) for style, x, y in drawn if style == "-"] == [([5, 10, 20], pytest.approx([0.3, 0.5, 0.5]))]
+    add_result(b, "finetune", 0.7, recipe="mae", epochs=20)
+    rows = table(curves([a, b], against="finetune.epochs")[1])
+    assert [(row["line"], row["finetune.epochs"]) for row in rows] == [
+        *(("context_mask_ratio 0.75", epochs) for epochs in ("5", "10", "20")), ("context_mask_ratio 0.5", "20"),
+    ]  # fmt: skip
+
+
+def test_rows_of_one_evaluation_are_a_curve(make: Make) -> None:
+    """MP3 Fig. 3: position accuracy against η; of DropPos the mean over the other ratio."""
+    a = make("a")
+    rows = []
+    for name, base in (("a", 0.3), ("chance", 0.1)):
+        for measure in ("top-1", "top-5"):
+            for ratio in (0.0, 0.5, "average"):
+                for other in (0.25, 0.75, "average"):
+                    if (ratio == "average") == (other == "average"):
+                        value = base + (0.0 if ratio == "average" else ratio * other) + 0.2 * (measure == "top-5")
+                        settings = {"mask_ratio": ratio, "position_mask_ratio": other, "measure": measure}
+                        rows.append(Row.of(name, "-", "positions", settings, value, 50))
+    quoted = tuple(
+        row for row in rows if row.settings["mask_ratio"] == "average" and row.settings["measure"] == "top-1"
+    )
+    append_rows(a / "results.csv", Report(rows, "", "", quoted, "photos", "f" * 16, 0, 50, date="2026-01-01T00:00:00"))
+    found = table(curves(a, against="positions.mask_ratio")[1])
+    assert [float(row["positions.mask_ratio"]) for row in found] == [0, 0.5]
+    assert [float(row["value"]) for row in found] == pytest.approx([0.3, 0.55])
+    assert [float(row["control_value"]) for row in found] == pytest.approx([0.1, 0.35])
+    assert {row["measured"] for row in found} == {"photos"}
+
+
+def test_a_setting_of_an_evaluation_that_cannot_be_drawn_is_refused(make: Make) -> None:
+    a, b = make("a"), make("b", epochs=5)
+    assert "these runs have no finetune results; they have none" in refused(a, against="finetune.epochs")
+    add_result(a, "finetune", 0.5, recipe="mae", epochs=5)
+    assert "no knn results; they have finetune" in refused(a, against="knn.k")
+    assert f"{b} has no finetune result: patchloom evaluate finetune {b}" in refused([a, b], against="finetune.epochs")
+    assert "have epochs 5: evaluate with another one" in refused(a, against="finetune.epochs")
+    assert "did you mean epochs? They have epochs, recipe." in refused(a, against="finetune.epoch")
+    assert "leave --of knn out" in refused(a, against="finetune.epochs", of="knn")
+    add_result(b, "finetune", 0.5, recipe="small", epochs=5)
+    assert "were not measured alike" in refused([a, b], against="finetune.epochs")
+
+
+def test_knn_over_the_epochs_of_training(make: Make, drawn: list) -> None:
+    """ExtreMA Figs. 4-5."""
+    a, b = make("a"), make("b", epochs=5)
+    assert "a measured no knn in its training, which takes labels: leave it out" in refused([a, b], of="knn")
+    for run, values in ((a, (0.1, 0.3)), (b, (0.2, 0.4))):
+        (run / "metrics.csv").write_text("epoch,loss,knn\n" + "".join(f"{i},,{v}\n" for i, v in enumerate(values)))
+    picture, points = curves([a, b], of="knn")
+    assert (picture.name, points.name) == ("knn.png", "knn.csv") and Image.open(picture).width
+    assert [y for _, _, y in drawn] == [[0.1, 0.3], [0.2, 0.4]]
+    found = [(row["run"], row["epoch"], float(row["knn"])) for row in table(points)]
+    assert found == [("a", "0.0", 0.1), ("a", "1.0", 0.3), ("b", "0.0", 0.2), ("b", "1.0", 0.4)]
+    assert "a task with a representation of its own" in refused([a, b], of="instance-knn")
+    other = make("c", knn_k=200)
+    (other / "metrics.csv").write_text((a / "metrics.csv").read_text())
+    assert "another --knn_k or --knn_gallery" in refused([a, other], of="knn")
+
+
 def test_the_same_runs_give_the_same_bytes_and_out_is_another_folder(make: Make, tmp_path: Path) -> None:
     runs = [make("a", epochs=10), make("b", epochs=20)]
     first, again = curves(runs, against="epochs", out=tmp_path / "x"), curves(runs, against="epochs")
@@ -203,7 +279,7 @@ def test_what_cannot_be_compared_is_refused(make: Make, tmp_path: Path) -> None:
     assert "all of these runs have patch_size 4: give runs that differ in it" in refused([a, b], against="patch_size")
     assert "--against epoch is no setting of these runs; did you mean epochs?" in refused([a, b], against="epoch")
     assert "all of these runs have task.name mp3" in refused([a, b], against="task"), "as --task is typed"
-    assert "--of knn is for --against SETTING" in refused([a, b], of="knn")
+    assert "--of finetune is for --against SETTING" in refused([a, b], of="finetune")
     said = refused([a, b], against="epochs", of="finetune")
     assert "--of finetune is no result of these runs. These runs have position-accuracy." in said
     add_result(a, "finetune", 0.5, recipe="mae")

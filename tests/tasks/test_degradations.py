@@ -143,6 +143,17 @@ def test_kernels_are_drawn_as_asked():
     assert kernels.std().item() == pytest.approx((2 / 9) ** 0.5, rel=0.05) and kernels.mean().abs() < 0.05
 
 
+@pytest.mark.parametrize("of", ["channel", "image"])
+def test_blur_changes_colours_by_a_kernel_for_each_channel_alone(of):
+    """Beyond Masking 4.1 (d): each of the RGB channels is convolved individually, so that colours change."""
+    task = make(degradation="blur", kernel=3, **({} if of == "channel" else {"kernel_of": of}))
+    assert task.degradation.kernel_of == of
+    grey = torch.ones(50, 3, 32, 32)
+    blurred = degraded(task, grey, seeded()).images[:, :, 16, 16]
+    spread = blurred.std(1)
+    assert spread.mean() == pytest.approx(0.02 * 3, rel=0.2) if of == "channel" else spread.max() < 1e-6
+
+
 def test_captions_say_what_was_done():
     options = [
         {"zoom_place": "random"},
@@ -150,6 +161,7 @@ def test_captions_say_what_was_done():
         {"degradation": "zoom_out", "fill": "images"},
         {"degradation": "zoom_out", "fill": "none"},
         {"degradation": "blur", "kernel_init": "xavier"},
+        {"degradation": "blur", "kernel_of": "image"},
         {"degradation": "wave", "canvas": 40},
         {"degradation": "fisheye", "canvas": 40, "canvas_fit": "crop"},
         {"degradation": "zoom_out"},
@@ -160,6 +172,7 @@ def test_captions_say_what_was_done():
         "zoom_out amid patches of other images",
         "zoom_out without padding",
         "blur by xavier kernels",
+        "blur, alike for all channels",
         "wave of a larger picture, resized",
         "fisheye of a larger picture, cropped",
         "zoom_out",

@@ -7,8 +7,10 @@ from small import seeded
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
-from patchloom.patches.tokens import gather_tokens, in_grid_order, patchify
+from patchloom.nets.build import EncoderSpec, outline
+from patchloom.patches.tokens import gather_tokens, in_grid_order, patchify, unpatchify
 from patchloom.questions.pixels import Pixels
+from patchloom.tasks import build_task
 from patchloom.tasks.restore import block_of
 from patchloom.withhold.encoder_input import mask_patches
 
@@ -86,6 +88,33 @@ def test_the_band_has_a_perfect_answer_with_normalised_pixels_too():
     target = in_each_channel(patchify(F.interpolate(plain(task, images), (32, 32), mode="area"), (4, 4)))
     errors = errors_of(task, images, target)
     assert errors["band_loss"].max() < 1e-9 < 0.01 < errors["mask_loss"].min()
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_the_band_is_asked_as_it_is_where_that_is_chosen(normalized):
+    """Appendix A.2: the outer band of the original canvas; normalised by the patches that answer for it."""
+    task = make(canvas=40, band_weight=1.0, normalized_pixels=normalized, band_target="original")
+    images = pictures(task)
+    canvas, answers = plain(task, images), torch.randn(3, 64, 48, generator=seeded())
+    found = errors_of(task, images, answers)["band_loss"]
+
+    def grown(patches):
+        return F.interpolate(unpatchify(patches, (4, 4), (8, 8)), (40, 40), mode="area")
+
+    target = canvas
+    if normalized:
+        colours = patchify(F.interpolate(canvas, (32, 32), mode="area"), (4, 4)).unflatten(-1, (3, 16))
+        mean, deviation = (
+            grown(one.expand_as(colours).flatten(2))
+            for one in (colours.mean(-1, keepdim=True), colours.std(-1, keepdim=True) + 1e-6)
+        )
+        target = (canvas - mean) / deviation
+    apart = (grown(answers) - target).square()
+    strips = apart[:, :, :4], apart[:, :, 36:], apart[:, :, 4:36, :4], apart[:, :, 4:36, 36:]
+    torch.testing.assert_close(found, sum(strip.mean((1, 2, 3)) for strip in strips))
+    assert make(canvas=40, normalized_pixels=normalized).questions["pixels"].band_target == (
+        "grown" if normalized else "original"
+    )
 
 
 def test_answers_are_those_of_the_patches_that_are_asked():
@@ -222,6 +251,13 @@ def test_the_default_is_the_papers_best():
     assert make(degradation="blur").sizes == (64, 0) and make(degradation="blur").degradation.strengths == (3.0,)
 
 
+@pytest.mark.parametrize(("name", "sizes"), [("base", (384, 4, 6)), ("large", (512, 4, 8))])
+def test_the_decoder_is_the_programs_for_its_encoder(name, sizes):
+    encoder = outline(EncoderSpec(f"vit_{name}_patch16_224", (224, 224), 16))
+    decoder = build_task({"name": "restore"}, encoder).questions["pixels"].decoder
+    assert (decoder.embed.out_features, len(decoder.blocks), decoder.blocks[0].attn.num_heads) == sizes
+
+
 @pytest.mark.parametrize("degradation", ["masked", "zoom_in", "zoom_out", "fisheye", "decolorize", "none"])
 def test_the_statistics_by_which_images_are_normalised_change_no_loss(degradation):
     """If the patch projection makes up for them. (Blur and wave have their mean colour around, and are left out.)"""
@@ -260,6 +296,8 @@ def test_the_statistics_by_which_images_are_normalised_change_no_loss(degradatio
         ({"target_norm": "whole"}, "--task.target_norm cannot be whole: it takes channel"),
         ({"target_norm": "patch", "normalized_pixels": False}, "--task.target_norm changes nothing here, since pixels"),
         ({"band_weight": 1.5}, "band_weight is a share from 0 to 1, not 1.5"),
+        ({"mask_ratio": 0.0, "band_target": "grown"}, "--task.band_target changes nothing here, since only zooming in"),
+        ({"band_target": "whole"}, "--task.band_target cannot be whole"),
         ({"size": (8, 8), "p": 1}, "within patches of one pixel there is nothing to normalise"),
     ],
 )

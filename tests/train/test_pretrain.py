@@ -8,6 +8,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from patchloom.errors import PatchloomError
+from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import request
 from patchloom.train.pretrain import pretrain
 
@@ -40,6 +41,23 @@ def test_a_failed_start_leaves_the_folder_free(tmp_path):
     assert not (tmp_path / "run").exists()
     assert pretrain(images, epochs=1, img_size=32, patch_size=4, out=tmp_path / "run", **SMALL).summary
     assert "cut.png" in (tmp_path / "run" / "unreadable.txt").read_text()
+
+
+def test_betas_reach_the_optimiser_and_are_a_setting_of_the_run(tmp_path):
+    images = draw_images(tmp_path / "images")
+    runs = {
+        name: pretrain(images, epochs=2, out=tmp_path / name, **given, **SMALL).folder
+        for name, given in {"usual": {}, "same": {"betas": [0.9, 0.95]}, "deit": {"betas": (0.9, 0.999)}}.items()
+    }
+    weights = {name: load_file(run / "encoder.safetensors") for name, run in runs.items()}
+    apart = {
+        name: max((value - weights["usual"][key]).abs().max() for key, value in its.items())
+        for name, its in weights.items()
+    }
+    assert apart["same"] == 0 < apart["deit"]
+    assert RunFolder(runs["deit"]).read_config().betas == (0.9, 0.999)
+    with pytest.raises(PatchloomError, match=r"betas: was \[0.9, 0.95\], now \[0.9, 0.999\]"):
+        pretrain(images, epochs=2, out=runs["usual"], betas=[0.9, 0.999], **SMALL)
 
 
 def test_labels_of_a_single_class_are_no_obstacle(tmp_path):
@@ -76,6 +94,8 @@ def test_a_path_is_never_a_built_in(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
+        ({"betas": [0.9, 1.0]}, r"--betas must lie in \[0, 1\)"),
+        ({"betas": [0.9]}, "--betas cannot be"),
         ({"precision": "bf16"}, "--precision cannot be bf16: it takes float32, bfloat16, float16 or auto"),
         ({"positions": "rope"}, "--positions cannot be rope"),
         ({"epochs": "5"}, "--epochs cannot be 5"),

@@ -2,6 +2,7 @@
 
 import csv
 
+import numpy as np
 import pytest
 from killing import SMALL, draw_images
 
@@ -38,11 +39,14 @@ def test_the_untrained_knn_is_that_of_fresh_weights(tmp_path, monkeypatch):
     assert columns[1]["knn:untrained"] == columns[2]["knn:untrained"] == columns[0]["knn:untrained"]
 
 
-@pytest.mark.parametrize(("kind", "pooling"), [("cait", "instance"), ("vit", "class"), ("mean", None)])
-def test_knn_of_the_instance_representation(tmp_path, kind, pooling):
+@pytest.mark.parametrize(
+    ("kind", "pooling", "given"),
+    [("cait", "instance", {}), ("vit", "class", {"knn_k": 3, "knn_gallery": 10}), ("mean", None, {})],
+)
+def test_knn_of_the_instance_representation(tmp_path, kind, pooling, given):
     """Over the epochs, as in ExtreMA's Figures 4 and 5; where it is the mean of the tokens, that is ``knn`` itself."""
     images, asked = draw_images(tmp_path / "images"), {"name": "extrema", "class_token": kind, "masks": 2}
-    run = pretrain(images, out=tmp_path / "run", **QUICK | {"task": asked, "blr": 0.01}).folder
+    run = pretrain(images, out=tmp_path / "run", **QUICK | {"task": asked, "blr": 0.01} | given).folder
     with open(run / "metrics.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["knn"]]
     assert len(rows) > 1
@@ -58,6 +62,9 @@ def test_knn_of_the_instance_representation(tmp_path, kind, pooling):
     gallery, queries = (
         extract(loaded.task.encoder, loaded.card, one, device="cpu", head=head) for one in (training, held_out)
     )
-    k = min(20, len(training))
+    if given:
+        some = np.random.default_rng(0).permutation(len(training))[:10]
+        gallery = extract(loaded.task.encoder, loaded.card, training.subset(some), device="cpu", head=head)
+    k = given.get("knn_k", min(20, len(training)))
     pooled = gallery.tokens[pooling], gallery.labels, queries.tokens[pooling], queries.labels
     assert float(rows[-1]["instance_knn"]) == pytest.approx(knn_accuracies(*pooled, ks=(k,))[k], abs=1e-6)

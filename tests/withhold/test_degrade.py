@@ -35,8 +35,8 @@ def test_fisheye_is_the_authors():
 def test_degradations_that_do_nothing(shape):
     b, c, h, w = shape
     images = torch.rand(b, c, h, w)
-    delta = torch.zeros(b, 5, 5)
-    delta[:, 2, 2] = 1
+    delta = torch.zeros(b, 1, 5, 5)
+    delta[..., 2, 2] = 1
     assert_close(zoom_in(images, 1), images)
     assert torch.equal(blur(images, delta), images)
     assert_close(fisheye(images, draw_uniform(-1, 1, (b, 2)), torch.zeros(b)), images)
@@ -145,11 +145,11 @@ def test_a_wave_is_one_and_a_half_of_them_and_nothing_moves_sideways():
 
 
 @quick
-@given(anything, st.sampled_from([1, 3, 5]), st.integers(0, 2**31))
-def test_each_channel_is_convolved_with_the_images_own_kernel(shape, k, seed):
+@given(anything, st.sampled_from([1, 3, 5]), st.booleans(), st.integers(0, 2**31))
+def test_each_channel_is_convolved_with_its_kernel_or_that_of_its_image(shape, k, shared, seed):
     images, kernels = (
         torch.randn(shape, generator=seeded(seed)),
-        torch.randn(shape[0], k, k, generator=seeded(seed + 1)),
+        torch.randn(shape[0], 1 if shared else shape[1], k, k, generator=seeded(seed + 1)),
     )
     b, c, h, w = shape
     expected = torch.zeros(shape)
@@ -157,7 +157,8 @@ def test_each_channel_is_convolved_with_the_images_own_kernel(shape, k, seed):
     for i in range(b):
         for row in range(k):
             for column in range(k):
-                expected[i] += kernels[i, row, column] * padded[i, :, row : row + h, column : column + w]
+                weight = kernels[i, :, row, column][:, None, None]
+                expected[i] += weight * padded[i, :, row : row + h, column : column + w]
     assert_close(blur(images, kernels), expected)
 
 
@@ -197,9 +198,10 @@ IMAGES, ONE = torch.rand(2, 3, 8, 10), torch.ones(2)
         (lambda: zoom_in(IMAGES, ONE, ONE), r"corner must be \[2, 2\], one for each image, but is \[2\]"),
         (lambda: wave(IMAGES, ONE[:1], ONE), r"amplitude must be \[2\]"),
         (lambda: wave(IMAGES, ONE, ONE[:1]), r"phase must be \[2\]"),
-        (lambda: blur(IMAGES, torch.ones(2, 4, 4)), "odd side, so that it has a centre, not 4"),
-        (lambda: blur(IMAGES, torch.ones(3, 3)), r"kernels must be \[2, 3, 3\]"),
-        (lambda: blur(IMAGES, torch.ones(1, 3, 3)), r"kernels must be \[2, 3, 3\]"),
+        (lambda: blur(IMAGES, torch.ones(2, 1, 4, 4)), "odd side, so that it has a centre, not 4"),
+        (lambda: blur(IMAGES, torch.ones(3, 3)), r"kernels must be \[2, 3, 3, 3\]"),
+        (lambda: blur(IMAGES, torch.ones(2, 2, 3, 3)), r"kernels must be \[2, 3, 3, 3\]"),
+        (lambda: blur(IMAGES, torch.ones(1, 1, 3, 3)), r"kernels must be \[2, 1, 3, 3\]"),
         (lambda: decolorize(IMAGES[:, :1], ONE), "channels: 1, not 3"),
         (lambda: decolorize(IMAGES, ONE[:1]), r"saturation must be \[2\]"),
     ],

@@ -28,8 +28,11 @@ def test_every_place_is_drawn_alike_and_fits():
 def test_kernels_are_normal_around_the_mean_inside_and_zero_outside():
     sizes, b = [5, 7, 11], 6000
     which = draw_index(3, b, seeded(0))
-    kernels = random_kernels(sizes, which, seeded(1))
-    assert kernels.shape == (b, 11, 11) and kernels.dtype == torch.float32
+    kernels = random_kernels(sizes, which, seeded(1), channels=2)
+    assert kernels.shape == (b, 2, 11, 11) and kernels.dtype == torch.float32
+    apart = torch.corrcoef(kernels[which == 2].flatten(2).transpose(0, 1).flatten(1))[0, 1]
+    assert apart.abs() < 0.01  # of a channel nothing is known by another one
+    kernels, which = kernels.flatten(0, 1), which.repeat_interleave(2)
     for i, k in enumerate(sizes):
         own, edge = kernels[which == i], (11 - k) // 2
         inside = own[:, edge : 11 - edge, edge : 11 - edge]
@@ -46,13 +49,13 @@ def test_kernels_as_convolutions_are_initialised_lie_around_zero(init, deviation
     """With fan-in and fan-out of side² the deviation is sqrt(2 / side²) and sqrt(2 / (2 side²))."""
     sizes, b = [5, 11], 4000
     which = draw_index(2, b, seeded(0))
-    kernels = random_kernels(sizes, which, seeded(1), init=init)
+    kernels = random_kernels(sizes, which, seeded(1), init=init)[:, 0]
     for i, k in enumerate(sizes):
         own, edge = kernels[which == i], (11 - k) // 2
         inside = own[:, edge : 11 - edge, edge : 11 - edge]
         assert own.abs().sum() == pytest.approx(inside.abs().sum().item(), rel=1e-5)
         assert inside.mean().abs() < 5e-3 and inside.std().item() == pytest.approx(deviation / k, rel=0.02)
-    usual = random_kernels(sizes, which, seeded(1))  # of the same draws
+    usual = random_kernels(sizes, which, seeded(1))[:, 0]  # of the same draws
     centre = (slice(None), 5, 5)
     side = torch.tensor(sizes)[which]
     torch.testing.assert_close((usual[centre] - 1 / side**2) / 0.02, kernels[centre] * side / deviation)

@@ -4,7 +4,7 @@ from patchloom.look.curves import draw_curves
 from patchloom.look.encoder.asked import NamedEncoder
 from patchloom.look.encoder.attention import attention_maps, class_attention, rollout
 from patchloom.look.encoder.components import components
-from patchloom.look.encoder.correlation import correlation
+from patchloom.look.encoder.correlation import correlation, position_correlation
 from patchloom.look.encoder.depth import linear_cka, measure_depth, relative_log_amplitude
 from patchloom.look.encoder.invert import invert
 from patchloom.look.encoder.relative import relative_attention
@@ -28,6 +28,7 @@ __all__ = [
     "linear_cka",
     "locality_retrieval",
     "measure_depth",
+    "position_correlation",
     "relative_attention",
     "relative_log_amplitude",
     "rollout",

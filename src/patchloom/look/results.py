@@ -14,7 +14,7 @@ import numpy as np
 
 from patchloom.calls import PathLike
 from patchloom.errors import PatchloomError
-from patchloom.hints import suggestion
+from patchloom.hints import listing, suggestion
 from patchloom.look.curves import curve_of, read_metrics
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.sealed import read_sealed
@@ -25,7 +25,8 @@ POSITIONS = "position-accuracy"
 # in which runs may differ without being another experiment; the seed's are averaged
 _MACHINE = {*LAUNCH, *"device workers threads cache attention kernels compile checkpointing".split()}
 # what of a result's settings must be alike for two results to be compared; the others follow from the data
-_ALIKE = ("recipe", "epochs", "k", "labels", "per_class", "method", "head_on", "ratio", "probe")
+_ALIKE = ("recipe", "epochs", "k", "gallery", "labels", "per_class", "method", "head_on", "ratio", "probe")
+_AVERAGE = "average"  # a row's setting where it is the mean over all values of it
 _ALONE = "from scratch"  # the encoder's name in a report that has only the control
 
 
@@ -45,6 +46,83 @@ class Result(NamedTuple):
     beside: float
     how: str
     date: str
+
+
+class PastRow(NamedTuple):
+    """A row of ``results.csv``."""
+
+    encoder: str
+    pooling: str
+    settings: dict[str, Any]
+    value: float
+    is_quoted: bool
+    data: str
+
+
+@dataclass(frozen=True)
+class PastReport:
+    """An evaluation: its rows, of which the first that is quoted is the encoder's, and the second its control's."""
+
+    protocol: str
+    date: str
+    seed: str
+    rows: tuple[PastRow, ...]
+
+    @cached_property
+    def quoted(self) -> list[PastRow]:
+        """The rows that its sentence quotes."""
+        return [row for row in self.rows if row.is_quoted]
+
+    def how(self, without: str = "") -> str:
+        """Return on what and by what it was measured, but for the setting ``without``."""
+        first = self.quoted[0]
+        said = [
+            f"{name.replace('_', ' ')} {first.settings[name]}"
+            for name in _ALIKE
+            if name in first.settings and name != without
+        ]
+        # that of the logistic regression is chosen, by no test image
+        if "l2" not in first.settings and first.pooling != "-":
+            said.append(f"pooling {first.pooling}")
+        return ", ".join([first.data, *said])
+
+    def at(self, setting: str) -> dict[Any, Result]:
+        """Return results by the value of a setting: of the row that is quoted, and of those that differ in it alone.
+
+        Where the quoted row is an average over another setting, so is each result.
+        """
+        quoted, *others = self.quoted
+        control = others[0] if others else None
+        given = [row.settings[setting] for row in self.rows if row.settings.get(setting, _AVERAGE) != _AVERAGE]
+        found = {}
+        for value in dict.fromkeys(map(_word, given)):
+            mine = _mean_at(self.rows, quoted, setting, value)
+            if mine is None:
+                continue
+            beside = None if control is None else _mean_at(self.rows, control, setting, value)
+            if control is not None and beside is None:
+                beside = control.value
+            name = "" if control is None else control.encoder
+            found[value] = Result(mine, name, float("nan") if beside is None else beside, self.how(setting), self.date)
+        return found
+
+
+def _mean_at(rows: Sequence[PastRow], like: PastRow, setting: str, value: Any) -> float | None:
+    """Return the mean of the rows that differ from ``like`` in the setting alone, at a value of it; None of none."""
+
+    def is_alike(row: PastRow) -> bool:
+        same_kind = (row.encoder, row.pooling) == (like.encoder, like.pooling)
+        return (
+            same_kind
+            and row.settings.keys() == like.settings.keys()
+            and all(
+                name == setting or row.settings[name] == kept or kept == _AVERAGE
+                for name, kept in like.settings.items()
+            )
+        )
+
+    alike = [row.value for row in rows if is_alike(row) and _word(row.settings.get(setting)) == value]
+    return float(np.mean(alike)) if alike else None
 
 
 @dataclass(frozen=True)
@@ -92,36 +170,43 @@ class PastRun:
         return [Result(float(values[i]), "chance", float(chance[i]), "held-out images", "") for i in known[-1:]]
 
     def _evaluated(self) -> dict[str, dict[tuple[str, str], Result]]:
+        found: dict[str, dict[tuple[str, str], Result]] = {}
+        for report in self.reports:
+            first, *others = report.quoted
+            control = others[0].encoder if others else ""
+            beside = others[0].value if others else float("nan")
+            result = Result(first.value, control, beside, report.how(), report.date)
+            found.setdefault(report.protocol, {})[result.how, report.seed] = result
+        return found
+
+    @cached_property
+    def reports(self) -> list[PastReport]:
+        """Evaluations of its encoder, in the order in which they were made."""
         path = self.path / "results.csv"
         if not path.is_file():
-            return {}
-        reports: dict[tuple[str, str, str], list[Mapping[str, str]]] = {}
-        found: dict[str, dict[tuple[str, str], Result]] = {}
+            return []
+        rows: dict[tuple[str, str, str], list[PastRow]] = {}
         try:
             with open(path, newline="", encoding="utf-8") as file:
                 for row in csv.DictReader(file):
-                    if row["quoted"] == "True":
-                        reports.setdefault((row["protocol"], row["date"], row["seed"]), []).append(row)
-            for (protocol, date, seed), (first, *others) in reports.items():
-                if first["encoder"] == _ALONE:
-                    continue
-                how = _how(first)
-                control = others[0]["encoder"] if others else ""
-                beside = float(others[0]["value"]) if others else float("nan")
-                result = Result(float(first["value"]), control, beside, how, date)
-                found.setdefault(protocol, {})[how, seed] = result
+                    one = PastRow(
+                        row["encoder"], row["pooling"], json.loads(row["settings"]), float(row["value"]),
+                        row["quoted"] == "True", row["data"],
+                    )  # fmt: skip
+                    rows.setdefault((row["protocol"], row["date"], row["seed"]), []).append(one)
         except (OSError, UnicodeDecodeError, csv.Error, ValueError, KeyError, TypeError) as problem:
             raise PatchloomError(
                 f"{path} could not be read ({problem}): remove the line, or leave the run out"
             ) from None
-        return found
+        found = [PastReport(*of, tuple(each)) for of, each in rows.items()]
+        return [one for one in found if one.quoted and one.quoted[0].encoder != _ALONE]
 
 
-def read_runs(places: Sequence[PathLike]) -> list[PastRun]:
+def read_runs(places: Sequence[PathLike], least: int = 2) -> list[PastRun]:
     """Several runs, each of which stands once.
 
     Raises:
-        PatchloomError: a place is no run's folder, or is given twice, or there are less than two.
+        PatchloomError: a place is no run's folder, or is given twice, or there are less than ``least``.
     """
     runs = []
     for place in places:
@@ -132,7 +217,7 @@ def read_runs(places: Sequence[PathLike]) -> list[PastRun]:
     for run, place in zip(runs, real, strict=True):
         if real.count(place) > 1:
             raise PatchloomError(f"{run.path} is given twice: give each run once")
-    if len(runs) < 2:
+    if len(runs) < least:
         raise PatchloomError(
             "look curves compares two runs or more: give others, too; the curves of one are in its pictures/curves.png"
         )
@@ -224,12 +309,62 @@ def _last(ways: Mapping[str, str]) -> str:
     return max(ways, key=lambda how: ways[how])
 
 
-def _how(row: Mapping[str, str]) -> str:
-    settings = json.loads(row["settings"])
-    said = [f"{name.replace('_', ' ')} {settings[name]}" for name in _ALIKE if name in settings]
-    if "l2" not in settings and row["pooling"] != "-":  # that of the logistic regression is chosen, by no test image
-        said.append(f"pooling {row['pooling']}")
-    return ", ".join([row["data"], *said])
+def at_settings(runs: Sequence[PastRun], protocol: str, setting: str) -> list[dict[Any, Result]]:
+    """Return of each run the results of a protocol by a setting of the evaluation, all measured alike but for it.
+
+    Of several evaluations with the same value those of other seeds are averaged, and the newest of a seed counts.
+
+    Raises:
+        PatchloomError: a run has no such result, none has the setting, or all have the same value.
+    """
+    known = {report.protocol for run in runs for report in run.reports}
+    if protocol not in known:
+        there = f"they have {listing(sorted(known), 'and')}" if known else "they have none"
+        raise PatchloomError(f"--against {protocol}.{setting}: these runs have no {protocol} results; {there}")
+    found: list[dict[str, dict[Any, dict[str, Result]]]] = []
+    for run in runs:
+        reports = [report for report in run.reports if report.protocol == protocol]
+        if not reports:
+            raise PatchloomError(
+                f"{run.path} has no {protocol} result: patchloom evaluate {protocol} {run.path} DATA makes one"
+            )
+        ways: dict[str, dict[Any, dict[str, Result]]] = {}
+        for report in reports:
+            for value, result in report.at(setting).items():
+                ways.setdefault(result.how, {}).setdefault(value, {})[report.seed] = result
+        if not ways:
+            known = sorted({name for report in reports for name in report.quoted[0].settings})
+            there = f"{suggestion(setting, known)} They have {', '.join(known)}." if known else "."
+            raise PatchloomError(f"--against {protocol}.{setting}: {protocol} results of {run.path} have none{there}")
+        found.append(ways)
+    common = [how for how in found[0] if all(how in ways for ways in found)]
+    if not common:
+        one, other = next(iter(found[0])), next(iter(next(ways for ways in found if found[0].keys().isdisjoint(ways))))
+        raise PatchloomError(
+            f"the {protocol} results of these runs were not measured alike, as by {one} and by {other}: evaluate all "
+            "of them on the same data with the same options"
+        )
+
+    def told(how: str) -> tuple[int, str]:
+        of_all = [result for ways in found for seeds in ways[how].values() for result in seeds.values()]
+        return len({value for ways in found for value in ways[how]}), max(result.date for result in of_all)
+
+    how = max(common, key=told)
+    if told(how)[0] < 2:
+        (value,) = found[0][how]
+        raise PatchloomError(
+            f"all {protocol} results of these runs have {setting} {value}: evaluate with another one, as by patchloom "
+            f"evaluate {protocol} {runs[0].path} DATA --{setting} ..."
+        )
+    means = []
+    for ways in found:
+        of_run = {}
+        for value, seeds in ways[how].items():
+            results = [*seeds.values()]
+            mean, beside = (float(np.mean([getattr(one, name) for one in results])) for name in ("value", "beside"))
+            of_run[value] = results[-1]._replace(value=mean, beside=beside)
+        means.append(of_run)
+    return means
 
 
 def _short(name: str) -> str:

@@ -58,12 +58,14 @@ class Tile(NamedTuple):
         words: above it.
         mark: a rectangle (top, left, height, width) in shares of the tile's sides.
         frame: its colour.
+        coloured: further rectangles, each with its colour.
     """
 
     picture: np.ndarray
     words: str = ""
     mark: tuple[float, float, float, float] | None = None
     frame: str | None = None
+    coloured: tuple[tuple[tuple[float, float, float, float], str], ...] = ()
 
 
 def draw_tiles(
@@ -169,10 +171,10 @@ def _draw_tile(at: Axes, tile: Tile, height: float) -> None:
     at.imshow(tile.picture, extent=(0, 1, 1, 0), aspect="auto", interpolation="nearest" if enlarged else "hamming")
     at.set(xticks=[], yticks=[])
     at.spines[:].set(visible=True, edgecolor=tile.frame or "#999999", linewidth=2.5 if tile.frame else 0.6)
-    if tile.mark is not None:
-        top, left, tall, wide = tile.mark
+    marks = [((tile.mark, MARK),) if tile.mark is not None else (), tile.coloured]
+    for (top, left, tall, wide), own in (one for each in marks for one in each):
         thin = min(tall, wide) < _THIN
-        for colour, line in ((INK, 1.4 if thin else 2.6), (MARK, 0.8 if thin else 1.4)):  # seen on light and on dark
+        for colour, line in ((INK, 1.4 if thin else 2.6), (own, 0.8 if thin else 1.4)):  # seen on light and on dark
             at.add_patch(Rectangle((left, top), wide, tall, fill=False, edgecolor=colour, linewidth=line))
 
 

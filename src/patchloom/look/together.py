@@ -23,13 +23,14 @@ from patchloom.look.curves import (
     QUIET,
     STYLE,
     Panel,
+    curve_of,
     frame_panel,
     smoothed_values,
     write_beside,
     write_figure,
     write_table,
 )
-from patchloom.look.results import POSITIONS, PastRun, lines_of, measured, read_runs, setting_of
+from patchloom.look.results import POSITIONS, PastRun, at_settings, lines_of, measured, read_runs, setting_of
 
 # told apart by colour-blind eyes, too (Okabe and Ito 2008)
 COLOURS = ("#1f5a94", "#d55e00", "#009e73", "#b0568f", "#8a6d00", "#3d9bd1", "#444444", "#a33b20")
@@ -38,8 +39,10 @@ _SMOOTH = 0.02  # share of a curve
 _LONGEST = 34  # characters of a line's name
 _ROOM, _CHARACTER = 8, 0.072  # characters for which there is room beside a panel, and inches of each
 _NOTHING = np.array([])
+_OVER_EPOCHS = {"knn": "by mean patch tokens", "instance-knn": "by what represents an image in the task"}
 _TITLES = {
     POSITIONS: "position accuracy",
+    "positions": "position accuracy",
     "finetune": "fine-tuned accuracy",
     "linear": "linear probe",
     "knn": "kNN accuracy",
@@ -66,6 +69,10 @@ class Point(NamedTuple):
     beside: float
 
 
+# a kind of result, how it was measured, the control, and points by line
+Drawn = tuple[str, str, str, dict[str, list[Point]]]
+
+
 @checked
 def curves(
     runs: PathLike | Sequence[PathLike],
@@ -76,15 +83,17 @@ def curves(
 ) -> list[Path]:
     """Draw several runs in one plot: their losses, or their results against a setting.
 
-    Losses over epochs are as in Beyond Masking, Fig. 2; results against a setting as in MP3, Figs. 4-7. A table of the
+    Losses over epochs are as in Beyond Masking, Fig. 2; results against a setting as in MP3, Figs. 3-7. A table of the
     points that are drawn is written beside the picture.
 
     Args:
         runs: folders of two runs or more.
-        against: a setting in which they differ, such as task.context_mask_ratio, patch_size or epochs; without it
-            losses are drawn. Other settings that differ give a line each, runs of other seeds their mean and range.
+        against: a setting in which they differ, such as task.context_mask_ratio, patch_size or epochs; or one of their
+            evaluations, such as finetune.epochs or positions.context_mask_ratio, also of one run; without it losses are
+            drawn. Other settings that differ give a line each, runs of other seeds their mean and range.
         of: which result is drawn: position-accuracy (on the run's held-out images), knn, linear, finetune, or another
-            protocol whose rows are in their results.csv; all that the runs have in common, if left out.
+            protocol whose rows are in their results.csv; all that the runs have in common, if left out. Without
+            ``against``: knn or instance-knn, the accuracy over the epochs of pre-training (ExtreMA, Figs. 4-5).
         out: folder for picture and table; the current one, if left out.
 
     Returns:
@@ -93,25 +102,64 @@ def curves(
     Raises:
         PatchloomError: no run there, runs that do not differ in the setting, or have no such result.
     """
-    found = read_runs([runs] if isinstance(runs, str | os.PathLike) else runs)
+    places = [runs] if isinstance(runs, str | os.PathLike) else runs
+    protocol, dot, inner = (against or "").partition(".")
+    of_evaluation = bool(dot) and protocol not in ("task", "model")
+    found = read_runs(places, least=1 if of_evaluation else 2)
     folder = Path(out or ".")  # not where the runs lie, or runs/* would name the picture, too, the next time
-    if against is None:
+    if of_evaluation:
         if of is not None:
-            raise PatchloomError(f"--of {of} is for --against SETTING, such as --against epochs: give both, or neither")
+            raise PatchloomError(f"--against {against} says which result is drawn: leave --of {of} out")
+        return _draw_against_evaluation(found, protocol, inner, folder)
+    if against is None:
+        if of in _OVER_EPOCHS:
+            return _draw_over_epochs(found, of, folder)
+        if of is not None:
+            raise PatchloomError(
+                f"--of {of} is for --against SETTING, such as --against epochs: give both, or --of "
+                f"{listing(_OVER_EPOCHS)} alone"
+            )
         return _draw_losses(found, folder)
     name, values = setting_of(found, against)
-    table, panels = [], []
+    panels = []
     for kind in _kinds(found, of):
         lines, how, control = points_of(found, name, values, kind)
         panels.append((kind, how, control, lines))
-        table += [
-            (kind, how, line, p.place, p.value, p.low, p.high, control, "" if math.isnan(p.beside) else p.beside,
-             " ".join(p.runs))
-            for line, points in lines.items() for p in points
-        ]  # fmt: skip
-    place = folder / f"{f'{of}-' if of else ''}against-{name}"
+    return _write_results(panels, name, folder / f"{f'{of}-' if of else ''}against-{name}")
+
+
+def _write_results(panels: Sequence[Drawn], name: str, place: Path) -> list[Path]:
+    """Draw the panels, and write a table of their points."""
+    table = [
+        (kind, how, line, p.place, p.value, p.low, p.high, control, "" if math.isnan(p.beside) else p.beside,
+         " ".join(p.runs))
+        for kind, how, control, lines in panels for line, points in lines.items() for p in points
+    ]  # fmt: skip
     heading = ("result", "measured", "line", name, "value", "low", "high", "control", "control_value", "runs")
     return [_draw_results(panels, name, place), write_table(heading, table, place.with_name(f"{place.name}.csv"))]
+
+
+def _draw_against_evaluation(runs: Sequence[PastRun], protocol: str, setting: str, folder: Path) -> list[Path]:
+    """Draw results of a protocol against a setting of the evaluation, such as the epochs of fine-tuning."""
+    results = at_settings(runs, protocol, setting)
+    names = lines_of(runs, "")
+    if len(set(names)) < len(names) and len({run.became.get("seed") for run in runs}) == 1:
+        names = _names(runs)
+    groups: dict[str, dict[Any, list[int]]] = {}
+    for i, of_run in enumerate(results):
+        for value in of_run:
+            groups.setdefault(names[i], {}).setdefault(value, []).append(i)
+    order = _order([value for of_run in results for value in of_run])
+    lines: dict[str, list[Point]] = {}
+    for line, values in groups.items():
+        for value in sorted(values, key=order.index):
+            some = [results[i][value] for i in values[value]]
+            reached, of = [one.value for one in some], tuple(runs[i].path.name for i in values[value])
+            mean, beside = float(np.mean(reached)), float(np.mean([one.beside for one in some]))
+            lines.setdefault(line, []).append(Point(value, mean, min(reached), max(reached), of, beside))
+    first = next(iter(results[0].values()))
+    name = f"{protocol}.{setting}"
+    return _write_results([(protocol, first.how, first.control, lines)], name, folder / f"against-{name}")
 
 
 def _kinds(runs: Sequence[PastRun], of: str | None) -> list[str]:
@@ -179,7 +227,7 @@ def _numbers(values: Sequence[Any]) -> bool:
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
-def _draw_results(panels: Sequence[tuple[str, str, str, dict[str, list[Point]]]], name: str, place: Path) -> Path:
+def _draw_results(panels: Sequence[Drawn], name: str, place: Path) -> Path:
     with matplotlib.rc_context(STYLE):
         notes = [_note(how, lines) for _, how, _, lines in panels]
         named = [*(line for *_, lines in panels for line in lines), *(control for *_, control, _ in panels)]
@@ -239,9 +287,7 @@ def _draw_control(
 
 
 def _draw_losses(runs: Sequence[PastRun], folder: Path) -> list[Path]:
-    names = [run.path.name for run in runs]
-    if len(set(names)) < len(names):
-        names = [str(run.path) for run in runs]
+    names = _names(runs)
     losses = [run.losses() for run in runs]
     tasks = {run.became.get("task.name") for run in runs}
     scales = [
@@ -273,6 +319,47 @@ def _draw_losses(runs: Sequence[PastRun], folder: Path) -> list[Path]:
         for epoch, value in zip(epochs.tolist(), loss.tolist(), strict=True)
     ]
     return [picture, write_table(("run", "task", "epoch", "loss", "relative"), table, folder / "losses.csv")]
+
+
+def _draw_over_epochs(runs: Sequence[PastRun], of: str, folder: Path) -> list[Path]:
+    """Draw the kNN accuracy that each run measured in its training, as a line a run."""
+    names, column = _names(runs), of.replace("-", "_")
+    curves_of_runs = [curve_of(run.metrics, column) for run in runs]
+    for run, (epochs, _) in zip(runs, curves_of_runs, strict=True):
+        if not len(epochs):
+            raise PatchloomError(
+                f"{run.path} measured no {of} in its training, which takes labels"
+                f"{' and a task with a representation of its own' if of != 'knn' else ''}: leave it out"
+            )
+    ways = {tuple(run.became.get(name) for name in ("knn_k", "knn_gallery")) for run in runs}
+    if len(ways) > 1:
+        raise PatchloomError(
+            f"these runs measured {of} with another --knn_k or --knn_gallery: give runs that measured it alike"
+        )
+    note, labels = f"on held-out images, {_OVER_EPOCHS[of]}", []
+    with matplotlib.rc_context(STYLE):
+        figure, (axes,) = _side_by_side([note], names)
+        for name, colour, (epochs, values) in zip(names, line_colours(len(runs)), curves_of_runs, strict=True):
+            marker = "o" if len(values) <= MARKED else None
+            axes.plot(epochs, values, color=colour, linewidth=1.7, marker=marker, markersize=3, clip_on=False)
+            labels.append((float(values[-1]), f"{short_name(name)} {values[-1]:.1%}", colour, "bold"))
+        frame_panel(axes, Panel("kNN accuracy", note, _NOTHING, _NOTHING, {}, True, 0))
+        axes.set_xlim(0, max(float(epochs.max()) for epochs, _ in curves_of_runs) * 1.02 or 1)
+        axes.set_xlabel("epochs")
+        write_beside(axes, labels)
+        picture = write_figure(figure, folder / f"{of}.png")
+    table = [
+        (name, run.became.get("task.name", ""), epoch, value)
+        for name, run, (epochs, values) in zip(names, runs, curves_of_runs, strict=True)
+        for epoch, value in zip(epochs.tolist(), values.tolist(), strict=True)
+    ]
+    return [picture, write_table(("run", "task", "epoch", of), table, folder / f"{of}.csv")]
+
+
+def _names(runs: Sequence[PastRun]) -> list[str]:
+    """Return names of runs; their paths where two have one name."""
+    names = [run.path.name for run in runs]
+    return names if len(set(names)) == len(names) else [str(run.path) for run in runs]
 
 
 def line_colours(count: int) -> list[str]:

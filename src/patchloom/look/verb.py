@@ -12,7 +12,7 @@ from patchloom.data import DataLike, Source, is_given, lasting, open_data, open_
 from patchloom.data.sound.hearing import heard_by
 from patchloom.errors import PatchloomError
 from patchloom.hints import listing
-from patchloom.look.encoder.asked import Asked
+from patchloom.look.encoder.asked import QUERIES, Asked, Heads
 from patchloom.look.encoder.drawn import (
     PICTURES,
     TASK,
@@ -21,7 +21,7 @@ from patchloom.look.encoder.drawn import (
     names_of,
     numbers_of,
     or_left_out,
-    place_of,
+    places_of,
     told_apart,
     untrained,
 )
@@ -39,6 +39,8 @@ from patchloom.sides import both
 # options that only some pictures of an encoder heed
 _HEEDED = {
     "query": ("attention", "correlation"),
+    "heads": ("attention",),
+    "exemplar": ("retrieval",),
     "blocks": ("attention", "relative", "features", "inversion"),
     "steps": ("inversion",),
     "beside": ("relative", "depth", "retrieval"),
@@ -56,6 +58,8 @@ def look(
     seed: int = 0,
     task: TaskLike | None = None,
     query: str | list[float] | None = None,
+    heads: Heads | None = None,
+    exemplar: str | Path | None = None,
     blocks: str | int | list[int] | None = None,
     steps: int | None = None,
     beside: str | list[str] | None = None,
@@ -76,7 +80,9 @@ def look(
         seed: of what is withheld, and of the untrained encoder.
         task: FILE.py:CLASS, or the class, of a task of your own that the run does not find again, or that has changed.
         query: x,y in pixels of what the encoder is given, whose patch attention and correlation ask about; by default a
-            salient one of each image.
+            salient one of each image. With ``heads`` mean up to four points, as in 80,40;20,60.
+        heads: attention of each head, a sheet an image, or their mean in the last block for four patches of each image.
+        exemplar: file of an image: retrieval looks for the crop of each image that is most like it.
         blocks: numbers of the blocks that are drawn, from 1, such as 3,12; by default each picture chooses.
         steps: of the fit of inversion; 3,000 as in the paper, or 300 on a CPU.
         beside: further encoders for relative, depth and retrieval, between commas; the untrained one always is there.
@@ -93,7 +99,8 @@ def look(
     if not 1 <= images <= ROWS:
         raise PatchloomError(f"--images must be 1 to {ROWS}, which is what a sheet has room for, not {images}")
     names = names_of(what)
-    options = {"query": query, "blocks": blocks, "steps": steps, "beside": beside, "img_size": img_size}
+    options = {"query": query, "heads": heads, "exemplar": exemplar, "blocks": blocks, "steps": steps, "beside": beside}
+    options["img_size"] = img_size
     _refuse_idle(names, options | {"model": model}, task)
     pictures = [name for name in names if name != TASK]
     if not pictures:
@@ -107,6 +114,8 @@ def look(
     found = [named_encoder(place, model if i == 0 else None, size, at) for i, place in enumerate(places)]
     encoder, *further = told_apart(places, found)
     source, target = _images_for(run, encoder.card, data)
+    several = QUERIES if heads == "mean" and pictures == ["attention"] else 1
+    points = places_of(query, input_size(encoder.vit), several)
     asked = Asked(
         encoder,
         source,
@@ -114,7 +123,10 @@ def look(
         (untrained(encoder, seed, at), *further),
         images,
         seed,
-        place_of(query, input_size(encoder.vit)),
+        points[0] if points else None,
+        points,
+        heads or "each",
+        None if exemplar is None else Path(exemplar),
         numbers_of(blocks, encoder.vit),
         steps,
         at,

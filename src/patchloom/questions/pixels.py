@@ -27,6 +27,7 @@ from patchloom.withhold.degradation import Degradation
 
 Statistics = tuple[Tensor, Tensor]
 TargetNorm = Literal["channel", "patch"]
+BandTarget = Literal["grown", "original"]
 
 
 class Pixels(PatchQuestion):
@@ -185,6 +186,8 @@ class Restoration(Pixels):
         blank: visible patches that are blank, in every image.
         band_weight: with masks and zooming in on a canvas: share of the loss on the band around what was seen, the
             rest is on the masked patches (m + a). None: one loss on all patches that are asked.
+        band_target: target of the band: the canvas reduced to the input's size, normalised and grown again (``grown``,
+            as the authors' program has it), or the canvas itself (``original``, as appendix A.2 has it).
     """
 
     pictured = 100  # the paper's number of images for the mean error
@@ -198,9 +201,10 @@ class Restoration(Pixels):
         blank: int = 0,
         band_weight: float | None = None,
         target_norm: TargetNorm = "channel",
+        band_target: BandTarget = "grown",
     ):
         super().__init__(geometry, decoder, normalized, blank=blank)
-        self.degradation, self.band_weight = degradation, band_weight
+        self.degradation, self.band_weight, self.band_target = degradation, band_weight, band_target
         self.whole_patch = normalized and target_norm == "patch"
 
     def truth(self, encoded: Encoded) -> Tensor:
@@ -242,14 +246,28 @@ class Restoration(Pixels):
         corner, whole = encoded.given.corner, tuple(canvas.shape[2:])
         if corner is None:
             corner = central_corner(canvas, g.size)
-        grown = F.interpolate(unpatchify(answers, g.p, g.grid), whole, mode="area")
+        grown = self._grown(answers, whole)
         inside = patchify(crop_at(grown, g.size, corner), g.p, masked)
         hole = self.normalize(patchify(crop_at(canvas, g.size, corner), g.p, masked))
-        target = unpatchify(self.normalize(patchify(self.degradation.frame(canvas), g.p)), g.p, g.grid)
-        apart = (grown - F.interpolate(target, whole, mode="area")).square()
+        apart = (grown - self._band_of(canvas)).square()
         # weighted rather than cut out: on the way back each cut would be a canvas of zeros
         band = (apart * _strips(whole, g.size, corner)).sum((1, 2, 3)) / apart.shape[1]
         return (inside - hole).square().mean((1, 2)), band
+
+    def _band_of(self, canvas: Tensor) -> Tensor:
+        """Return the target [b c H W] of the band, of the ``canvas`` [b c H W] in its units."""
+        frame, whole = patchify(self.degradation.frame(canvas), self.geometry.p), tuple(canvas.shape[2:])
+        if self.band_target == "grown":
+            return self._grown(self.normalize(frame), whole)
+        if not self.normalized:
+            return canvas
+        # the band has no whole patches at its own size: those that answer for it say by what it is normalised
+        mean, deviation = (self._grown(one.expand_as(frame), whole) for one in self.statistics(frame))
+        return (canvas - mean) / deviation
+
+    def _grown(self, patches: Tensor, whole: tuple[int, ...]) -> Tensor:
+        """Return patches [b n f] as a picture of the canvas's size."""
+        return F.interpolate(unpatchify(patches, self.geometry.p, self.geometry.grid), whole, mode="area")
 
     def measure(self, encoded: Encoded) -> Measure:
         """The error beside those of patches of one colour and of what was given, put at its place, holes blurred."""

@@ -61,6 +61,11 @@ _CAPTIONS = {
         "A map for each block and head of what the marked patch attends to. Look for heads that keep to a thing or a "
         "part; flat maps tell nothing.",
     ),
+    "attention-mean": Caption(
+        "What patches attend to, by the mean of heads",
+        "A map for each marked patch, framed in its colour. Look whether it keeps to the thing on which the patch "
+        "lies.",
+    ),
     "relative": Caption(
         "Attention by offset",
         "How much patches attend to others by the way from one to the other, a map for each head. A dot is a local "
@@ -74,6 +79,11 @@ _CAPTIONS = {
         "What is like a patch",
         "How alike the marked patch is to all others, in its image and in the next. Look whether it finds its kind, or "
         "only its brightness.",
+    ),
+    "correlation-positions": Caption(
+        "Every pair of positions",
+        "How alike features at two positions are, averaged over images: within an image, and across two. Maps that are "
+        "bright around their own position tell of position; more within than across tells of content.",
     ),
     "depth": Caption(
         "Features from block to block",
@@ -89,6 +99,10 @@ _CAPTIONS = {
         "Nearest crops",
         "Of crops of several images those that are nearest to one. Look whether place and scale are found again in "
         "other images.",
+    ),
+    "exemplar": Caption(
+        "What is like an image of your own",
+        "In each image the crop that is most like it. Look whether the thing is found, and whether the frame fits.",
     ),
     "inversion": Caption(
         "Images that the encoder takes for these",

@@ -53,6 +53,7 @@ class Settings:
         accumulate: steps whose gradients are added up before the weights move.
         blr: base learning rate; the peak is blr · (images an update) / 256.
         weight_decay: of AdamW, for weights of two and more dimensions; auto is 0.05, and 0.1 for extrema.
+        betas: decay rates of AdamW's two moments; [0.9, 0.999] are those of DeiT and MP3.
         warmup_epochs: passes over which the learning rate rises from 0 to its peak.
         halve_every: updates after which the learning rate is halved, again and again, after a warm-up at a tenth of
             the peak (MP3's speech models); 0 lets it rise in the warm-up, and fall to 0 as a cosine.
@@ -69,6 +70,8 @@ class Settings:
         bins: rows of pictures of recordings: coefficients, or bands.
         held_out: share of the images that is never trained on and serves the measures (at most 2,000 images); auto is
             5 %, and of small sets more.
+        knn_k: neighbours of the kNN accuracy that is measured in training where there are labels (ExtreMA: 200).
+        knn_gallery: training images among which they are looked for, at most (ExtreMA: a tenth of ImageNet).
         group: which images are held out together, such as frames of one video: parent (those of a folder), a column of
             a table, or a pattern, a regular expression whose brackets hold what names the group in the path.
         normalization: mean and std of the channels are those of the data, or ImageNet's.
@@ -117,6 +120,7 @@ class Settings:
     accumulate: int = 1
     blr: float | Auto = "auto"
     weight_decay: float | Auto = "auto"
+    betas: tuple[float, float] = (0.9, 0.95)
     warmup_epochs: float | Auto = "auto"
     halve_every: int = 0
     clip: float = 5.0
@@ -129,6 +133,8 @@ class Settings:
     features: Features = Sound.features
     bins: int = Sound.bins
     held_out: float | Auto = "auto"
+    knn_k: int = 20
+    knn_gallery: int = 2000
     group: str | None = None
     normalization: Literal["data", "imagenet"] = "data"
     workers: int | Auto = "auto"
@@ -161,7 +167,7 @@ class Settings:
         """
         least = {"batch_size": 1, "accumulate": 1, "channels": 1, "threads": 1, "devices": 1, "nodes": 1}
         least |= {"workers": 0, "weight_decay": 0, "warmup_epochs": 0, "clip": 0, "seed": 0, "halve_every": 0}
-        least |= {"rate": 1000, "bins": 1, "patience": 1, "train_blocks": 0}
+        least |= {"rate": 1000, "bins": 1, "patience": 1, "train_blocks": 0, "knn_k": 1, "knn_gallery": 2}
         for name, bound in least.items():
             value, most = getattr(self, name), _MAX.get(name, 2**31 - 1)
             if value not in ("auto", None) and not bound <= value <= most:
@@ -173,6 +179,8 @@ class Settings:
             raise PatchloomError(f"--warmup_epochs {self.warmup_epochs} is more than --epochs {self.epochs}: lower it")
         if self.blr != "auto" and not 0 < self.blr < math.inf:
             raise PatchloomError(f"--blr must be above 0 and finite, not {self.blr}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise PatchloomError(f"--betas must lie in [0, 1), not {list(self.betas)}")
         if not 0 < self.seconds <= _MAX["seconds"]:
             raise PatchloomError(f"--seconds must be above 0, and {_MAX['seconds']} or less, not {self.seconds:g}")
         for name in ("crop_scale", "held_out"):
@@ -235,7 +243,7 @@ class Settings:
     def plain(self) -> dict[str, Any]:
         """As plain values for YAML."""
         values = asdict(self)
-        for name in ("img_size", "patch_size"):
+        for name in ("img_size", "patch_size", "betas"):
             if isinstance(values[name], tuple):
                 values[name] = list(values[name])
         return values
@@ -290,7 +298,7 @@ def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Setting
     size = given.get("img_size", "auto")
     if isinstance(size, int):
         given["img_size"] = (size, size)
-    for name in ("img_size", "patch_size"):
+    for name in ("img_size", "patch_size", "betas"):
         if isinstance(given.get(name), list | tuple):
             given[name] = tuple(map(plain, given[name]))
     size = given.get("patch_size", "auto")

@@ -9,7 +9,7 @@ from patchloom.errors import PatchloomError
 from patchloom.hints import check
 from patchloom.tasks.task import Size, Task
 from patchloom.withhold.degradation import CanvasFit, Degradation, Fill, Kind, Place
-from patchloom.withhold.draws import KernelInit
+from patchloom.withhold.draws import KernelInit, KernelOf
 
 Strength = float | list[float] | Literal["auto"]
 
@@ -28,6 +28,7 @@ _FORMS: dict[str, tuple[tuple[str, ...], Any, str, str]] = {
     "zoom_place": (("zoom_in",), Place, "centre", "the paper's"),
     "fill": (("zoom_out",), Fill, "mirror", "the paper's"),
     "kernel_init": (("blur",), KernelInit, "normal", "the paper's"),
+    "kernel_of": (("blur",), KernelOf, "channel", "the paper's"),
     "canvas_fit": (("fisheye", "wave"), CanvasFit, "resize", "the paper's"),
 }
 
@@ -47,7 +48,7 @@ def build_degradation(
         canvas: shorter side in pixels of the images that come; more than the encoder's image only for zooming in,
             fisheye and wave.
         strengths: by option (scale, twist, amplitude, kernel, saturation), a number, a list, or auto.
-        forms: by option (zoom_place, fill, kernel_init, canvas_fit), a word or auto.
+        forms: by option (zoom_place, fill, kernel_init, kernel_of, canvas_fit), a word or auto.
 
     Raises:
         PatchloomError: a degradation that does not exist or is not for such images, strengths out of range, or options

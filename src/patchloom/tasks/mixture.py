@@ -36,7 +36,7 @@ from patchloom.tasks.sizes import (
 )
 from patchloom.tasks.task import Size, Task
 from patchloom.withhold.degradation import Kind, Place
-from patchloom.withhold.draws import KernelInit
+from patchloom.withhold.draws import KernelInit, KernelOf
 from patchloom.withhold.encoder_input import (
     EncoderInput,
     all_patches,
@@ -81,6 +81,7 @@ class Mixture(Task):
         zoom_place: which part zoom_in shows: the centre (auto), or one at a random place.
         fill: what is around zoom_out's small copy: its mirror images (auto), black, or patches of other images.
         kernel_init: of blur's kernels: normal around the mean (auto), or around 0 as kaiming or xavier have it.
+        kernel_of: a kernel of blur for each channel of an image (auto: channel), or one for all of them (image).
         position_depth: blocks of the position decoder, 0 for a linear one as MP3 has it; auto: 2.
 
     Raises:
@@ -107,6 +108,7 @@ class Mixture(Task):
         zoom_place: Place | Literal["auto"] = "auto",
         fill: Padding | Literal["auto"] = "auto",
         kernel_init: KernelInit | Literal["auto"] = "auto",
+        kernel_of: KernelOf | Literal["auto"] = "auto",
     ):
         super().__init__(encoder)
         self.withhold = self.resolve_auto(
@@ -126,7 +128,7 @@ class Mixture(Task):
         kind: Kind = degradations[0] if degradations else "none"
         strengths = {STRENGTHS[kind]: float(self.withhold[kind])} if degradations else {}
         check("task.fill", fill, Padding | Literal["auto"])
-        forms = {"zoom_place": zoom_place, "fill": fill, "kernel_init": kernel_init}
+        forms = {"zoom_place": zoom_place, "fill": fill, "kernel_init": kernel_init, "kernel_of": kernel_of}
         self.degradation = build_degradation(self, kind, min(self.geometry.size), strengths, forms)
         if second == "second":
             self.augment = TwoViews(self.augment.size, crop="own", color="none")

@@ -14,15 +14,16 @@ from patchloom.data import RandomCrop
 from patchloom.errors import PatchloomError
 from patchloom.hints import check
 from patchloom.patches.partition import central_block, random_block, random_partition
-from patchloom.questions.pixels import Restoration, TargetNorm
+from patchloom.questions.pixels import BandTarget, Restoration, TargetNorm
 from patchloom.tasks.degradations import Strength, build_degradation, others_needed
 from patchloom.tasks.masking import visible_of
 from patchloom.tasks.sizes import check_normalizable, patch_decoder, refuse_unused
 from patchloom.tasks.task import Size, Task
 from patchloom.withhold.degradation import CanvasFit, Fill, Kind, Place
-from patchloom.withhold.draws import KernelInit
+from patchloom.withhold.draws import KernelInit, KernelOf
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, mask_patches
 
+_LARGE = 1024  # width of a ViT-L
 Sampling = Literal["random", "block", "centre", "surroundings"]
 
 
@@ -44,6 +45,8 @@ class Restore(Task):
         zoom_place: which part zoom_in shows: the centre (auto), or one at a random place.
         band_weight: with zoom_in and masks, share of the loss on what lies around the input; the rest is on the masks.
             auto: 0.2.
+        band_target: what lies around the input is asked reduced to the input's size and grown again, as the authors'
+            program does (grown), or as it is (original); auto: grown where pixels are normalised, else original.
         scale: share of the side that zoom_in shows (on images of the usual size) or to which zoom_out shrinks; a number
             or a list to draw from; auto: 0.714.
         fill: what is around zoom_out's small copy: its mirror images (auto), black, patches of other images, or none:
@@ -53,13 +56,14 @@ class Restore(Task):
         kernel: side of blur's kernel in pixels, odd; a number or a list to draw from; auto: 9 for 224 pixels, and in
             proportion.
         kernel_init: of blur's kernels: normal around the mean (auto), or around 0 as kaiming or xavier have it.
+        kernel_of: a kernel of blur for each channel of an image (auto: channel), or one for all of them (image).
         saturation: share of the colour that decolorize leaves; a number or a list to draw from; auto: 0.3.
         normalized_pixels: ask for pixels normalised within each patch instead of plain ones.
         target_norm: by which statistics they are normalised: those of each channel of a patch (auto), or of the whole
             patch, as in mae.
-        decoder_width: width of the decoder; auto: 384, or the encoder's own below ViT-S.
+        decoder_width: width of the decoder; auto: 384, 512 for a ViT-L, or the encoder's own below ViT-S.
         decoder_depth: transformer blocks of the decoder; auto: 4, or 2 below ViT-S.
-        decoder_heads: attention heads of the decoder; auto: 6, or one for every 32 channels below ViT-S.
+        decoder_heads: attention heads of the decoder; auto: 6, 8 for a ViT-L, or one for every 32 channels below ViT-S.
 
     Raises:
         PatchloomError: options that do not go together, or that leave nothing to ask or to see.
@@ -75,12 +79,14 @@ class Restore(Task):
         canvas_fit: CanvasFit | Literal["auto"] = "auto",
         zoom_place: Place | Literal["auto"] = "auto",
         band_weight: float | Literal["auto"] = "auto",
+        band_target: BandTarget | Literal["auto"] = "auto",
         scale: Strength = "auto",
         fill: Fill | Literal["auto"] = "auto",
         twist: Strength = "auto",
         amplitude: Strength = "auto",
         kernel: Strength = "auto",
         kernel_init: KernelInit | Literal["auto"] = "auto",
+        kernel_of: KernelOf | Literal["auto"] = "auto",
         saturation: Strength = "auto",
         normalized_pixels: bool = True,
         target_norm: TargetNorm | Literal["auto"] = "auto",
@@ -91,7 +97,13 @@ class Restore(Task):
         super().__init__(encoder)
         check("task.sampling", sampling, Sampling)
         strengths = dict(scale=scale, twist=twist, amplitude=amplitude, kernel=kernel, saturation=saturation)
-        forms = {"zoom_place": zoom_place, "fill": fill, "kernel_init": kernel_init, "canvas_fit": canvas_fit}
+        forms = {
+            "zoom_place": zoom_place,
+            "fill": fill,
+            "kernel_init": kernel_init,
+            "kernel_of": kernel_of,
+            "canvas_fit": canvas_fit,
+        }
         self.degradation = build_degradation(self, degradation, canvas, strengths, forms)
         usual = 0.75 if degradation in ("masked", "zoom_in") else 0.0
         why = "the paper's" if usual else "the degradation is enough"
@@ -117,18 +129,26 @@ class Restore(Task):
         self.augment = RandomCrop(self.degradation.canvas)
         masks = visible < g.n
         has_band = masks and degradation == "zoom_in" and self.degradation.canvas != self.degradation.size
-        weight = None
+        weight, target = None, "grown"
         if has_band:
+            how = ("grown", "the authors' program's") if normalized_pixels else ("original", "the paper's")
+            target = self.resolve_auto("band_target", band_target, *how)
+            check("task.band_target", target, BandTarget)
             weight = self.resolve_auto("band_weight", band_weight, 0.2, "the authors' program's")
             if not 0 <= weight <= 1:
                 raise PatchloomError(f"--task.band_weight is a share from 0 to 1, not {weight}")
         else:
-            refuse_unused("only zooming in with masks and a canvas has two losses", band_weight=band_weight)
+            refuse_unused(
+                "only zooming in with masks and a canvas has two losses",
+                band_weight=band_weight,
+                band_target=band_target,
+            )
         # where nothing but patches is missing, the visible ones have nothing to answer
         asked = visible if self.degradation.changes_pixels or not masks else 0
         sizes = decoder_width, decoder_depth, decoder_heads
-        decoder = patch_decoder(self, *sizes, usual=(384, 4, 6), has_masked=masks, visible_asked=asked)
-        self.questions["pixels"] = Restoration(g, decoder, self.degradation, normalized_pixels, 0, weight, norm)
+        usual = (512, 4, 8) if encoder.embed_dim >= _LARGE else (384, 4, 6)  # the program's for a ViT-L
+        decoder = patch_decoder(self, *sizes, usual=usual, has_masked=masks, visible_asked=asked)
+        self.questions["pixels"] = Restoration(g, decoder, self.degradation, normalized_pixels, 0, weight, norm, target)
 
     @classmethod
     def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:

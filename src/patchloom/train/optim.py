@@ -26,10 +26,12 @@ def parameter_groups(net: nn.Module, weight_decay: float) -> list[dict[str, Any]
     return [group for group in groups if group["params"]]
 
 
-def build_optimizer(net: nn.Module, weight_decay: float, device: str) -> torch.optim.AdamW:
-    """AdamW with betas (0.9, 0.95), as MAE and DropPos, fused where the device has it. The loop sets the rate."""
+def build_optimizer(
+    net: nn.Module, weight_decay: float, device: str, betas: tuple[float, float] = (0.9, 0.95)
+) -> torch.optim.AdamW:
+    """Build AdamW, fused where the device has it, by default with MAE's betas. The loop sets the rate."""
     fused = device in ("cpu", "cuda")
-    return torch.optim.AdamW(parameter_groups(net, weight_decay), lr=0.0, betas=(0.9, 0.95), fused=fused)
+    return torch.optim.AdamW(parameter_groups(net, weight_decay), lr=0.0, betas=betas, fused=fused)
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, scale: float = 1.0) -> Tensor:

@@ -65,7 +65,8 @@ class Stepper:
         if settings.compile:
             compile_blocks(task)
         self.module = fabric.setup_module(task.to(fabric.device))
-        self.optimizer: Any = fabric.setup_optimizers(build_optimizer(task, settings.weight_decay, settings.device))
+        adam = build_optimizer(task, settings.weight_decay, settings.device, settings.betas)
+        self.optimizer: Any = fabric.setup_optimizers(adam)
         # what a forward pass changes, and an update that is not made must not
         self.statistics = [
             buffer

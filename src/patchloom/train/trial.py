@@ -61,7 +61,7 @@ class Step:
         self.task: Task = prepare_task(settings, stats).to(settings.device).train()
         if compiled:
             compile_blocks(self.task)
-        self.optimizer = build_optimizer(self.task, settings.weight_decay, settings.device)
+        self.optimizer = build_optimizer(self.task, settings.weight_decay, settings.device, settings.betas)
         b = batch or settings.batch_size
         if stats.sound is None:
             picture = Pictured(torch.randint(256, (b, c, *self.task.augment.size), dtype=torch.uint8))

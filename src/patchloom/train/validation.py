@@ -26,8 +26,6 @@ from patchloom.runs.settings import Settings
 from patchloom.tasks.task import Task
 from patchloom.waiting import Waiting
 
-_K = 20
-_GALLERY = 2000
 _BATCH = 250
 _FEATURED = 500  # held-out images whose features tell whether the encoder tells images apart
 _BESIDE_UNTRAINED = ("features:effective rank", "features:centred rank", "features:deviation")
@@ -40,7 +38,7 @@ class Validation:
         task: the task.
         card: mean, std and sizes with which images become its input.
         held_out: images that are not trained on; with labels, they also ask the kNN.
-        training: the training images, of which at most 2,000 answer the kNN.
+        training: the training images, of which at most ``knn_gallery`` answer the kNN.
         settings: seed of the draws, which are the same at every point of the training; batch size and workers.
         doubt: what keeps the held-out images from being new to the run, as `patchloom.runs.held_out.HeldOut` has it.
     """
@@ -52,11 +50,12 @@ class Validation:
         self.unreadable: set[str] = set()  # names of held-out images that could not be read
         self.fresh = settings.from_run is None and settings.init is None
         self.batch_size, self.workers = min(_BATCH, 2 * settings.batch_size), settings.workers
-        self.size = input_size(task.encoder)
+        self.size, self.k = input_size(task.encoder), settings.knn_k
         self.gallery = None
         if has_labels(held_out) and classes_of(training) > 1:
             with_label = np.flatnonzero(training.labels >= 0)
-            self.gallery = training.subset(np.random.default_rng(self.seed).permutation(with_label)[:_GALLERY])
+            order = np.random.default_rng(self.seed).permutation(with_label)
+            self.gallery = training.subset(order[: settings.knn_gallery])
 
     def run(
         self, device: torch.device, precision: Callable[[], AbstractContextManager[Any]], first: bool = False
@@ -180,7 +179,7 @@ class Validation:
     def _knn(self, features_of: Callable[[Source], ImageFeatures], poolings: Collection[str]) -> dict[str, float]:
         """Accuracy on held-out images by each of these poolings of their features."""
         gallery, queries = features_of(self.gallery), features_of(self.held_out)
-        k = min(_K, len(gallery.labels))
+        k = min(self.k, len(gallery.labels))
         found = {}
         for name in poolings:
             pooled = gallery.pooled(name), gallery.labels, queries.pooled(name), queries.labels

@@ -13,6 +13,7 @@ from patchloom.patches.partition import random_block
 from patchloom.withhold import canvas, degrade
 from patchloom.withhold.draws import (
     KernelInit,
+    KernelOf,
     draw_from,
     draw_index,
     draw_uniform,
@@ -45,6 +46,7 @@ class Degradation:
         zoom_place: which part of the picture zoom_in shows.
         fill: what is around the small picture of zoom_out. With none nothing is: only the patches that it covers enter.
         kernel_init: how the kernels of blur are drawn.
+        kernel_of: whether blur has a kernel for each channel of an image, or one for all of them.
         canvas_fit: how a bent canvas becomes as large as ``size``.
     """
 
@@ -56,6 +58,7 @@ class Degradation:
     zoom_place: Place = "centre"
     fill: Fill = "mirror"
     kernel_init: KernelInit = "normal"
+    kernel_of: KernelOf = "channel"
     canvas_fit: CanvasFit = "resize"
 
     @property
@@ -84,7 +87,8 @@ class Degradation:
         if self.kind == "zoom_in":
             return self.kind + " at a random place" * (self.zoom_place == "random")
         if self.kind == "blur":
-            return self.kind + f" by {self.kernel_init} kernels" * (self.kernel_init != "normal")
+            said = self.kind + f" by {self.kernel_init} kernels" * (self.kernel_init != "normal")
+            return said + ", alike for all channels" * (self.kernel_of == "image")
         if self.kind in ("fisheye", "wave") and self.canvas != self.size:
             return f"{self.kind} of a larger picture, {'resized' if self.canvas_fit == 'resize' else 'cropped'}"
         return self.kind + _AROUND.get(self.fill, "") * (self.kind == "zoom_out")
@@ -116,7 +120,8 @@ class Degradation:
         if self.kind == "blur":
             sides = [round(side) for side in self.strengths]
             which = draw_index(len(sides), b, generator, device)
-            kernels = random_kernels(sides, which, generator, device, self.kernel_init)
+            channels = images.shape[1] if self.kernel_of == "channel" else 1
+            kernels = random_kernels(sides, which, generator, device, self.kernel_init, channels)
             images = degrade.blur(images, kernels)
         elif self.kind == "decolorize":
             saturation = draw_from(self.strengths, b, generator, device)

@@ -113,23 +113,24 @@ def wave(images: Tensor, amplitude: Tensor, phase: Tensor, waves: float = 1.5) -
 
 
 def blur(images: Tensor, kernels: Tensor) -> Tensor:
-    """Each image convolved with its own kernel, the same for every channel (Beyond Masking, degradation d).
+    """Convolve each channel of each image with a random kernel (Beyond Masking, degradation d).
 
     No bias. Around the image lies 0, the mean colour of normalised images, so that the size stays.
 
     Args:
         images: [b c h w].
-        kernels: [b k k], k odd; from `random_kernels`.
+        kernels: [b c k k], one for each channel of an image, or [b 1 k k], one for all; k odd. From `random_kernels`.
 
     Raises:
-        ValueError: the kernel's side is even, or there is not one kernel per image.
+        ValueError: the kernel's side is even, or there is not one kernel per channel or per image.
     """
     check_images(images)
     b, c, h, w = images.shape
     k = kernels.shape[-1]
-    check_shape("kernels", kernels, (b, k, k))
+    shared = kernels.ndim == 4 and kernels.shape[1] == 1
+    check_shape("kernels", kernels, (b, 1 if shared else c, k, k))
     check_odd(k)
-    weights = kernels.float()[:, None].expand(b, c, k, k).reshape(b * c, 1, k, k)
+    weights = kernels.float().expand(b, c, k, k).reshape(b * c, 1, k, k)
     # Autocast would round images to bfloat16 on their way to the encoder, which rounds them itself only once.
     with torch.autocast(images.device.type, enabled=False):
         blurred = F.conv2d(images.float().reshape(1, b * c, h, w), weights, padding=k // 2, groups=b * c)

@@ -17,6 +17,7 @@ from patchloom.withhold.checks import check_odd, check_sizes
 
 Device = torch.device | str
 KernelInit = Literal["normal", "kaiming", "xavier"]
+KernelOf = Literal["channel", "image"]
 
 
 def draw_uniform(
@@ -88,8 +89,9 @@ def random_kernels(
     generator: torch.Generator | None = None,
     device: Device | None = None,
     init: KernelInit = "normal",
+    channels: int = 1,
 ) -> Tensor:
-    """Kernels [b k k] of side ``sizes[which]``, to convolve a channel of an image with.
+    """Draw kernels [b channels k k] of side ``sizes[which]``, each to convolve a channel of an image with.
 
     Their weights are normal. ``normal``: around 1/side² with deviation 0.02, which blurs (Beyond Masking, degradation
     d). ``kaiming`` and ``xavier``: around 0, as convolutions are initialised (appendix A.1, where both fail): with
@@ -107,10 +109,10 @@ def random_kernels(
         check_odd(side)
     k = max(sizes)
     device = which.device if device is None else device
-    noise = draw(torch.randn, (len(which), k, k), generator, device).to(device, non_blocking=True)
-    side = table(sizes, device)[which.to(device, non_blocking=True)][:, None, None]
+    noise = draw(torch.randn, (len(which), channels, k, k), generator, device).to(device, non_blocking=True)
+    side = table(sizes, device)[which.to(device, non_blocking=True)][:, None, None, None]
     away = (torch.arange(k, device=device) - k // 2).abs()
-    inside = torch.maximum(away[:, None], away) <= side // 2  # [b k k]
+    inside = torch.maximum(away[:, None], away) <= side // 2  # [b 1 k k]
     weights = (
         1 / side**2 + 0.02 * noise if init == "normal" else noise * {"kaiming": 2**0.5, "xavier": 1.0}[init] / side
     )

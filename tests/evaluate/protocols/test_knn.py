@@ -39,6 +39,7 @@ def test_the_protocol_agrees_with_scikit_learn_on_features_of_an_encoder(tiny_en
         assert abs(counts - np.bincount(digits.train.labels) / 10).max() < 1  # each class in its share
         assert "The gallery is a stratified 10 % of 1,437 training images (seed 2)." in report.protocol
     train, test = (extract(vit, card, source, device="cpu") for source in (digits.train.subset(voting), digits.test))
+    assert {row.settings.get("gallery", 1.0) for row in report.rows if "k" in row.settings} == {gallery}
     found = 0
     for row in report.rows:
         if row.encoder != "tiny":

@@ -1,6 +1,7 @@
 """Position sensitivity of frozen encoders: on images whose patches carry their number, and on noise."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from patchloom.evaluate import evaluate
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, save_classifier
 from patchloom.evaluate.protocols.sensitivity import PositionProbe, train_probe
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.encode import encode, prefix_count
 from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
+from patchloom.withhold.encoder_input import all_patches, drop_positions
 
 SIZES = {"depth": 1, "embed_dim": 32, "num_heads": 2}
 QUICK = {"device": "cpu", "steps": 60}
@@ -51,16 +54,33 @@ def top1(report) -> dict[str, float]:
     return {row.encoder: row.value for row in report.rows if row.settings["measure"] == "top-1"}
 
 
-@pytest.mark.parametrize("placeholder", ["learned", "zeros"])
-def test_marks_are_read_and_noise_is_not(encoder: Path, images: dict[str, Path], placeholder: str) -> None:
-    marked = evaluate("position-sensitivity", encoder, images["marked"], placeholder=placeholder, **QUICK)
-    noise = evaluate("position-sensitivity", encoder, images["noise"], placeholder=placeholder, **QUICK)
+OURS = {"placeholder": "learned", "standardize": True}
+
+
+@pytest.mark.parametrize("how", [{}, OURS], ids=str)
+def test_marks_are_read_and_noise_is_not(encoder: Path, images: dict[str, Path], how: dict[str, Any]) -> None:
+    marked = evaluate("position-sensitivity", encoder, images["marked"], **how, **QUICK)
+    noise = evaluate("position-sensitivity", encoder, images["noise"], **how, **QUICK)
     assert top1(marked)["tiny"] > 0.6 and top1(marked)["chance"] == pytest.approx(CHANCE)
     assert top1(noise)["tiny"] < 0.2
-    assert {"learned": "a learned vector", "zeros": "zeros"}[placeholder] in marked.protocol
+    assert ("a learned vector" if "placeholder" in how else "zeros") in marked.protocol
+    assert ("standardised" in marked.protocol) == ("standardize" in how)
     assert marked.n_test == 12 and "a fifth was split off" in marked.protocol
     distance = {row.encoder: row for row in marked.rows if row.settings["measure"] == "distance"}
     assert distance["tiny"].value < 1 < distance["always the centre"].value and distance["tiny"].unit == "patches"
+
+
+def test_by_default_a_linear_layer_alone_is_trained(encoder: Path) -> None:
+    """DropPos Table 7: a linear head on features of a frozen encoder, and nothing else that learns."""
+    probe = PositionProbe(load_encoder(encoder)[0], "zeros")
+    assert {name for name, one in probe.named_parameters() if one.requires_grad} == {"layer.weight", "layer.bias"}
+    images = torch.randn(4, 1, 8, 8)
+    placed = probe.place(images, torch.Generator().manual_seed(0), 0.75)
+    given = drop_positions(all_patches(images, 16), placed.dropped.nonzero()[:, 1].view(4, 12))
+    tokens = encode(probe.vit, given, position_token=torch.zeros(32))[:, prefix_count(probe.vit) :]
+    torch.nn.init.normal_(probe.layer.weight)
+    again = probe.place(images, torch.Generator().manual_seed(0), 0.75)
+    torch.testing.assert_close(again.logits, tokens @ probe.layer.weight.T + probe.layer.bias)
 
 
 @pytest.mark.parametrize("placeholder", ["learned", "zeros"])

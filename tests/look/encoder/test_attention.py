@@ -1,5 +1,7 @@
 """What is read of attention, and rolled out, which patch is asked about, and what is drawn of it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -188,3 +190,34 @@ def test_no_picture_of_a_swin_or_of_what_has_diverged(tmp_path):
         vit.blocks[0].attn.qkv.weight[0] = torch.nan
     with pytest.raises(PatchloomError, match="not finite"):
         draw_attention(asked_of(named(vit), tmp_path))
+
+
+@pytest.mark.parametrize("options", PREFIXES.values(), ids=PREFIXES)
+def test_the_mean_of_heads_is_drawn_for_several_patches_at_once(options, pages, tmp_path):
+    """ExtreMA Fig. 1: four query patches, averaged over heads, each in the colour of its frame."""
+    vit = attending_vit([lambda i: i, lambda i: i], *GRIDS["3x4"], **options)
+    asked = asked_of(named(vit), tmp_path, images=2, heads="mean")
+    (file,) = draw_attention(asked)
+    assert file == tmp_path / "attention-mean.png" and Image.open(file).width > 500
+    ((rows, headings, *_),) = pages
+    assert headings == ["image", *(f"patch {i}" for i in (1, 2, 3, 4)), *["class token"] * vit.has_class_token]
+    for image, *maps in rows:
+        marks = dict(zip((0, 3, 8, 11), image.coloured, strict=False)) if len(image.coloured) == 4 else {}
+        assert len(image.coloured) == 4 and len({colour for _, colour in image.coloured}) == 4
+        for (mark, colour), tile in zip(image.coloured, maps, strict=False):
+            patch = reddest(tile, (3, 4))  # each attends to itself alone
+            assert (patch // 4 / 3, patch % 4 / 4) == pytest.approx(mark[:2]) and tile.frame == colour
+        assert marks
+    draw_attention(replace(asked, queries=(Place(9.0, 15.0),)))
+    assert pages[1][1][:2] == ["image", "patch 1"] and pages[1][0][0][0].coloured[0][0] == (1 / 3, 1 / 4, 1 / 3, 1 / 4)
+
+
+def test_the_mean_of_extremas_own_class_token(pages, tmp_path):
+    head = InstanceHead(32, 4, depth=2).eval()
+    one = named(random_vit(class_token=False), head=head)
+    asked = asked_of(one, tmp_path, images=1, heads="mean")
+    draw_attention(asked)
+    ((rows, headings, *_, caption),) = pages
+    assert headings[-1] == "class token" and "last of its own blocks" in caption
+    mean = class_attention(one.vit, head, asked.pictures())[0, -1, :, 1:].mean(0)
+    assert rows[0][-1].words == f"{100 * float(mean.max()):.2g}%"

@@ -14,7 +14,7 @@ from patchloom.look.encoder.drawn import (
     named_encoder,
     names_of,
     numbers_of,
-    place_of,
+    places_of,
     told_apart,
     untrained,
 )
@@ -53,11 +53,16 @@ def test_numbers_of_blocks():
 
 
 def test_a_place_is_within_the_image():
-    assert place_of("47.5,31", (32, 48)) == (47.5, 31)
-    assert place_of([0, 0], (32, 48)) == (0, 0)
-    for wrong in ("48,0", "0,32", "-1,0", "7", "1,2,3", "a,b", "nan,0"):
+    assert places_of("47.5,31", (32, 48)) == ((47.5, 31),) and places_of(None, (32, 48)) == ()
+    assert places_of([0, 0], (32, 48)) == ((0, 0),)
+    assert places_of("1,2; 3,4", (32, 48), 4) == places_of([1, 2, 3, 4], (32, 48), 4) == ((1, 2), (3, 4))
+    with pytest.raises(PatchloomError, match="2 points: give one, or --what attention --heads mean alone"):
+        places_of("1,2;3,4", (32, 48))
+    with pytest.raises(PatchloomError, match="3 points: give 2 or fewer"):
+        places_of("1,2;3,4;5,6", (32, 48), 2)
+    for wrong in ("48,0", "0,32", "-1,0", "7", "1,2,3", "a,b", "nan,0", ";"):
         with pytest.raises(PatchloomError, match="x,y in pixels of what the encoder is given, 48 wide and 32 high"):
-            place_of(wrong, (32, 48))
+            places_of(wrong, (32, 48))
 
 
 def test_an_encoder_at_another_size_keeps_its_weights(tmp_path):

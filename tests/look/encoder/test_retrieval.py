@@ -1,6 +1,7 @@
 """Retrieval of crops: which ones there are, what is nearest, and how often by chance."""
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from attending import GRIDS, PREFIXES, random_vit
 from PIL import Image
 from swins import swin
 
-from patchloom.data import open_data
+from patchloom.data import Shapes, open_data
 from patchloom.errors import PatchloomError
 from patchloom.look.encoder import retrieval as module
 from patchloom.look.encoder.asked import Asked, NamedEncoder
@@ -207,3 +208,22 @@ def test_crops_of_dark_images_are_as_bright_as_these(tmp_path, monkeypatch):
     source = open_data(tmp_path / "images").train
     draw_retrieval(Asked(NamedEncoder("mine", random_vit(), CARD), source, tmp_path / "out"))
     assert {int(np.median(tile.picture)) for row in drawn for tile in row} == {int(np.median(drawn[0][0].picture))}
+
+
+def test_an_exemplar_is_found_where_it_was_cut(tmp_path):
+    """ExtreMA Fig. 3: a query of one's own, whose like is looked for among 25 crops of each image."""
+    one, source = named(random_vit((32, 32), 8)), Shapes(6, size=64)
+    asked = Asked(one, source, tmp_path, images=3)
+    whole = asked.pictures(of=one, times=2)
+    crop = 2 * len(SCALES) + 3  # the centre, of the scale before the last
+    pixels = crop_of(whole, crop, (32, 32))[1] * 0.25 + 0.5
+    file = tmp_path / "mine.png"
+    Image.fromarray((255 * pixels).round().clamp(0, 255).byte().permute(1, 2, 0).numpy()).save(file)
+    picture, table = draw_retrieval(replace(asked, exemplar=file))
+    assert (picture.name, table.name) == ("exemplar.png", "exemplar.csv") and Image.open(picture).width > 300
+    rows = [row for row in csv.DictReader(table.open()) if row["representation"] == "patches"]
+    assert len(rows) == 3 * CROPS
+    best = max(rows, key=lambda row: float(row["cosine"]))
+    assert (best["image"], best["place"], best["scale"]) == ("2", "centre", "0.6") and float(best["cosine"]) > 0.99
+    with pytest.raises(PatchloomError, match="none.png"):
+        draw_retrieval(replace(asked, exemplar=tmp_path / "none.png"))

@@ -46,18 +46,25 @@ def knn(
         raise PatchloomError(f"--ks must be 1 or more, not {min(ks)}")
     if not 0 < gallery <= 1:
         raise PatchloomError(f"--gallery must be a share above 0 and up to 1, such as 0.1, not {gallery:g}")
-    return measure_run(knn_with(tuple(ks)), run, data, settings, pooling, gallery)
+    return measure_run(knn_with(tuple(ks), gallery), run, data, settings, pooling, gallery)
 
 
-def knn_with(ks: Sequence[int]) -> FrozenProtocol:
-    """The protocol for these k; quoted is the row of the mean patch token whose k is nearest to 20."""
-    return FrozenProtocol("knn", partial(_fit, ks=ks), _quoted, _title, partial(_sentence, ks=ks))
+def knn_with(ks: Sequence[int], gallery: float = 1.0) -> FrozenProtocol:
+    """The protocol for these k; quoted is the row of the mean patch token whose k is nearest to 20.
+
+    Rows name the share of the training images that is searched where it is not all of them.
+    """
+    return FrozenProtocol("knn", partial(_fit, ks=ks, gallery=gallery), _quoted, _title, partial(_sentence, ks=ks))
 
 
-def _fit(train: ImageFeatures, pooling: str, settings: EvalSettings, *, ks: Sequence[int]) -> Score:
+def _fit(
+    train: ImageFeatures, pooling: str, settings: EvalSettings, *, ks: Sequence[int], gallery: float = 1.0
+) -> Score:
+    searched = {"gallery": gallery} if gallery < 1 else {}
+
     def score(test: ImageFeatures) -> list[tuple[dict[str, float], Tensor]]:
         found = knn_right(train.pooled(pooling), train.labels, test.pooled(pooling), test.labels, ks)
-        return [({"k": k, "temperature": TEMPERATURE}, right) for k, right in found.items()]
+        return [({"k": k, "temperature": TEMPERATURE, **searched}, right) for k, right in found.items()]
 
     return score
 

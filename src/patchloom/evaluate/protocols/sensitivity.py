@@ -51,7 +51,8 @@ def position_sensitivity(
     *,
     finetuned: str | Path | None = None,
     ratio: float = 0.75,
-    placeholder: Placeholder = "learned",
+    placeholder: Placeholder = "zeros",
+    standardize: bool = False,
     steps: int = 1000,
 ) -> Report:
     """Mask most position embeddings of a frozen encoder, and predict positions from its features by a linear layer.
@@ -62,7 +63,9 @@ def position_sensitivity(
         settings: common to all protocols.
         finetuned: file of a classifier or encoder fine-tuned from it, which is evaluated too.
         ratio: share of the position embeddings that is masked.
-        placeholder: for masked embeddings: a learned vector, or zeros.
+        placeholder: for masked embeddings: zeros, so that a linear layer alone is trained, or a learned vector.
+        standardize: give the linear layer features of mean 0 and deviation 1, which makes encoders of unlike scales
+            learn alike.
         steps: of training the linear layer, with 64 images each.
 
     Raises:
@@ -90,14 +93,14 @@ def position_sensitivity(
     unreadable: dict[str, None] = {}
     cells = {}
     for name, encoder in encoders.items():
-        cells[name], lost = _measure(name, *encoder, parts, settings, placeholder, ratio, steps)
+        cells[name], lost = _measure(name, *encoder, parts, settings, placeholder, standardize, ratio, steps)
         unreadable |= dict.fromkeys(lost)
     rows = rows_of("position-sensitivity", cells, grid)
     quoted = tuple(row for row in rows if row.settings["measure"] == "top-1")
     ours, *others = quoted
     n, n_test = len(parts.train), len(cells[card.name][0].values["top-1"])
     against = ", ".join(f"{row.number()} {row.encoder}" for row in others)
-    done = _sentences(ratio, placeholder, steps, grid, n, n_test, parts.test.noun)
+    done = _sentences(ratio, placeholder, standardize, steps, grid, n, n_test, parts.test.noun)
     return Report(
         rows=rows,
         protocol=" ".join(
@@ -115,15 +118,23 @@ def position_sensitivity(
 
 
 def _sentences(
-    ratio: float, placeholder: Placeholder, steps: int, grid: tuple[int, int], n: int, n_test: int, noun: str
+    ratio: float,
+    placeholder: Placeholder,
+    standardize: bool,
+    steps: int,
+    grid: tuple[int, int],
+    n: int,
+    n_test: int,
+    noun: str,
 ) -> str:
     stand_in, trained = "zeros", "a linear layer"
     if placeholder == "learned":
         stand_in, trained = "a learned vector", "that vector and a linear layer"
+    features = "standardised features" if standardize else "features"
     return (
         f"Position sensitivity: {100 * ratio:g} % of the position embeddings were replaced by {stand_in}. To tell in "
-        f"which of {grid[0] * grid[1]} places the patches are that lost theirs, {trained} on their standardised "
-        f"features were trained on {n:,} {noun}, in {steps:,} steps of {_BATCH}, of each the centre (Adam, rate "
+        f"which of {grid[0] * grid[1]} places the patches are that lost theirs, {trained} on their {features} "
+        f"were trained on {n:,} {noun}, in {steps:,} steps of {_BATCH}, of each the centre (Adam, rate "
         f"{_RATE:g} with a cosine to 0), and tested on {n_test:,} others. The encoders stayed frozen, and "
         "nothing was chosen."
     )
@@ -144,14 +155,15 @@ class PositionProbe(nn.Module):
     Args:
         vit: the encoder, which is frozen and set to eval mode.
         placeholder: whether the vector is learned; it is initialised with zeros.
+        standardize: whether the linear layer is given features of mean 0 and deviation 1.
     """
 
-    def __init__(self, vit: VisionTransformer, placeholder: Placeholder) -> None:
+    def __init__(self, vit: VisionTransformer, placeholder: Placeholder, standardize: bool = False) -> None:
         super().__init__()
         self.vit = vit.requires_grad_(False).eval()
         self.n, d = patch_count(vit), width(vit)
         self.token = nn.Parameter(torch.zeros(entry_width(vit)), requires_grad=placeholder == "learned")
-        self.standardize = nn.BatchNorm1d(d, affine=False)
+        self.standardize = nn.BatchNorm1d(d, affine=False) if standardize else nn.Identity()
         self.layer = nn.Linear(d, self.n)
         for weight in self.layer.parameters():
             nn.init.zeros_(weight)
@@ -189,13 +201,14 @@ def _measure(
     parts: Parts,
     settings: EvalSettings,
     placeholder: Placeholder,
+    standardize: bool,
     ratio: float,
     steps: int,
 ) -> tuple[list[Cell], list[str]]:
     """Train and test one encoder: results on the test images, and names of unreadable images."""
     size, channels = input_size(vit), input_channels(vit)
     unreadable: list[str] = []
-    probe = PositionProbe(vit, placeholder).to(settings.at)
+    probe = PositionProbe(vit, placeholder, standardize).to(settings.at)
     reading = settings.seed, 0, steps, settings.workers_for(parts.train, steps), channels
     drawn = training_batches(parts.train, centre_of(parts.train, size), _BATCH, *reading, device=settings.at)
     seen = normalized(watched(drawn, steps, f"{name}: steps of training"), card, unreadable)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from patchloom.nets.hierarchical import Encoder, is_hierarchical
 from patchloom.nets.weights import EncoderCard
 
 UNTRAINED = "untrained"
+Heads = Literal["each", "mean"]
+QUERIES = 4  # patches at most of which attention is drawn together, as in ExtreMA's Fig. 1
 
 
 class NamedEncoder(NamedTuple):
@@ -57,6 +59,9 @@ class Asked:
         images: how many are drawn, 1 to 8, evenly spread over ``source``.
         seed: of whatever is drawn by lot.
         query: of which patch something is asked; None: the picture chooses.
+        queries: of which patches attention is drawn as the mean of all heads; none: the picture chooses.
+        heads: whether attention is drawn of each head, or as their mean.
+        exemplar: file of an image whose like retrieval looks for in each image; None: crops of the images ask.
         blocks: numbers, from 1, of the blocks that are drawn; None: the picture chooses.
         steps: of a fit; None: as many as the paper has, or, on a CPU, as are done within minutes.
         device: on which all is computed; the encoders are there.
@@ -69,6 +74,9 @@ class Asked:
     images: int = 8
     seed: int = 0
     query: Place | None = None
+    queries: tuple[Place, ...] = ()
+    heads: Heads = "each"
+    exemplar: Path | None = None
     blocks: tuple[int, ...] | None = None
     steps: int | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))

@@ -11,8 +11,17 @@ import torch
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.look.encoder.asked import Asked, NamedEncoder, refuse_swin
-from patchloom.look.encoder.shown import caption_of, chosen_layers, finite, mark_of, patch_at, pictures_of, upright
+from patchloom.look.encoder.asked import Asked, NamedEncoder, Place, refuse_swin
+from patchloom.look.encoder.shown import (
+    caption_of,
+    chosen_layers,
+    finite,
+    mark_of,
+    patch_at,
+    pictures_of,
+    upright,
+    words_of,
+)
 from patchloom.look.tiles import Scale, Tile, draw_tiles
 from patchloom.nets.attention import attention_each, class_attention_each
 from patchloom.nets.encode import embed, encode, grid_size, has_class_token, patch_count, prefix_count
@@ -25,6 +34,7 @@ BLOCKS = 3  # as many are drawn, where nobody asks for any
 _SIDE = 256  # pixels to which small images are enlarged, about
 _GREY = 0.5  # of the brightness of a map is the image's
 _TINY = 1e-12
+_COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7")  # of patches that ask (Okabe and Ito 2008)
 _SCALE = Scale("attention to a patch", 0.0, 1.0, "OrRd", ("none", "the most: written above"))
 
 
@@ -136,9 +146,12 @@ class Drawn(NamedTuple):
 def draw_attention(asked: Asked) -> list[Path]:
     """Draw what a patch and the class token attend to, a sheet an image: ``attention.png``, or ``attention-1.png``, ...
 
-    A column is a block, a row a head, and the last row the rollout.
+    A column is a block, a row a head, and the last row the rollout. The mean of all heads is one sheet for all images,
+    ``attention-mean.png``.
     """
     refuse_swin(asked.encoder.vit, "attention")
+    if asked.heads == "mean":
+        return [_draw_means(asked)]
     one, images, blocks = asked.encoder, asked.pictures(), chosen_layers(asked, BLOCKS)
     shown, files = pictures_of(one, images), []
     given = "image" if one.card.sound is None else "recording"
@@ -160,6 +173,53 @@ def draw_attention(asked: Asked) -> list[Path]:
             files.append(sheet)
             waiting.advance()
     return files
+
+
+def _draw_means(asked: Asked) -> Path:
+    """Draw the mean of all heads for several patches of each image, and for the class token (ExtreMA Figs. 1, 9)."""
+    one, images = asked.encoder, asked.pictures()
+    n, grid = patch_count(one.vit), grid_size(one.vit)
+    number = chosen_layers(asked, 1)[-1]
+    places = asked.queries or _spread(images.shape[-2:])
+    queries = list(dict.fromkeys(patch_at(one, place) for place in places))
+    shown, rows = pictures_of(one, images), []
+    headings = ["image", *(f"patch {i}" for i in range(1, len(queries) + 1))]
+    headings += ["class token"] * (has_class_token(one.vit) or one.head is not None)
+    with Waiting(f"reading the attention of {one.name}", len(images)) as waiting:
+        for i, image in enumerate(images.split(1)):
+            weights = next(found for k, found in enumerate(each_block(one.vit, image), 1) if k == number)
+            mean = finite(one, weights.mean(1))[0]
+            maps = [mean[query - n, -n:] for query in queries]
+            if one.head is not None:
+                maps.append(class_attention(one.vit, one.head, image)[0, -1, :, -n:].mean(0))
+            elif has_class_token(one.vit):
+                maps.append(mean[0, -n:])
+            marks = tuple((mark_of(one, query), colour) for query, colour in zip(queries, _COLOURS, strict=False))
+            row = [Tile(shown[i], coloured=marks)]
+            for k, values in enumerate(maps):
+                picture = _over(shown[i], upright(one, values.unflatten(0, grid)[None])[0])
+                frame = _COLOURS[k] if k < len(queries) else None
+                row.append(Tile(picture, _percent(float(values.max())), frame=frame))
+            rows.append(row)
+            waiting.advance()
+    chosen = "those that were asked for" if asked.queries else "in the middle of each quarter of the image"
+    text = (
+        f"What patches ({chosen}) attend to in block {number}, the mean of its heads. A map has the colour of its "
+        "patch's frame in the image. Each map has a scale of its own, from white, no attention, to the largest share "
+        "that any patch gets, written above it. "
+    )
+    if one.head is not None:
+        text += "The class token is asked in the last of its own blocks, after those of the encoder (CaiT). "
+    text += "Look whether each map keeps to the thing on which its patch lies (ExtreMA, Wu et al. 2022, Figs. 1 and 9)."
+    title, out = asked.title("attention, mean of heads").name, asked.folder / "attention-mean.png"
+    headings = [words_of(one, heading) for heading in headings]
+    return draw_tiles(rows, headings, shown.shape[1:3], title, caption_of(one, text, images), out, [_SCALE])
+
+
+def _spread(size: tuple[int, int]) -> tuple[Place, ...]:
+    """Return the middles of the quarters of an image of ``size`` (h, w); a narrow one may have fewer patches."""
+    h, w = size
+    return tuple(Place(along * w, down * h) for down in (0.25, 0.75) for along in (0.25, 0.75))
 
 
 def _ask(asked: Asked, image: Tensor, blocks: list[int]) -> tuple[int, list[Drawn]]:

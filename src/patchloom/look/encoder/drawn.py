@@ -72,25 +72,33 @@ def numbers_of(blocks: str | int | Sequence[int] | None, vit: Encoder) -> tuple[
     return tuple(sorted(set(numbers)))
 
 
-def place_of(query: str | Sequence[float] | None, size: tuple[int, int]) -> Place | None:
-    """The point of an image of ``size`` (h, w) that a query such as ``80,40`` names: x, y in pixels.
+def places_of(query: str | Sequence[float] | None, size: tuple[int, int], most: int = 1) -> tuple[Place, ...]:
+    """Return the points of an image of ``size`` (h, w) that a query such as ``80,40`` names: x, y in pixels.
+
+    Several stand between semicolons, as in ``80,40;20,60``.
 
     Raises:
-        PatchloomError: it is none, or lies outside.
+        PatchloomError: it is none, or too many, or one lies outside.
     """
     if query is None:
-        return None
+        return ()
     h, w = size
     try:
-        x, y = (float(one) for one in (query.split(",") if isinstance(query, str) else query))
+        numbers = [float(one) for one in (query.replace(";", ",").split(",") if isinstance(query, str) else query)]
     except ValueError:
-        x = y = -1.0
-    if not (0 <= x < w and 0 <= y < h):
+        numbers = []
+    places = tuple(Place(x, y) for x, y in zip(numbers[::2], numbers[1::2], strict=False))
+    if len(numbers) == 2 * len(places) > 2 * most:
+        raise PatchloomError(
+            f"--query {query} has {len(places)} points: give {'one' if most == 1 else f'{most} or fewer'}"
+            f"{', or --what attention --heads mean alone, which takes several' if most == 1 else ''}"
+        )
+    if not places or len(numbers) % 2 or not all(0 <= one.x < w and 0 <= one.y < h for one in places):
         raise PatchloomError(
             f"--query takes x,y in pixels of what the encoder is given, {w} wide and {h} high, such as "
             f"{w // 2},{h // 2}: not {query}"
         )
-    return Place(x, y)
+    return places
 
 
 def named_encoder(run: PathLike, model: str | None, size: tuple[int, int] | None, device: torch.device) -> NamedEncoder:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from patchloom.data.read import read_image, to_channels
 from patchloom.errors import PatchloomError
 from patchloom.look.curves import write_table
 from patchloom.look.encoder.asked import UNTRAINED, Asked, NamedEncoder
 from patchloom.look.encoder.shown import caption_of, finite, pictures_of
 from patchloom.look.tiles import Tile, draw_tiles
-from patchloom.nets.encode import encode, final_norm, input_size, patch_count, prefix_count
+from patchloom.nets.encode import encode, final_norm, input_channels, input_size, patch_count, prefix_count
 from patchloom.nets.pooling import pool
 from patchloom.verdict import LEAST, Effect, effect_of
 from patchloom.waiting import Waiting
@@ -175,6 +176,8 @@ def draw_retrieval(asked: Asked) -> list[Path]:
             "retrieval is of crops that are enlarged, and an enlarged part of a recording would be another sound: it "
             "is for images"
         )
+    if asked.exemplar is not None:
+        return _draw_exemplar(asked, asked.exemplar)
     found: list[tuple[str, dict[str, Retrieval]]] = []
     rows, images = [], asked.pictures(MOST, one, _LARGER)
     for other in asked.all_encoders():
@@ -213,6 +216,50 @@ def draw_retrieval(asked: Asked) -> list[Path]:
     )
     heading = ("encoder", "representation", "within", "alike", "share", "low", "high", "chance", "images", "crops")
     return [out, write_table(heading, rows, out.with_suffix(".csv"))]
+
+
+def _draw_exemplar(asked: Asked, file: Path) -> list[Path]:
+    """Draw in each image the crop that is most like the image ``file``: ``exemplar.png``; with all cosines as CSV."""
+    one, images = asked.encoder, asked.pictures(times=_LARGER)
+    size, card = input_size(one.vit), one.card
+    pixels = to_channels(read_image(file), input_channels(one.vit))
+    pixels = pixels / 255 if pixels.dtype == torch.uint8 else pixels
+    mean, std = (torch.tensor(values)[:, None, None] for values in (card.mean, card.std))
+    exemplar = F.interpolate(((pixels - mean) / std)[None], size, mode="bilinear", antialias=True).to(asked.device)
+    with torch.inference_mode(), Waiting("encoding crops", CROPS) as waiting:
+        queries = {name: finite(one, each.float().cpu()) for name, each in _representations(one, exemplar).items()}
+        alike: dict[str, list[Tensor]] = {}
+        for crop in range(CROPS):
+            for name, each in _representations(one, crop_of(images, crop, size)).items():
+                query = F.normalize(queries[name].flatten(1), dim=1)
+                keys = F.normalize(finite(one, each.float().cpu()).flatten(1), dim=1)
+                alike.setdefault(name, []).append(keys @ query.T)
+            waiting.advance()
+    cosines = {name: torch.cat(each, 1) for name, each in alike.items()}  # [b 25]
+    called = [name for name in ("instance", "class", "mean") if name in cosines][:1] + ["patches"]
+    wholes, asking = pictures_of(one, images), pictures_of(one, exemplar, images)[0]
+    rows = []
+    for i, whole in enumerate(wholes):
+        row = [Tile(asking)]
+        for name in called:
+            best = int(cosines[name][i].argmax())
+            row.append(Tile(whole, f"{cosines[name][i, best]:.3f}", mark=mark_of_crop(best)))
+        rows.append(row)
+    text = (
+        f"In each image the crop of 25, at five places of five scales, that is most like {file.name}, by the cosine of "
+        "what the encoder gives for both; it stands above. Look whether the thing is found, and whether the frame fits "
+        "its size (ExtreMA, Wu et al. 2022, Fig. 3). All cosines are in exemplar.csv."
+    )
+    out = asked.folder / "exemplar.png"
+    headings = ["exemplar", *(f"by {_CALLED[name]}" for name in called)]
+    draw_tiles(rows, headings, size, asked.title(f"what is like {file.name}").name, caption_of(one, text, images), out)
+    table = [
+        (i + 1, name, [*PLACES][kind_of(crop).place], SCALES[kind_of(crop).scale], f"{cosine:.6f}")
+        for name, each in cosines.items()
+        for i, of_image in enumerate(each.tolist())
+        for crop, cosine in enumerate(of_image)
+    ]
+    return [out, write_table(("image", "representation", "place", "scale", "cosine"), table, out.with_suffix(".csv"))]
 
 
 def mark_of_crop(crop: int) -> tuple[float, float, float, float]:
