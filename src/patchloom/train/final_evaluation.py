@@ -125,7 +125,8 @@ class FinalEvaluation(NamedTuple):
         classes, done, best = None if knn is None else classes_of(knn), state.step, state.best
         rows = [row for row in state.rows if not best.chosen or int(row["step"]) <= best.step]  # of these weights
         stopped = best.chosen and done < state.steps
-        signs = Signs(measure, rows, self.settings, done, done, state.setbacks, classes, ended=True, stopped=stopped)
+        about = measure, rows, self.settings, done, done, state.setbacks, classes
+        signs = Signs(*about, ended=True, stopped=stopped, command=self.folder.command())
         return health_of(signs)
 
     def _evaluate(self) -> tuple[Report, ...]:

@@ -197,8 +197,9 @@ def _by_knn(found: Classes) -> str:
 
 def _longer(signs: Signs) -> str:
     if signs.stopped:
-        return f"train longer with more --patience (now {signs.settings.patience})"
-    return f"train longer (--epochs {4 * signs.settings.epochs:g})"
+        return f"train longer, in another --out with more --patience (now {signs.settings.patience})"
+    epochs = f"--epochs {4 * signs.settings.epochs:g}"
+    return f"train longer ({signs.command} {epochs})" if signs.ended and signs.command else f"train longer ({epochs})"
 
 
 def _slower(signs: Signs) -> str:
