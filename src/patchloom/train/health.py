@@ -198,8 +198,16 @@ def _by_knn(found: Classes) -> str:
 def _longer(signs: Signs) -> str:
     if signs.stopped:
         return f"train longer, in another --out with more --patience (now {signs.settings.patience})"
-    epochs = f"--epochs {4 * signs.settings.epochs:g}"
-    return f"train longer ({signs.command} {epochs})" if signs.ended and signs.command else f"train longer ({epochs})"
+    return f"train longer ({_more_epochs(signs)})"
+
+
+def _more_epochs(signs: Signs) -> str:
+    return f"--epochs {4 * signs.settings.epochs:g}"
+
+
+def more_epochs(signs: Signs, health: Health) -> str:
+    """Return the option by which a run is trained on, where its verdict says to; else ""."""
+    return "" if signs.stopped or _longer(signs) not in health.then else _more_epochs(signs)
 
 
 def _slower(signs: Signs) -> str:

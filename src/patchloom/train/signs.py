@@ -43,7 +43,6 @@ class Signs(NamedTuple):
         classes: by kNN, where there are labels.
         ended: the run has.
         stopped: it has, before its last step, since it got no better.
-        command: by which the run goes on, without its epochs; "" where there is none.
     """
 
     measure: Measure
@@ -55,7 +54,6 @@ class Signs(NamedTuple):
     classes: Classes | None = None
     ended: bool = False
     stopped: bool = False
-    command: str = ""
 
     @property
     def updates(self) -> int:
