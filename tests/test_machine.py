@@ -110,6 +110,7 @@ def test_ways_are_timed_in_turns_without_the_first_round():
 
 def test_threads_are_fewer_only_where_that_is_clearly_faster(own_cache, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(machine, "cores", lambda: 8)
     told = []
     monkeypatch.setattr(torch, "set_num_threads", told.append)
     for seconds, best in (
@@ -121,6 +122,10 @@ def test_threads_are_fewer_only_where_that_is_clearly_faster(own_cache, monkeypa
         own_cache.unlink(missing_ok=True)
         assert machine.best_threads() == best
         assert told[-1] == 8  # measuring leaves everything as it was
+    monkeypatch.setattr(machine, "cores", lambda: 2)  # of a container
+    monkeypatch.setattr(machine, "in_turns", lambda ways: {name: 1.0 for name in ways})
+    own_cache.unlink()
+    assert machine.best_threads() == 2
 
 
 def test_the_figures_are_those_of_real_work():
