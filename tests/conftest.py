@@ -4,6 +4,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import joblib
 import pytest
 
 from patchloom.files import cache_root
@@ -12,9 +13,11 @@ from patchloom.files import cache_root
 # tested where it is asked for by name. Set before torch is imported, which reads it then.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell that starts the suite in the background has it ignore Ctrl-C, which tests send; so would all that they start.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell that starts the suite in the background has it ignore Ctrl-C, and nohup has it ignore a terminal's end. Tests
+# send both, and what they start would ignore them, too.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 _MAX_WORKERS = 4  # each takes 2 GB and, to import everything, 10 seconds
 
@@ -25,7 +28,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     asked = [Path(str(argument).partition("::")[0]) for argument in config.args]
     if all(path.suffix == ".py" for path in asked):
         return 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = joblib.cpu_count()
     return min(cores, _MAX_WORKERS) if cores > 1 else 0
 
 

@@ -3,13 +3,15 @@
 import json
 import os
 import platform
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 import torch
 
-from patchloom import machine, memory
+from patchloom import machine, memory, processes
 from patchloom.errors import PatchloomError
 
 
@@ -28,6 +30,59 @@ def test_what_was_measured_is_remembered_for_this_processor_torch_and_threads(ow
     assert torch.__version__ in own_cache.read_text("utf-8")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     assert machine.measured("a", lambda: 5.0) == 5.0
+
+
+def test_what_was_measured_while_the_machine_was_busy_is_measured_again(own_cache, monkeypatch):
+    now, load = [1e9], [0.9]
+    monkeypatch.setattr(machine.time, "time", lambda: now[0])
+    monkeypatch.setattr(machine.Others, "share", lambda self: load[0])
+    busy = machine.measured("a", lambda: 1.0)
+    assert machine.when(busy) == ", measured on 2001-09-09 while the machine was busy"
+    assert machine.measured("a", lambda: 2.0) == 1.0
+    now[0] += 3600
+    assert machine.measured("a", lambda: 3.0) == 1.0  # it is busy still
+    now[0], load[0] = now[0] + 3600, 0.0
+    idle = machine.measured("a", lambda: 4.0)
+    assert idle == 4.0 and "busy" not in machine.when(idle)
+    now[0] += 13 * 86400
+    assert machine.measured("a", lambda: 5.0) == 4.0
+    now[0], load[0] = now[0] + 2 * 86400, 0.9
+    assert machine.measured("a", lambda: 6.0) == 4.0  # old, but not of a busy machine
+    now[0], load[0] = now[0] + 3600, 0.0
+    assert machine.measured("a", lambda: 7.0) == 7.0
+
+
+def test_a_figure_of_an_older_version_is_measured_again(own_cache):
+    machine.measured("a", lambda: 1.0)
+    own_cache.write_text(json.dumps({name: 9.0 for name in json.loads(own_cache.read_text())}))
+    assert machine.measured("a", lambda: 2.0) == 2.0
+
+
+@pytest.mark.skipif(machine._worked() is None, reason="the system does not tell what its cores did")
+def test_others_are_noticed_and_we_ourselves_are_not():
+    work = "import time; end = time.time() + 60\nwhile time.time() < end: pass"
+    others = [subprocess.Popen([sys.executable, "-c", work]) for _ in machine.own_cores()]
+    try:
+        time.sleep(0.3)
+        seen = machine.Others()
+        time.sleep(0.5)
+        assert seen.share() > machine._BUSY
+    finally:
+        for one in others:
+            one.kill()
+            one.wait()
+    times = iter([0.0, 3.0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "_worked", lambda: next(times))
+        patch.setattr(machine.time, "process_time", iter([0.0, 3.0]).__next__)
+        assert machine.Others().share() == 0.0
+
+
+def test_a_quota_of_a_control_group_counts(monkeypatch):
+    monkeypatch.setattr("joblib.cpu_count", lambda: 4)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
+    assert machine.cores() == 4 and len(machine.own_cores()) == 64
+    assert processes.cores_here() == machine.Cores(4, 1)
 
 
 @pytest.mark.parametrize("damage", ["", "[1]", "{", '{"x": "y"}'])
@@ -55,6 +110,7 @@ def test_ways_are_timed_in_turns_without_the_first_round():
 
 def test_threads_are_fewer_only_where_that_is_clearly_faster(own_cache, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(machine, "cores", lambda: 8)
     told = []
     monkeypatch.setattr(torch, "set_num_threads", told.append)
     for seconds, best in (
@@ -66,6 +122,10 @@ def test_threads_are_fewer_only_where_that_is_clearly_faster(own_cache, monkeypa
         own_cache.unlink(missing_ok=True)
         assert machine.best_threads() == best
         assert told[-1] == 8  # measuring leaves everything as it was
+    monkeypatch.setattr(machine, "cores", lambda: 2)  # of a container
+    monkeypatch.setattr(machine, "in_turns", lambda ways: {name: 1.0 for name in ways})
+    own_cache.unlink()
+    assert machine.best_threads() == 2
 
 
 def test_the_figures_are_those_of_real_work():

@@ -1,7 +1,8 @@
-"""What this machine does best: measured once, kept in a file, and chosen by.
+"""What this machine does best: measured, kept in a file for a while, and chosen by.
 
 Every figure is the ratio of two ways of doing the same work, timed in turns, so that what else the machine is doing
-slows both.
+slows both. It may not slow both alike, so a figure has the date and the load with which it was measured: one of a busy
+machine is measured again soon, and never replaces one of an idle machine.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import joblib
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -26,12 +29,60 @@ from patchloom.files import cache_root, write_whole
 from patchloom.waiting import Waiting
 
 _ROUNDS = 5
+_BUSY = 0.15  # share of our cores that others use, from which on a machine is busy
+_BUSY_LOAD = 0.5  # the same by the load of the last minute, where there is no better
+_LASTS, _LASTS_BUSY = 14 * 86400.0, 600.0  # seconds after which a figure is measured again
 _SMALLEST, _LONG = 128, 0.5  # rows of the first product that is tried; seconds that one may take
+
+
+class Figure(float):
+    """A figure of this machine.
+
+    Attributes:
+        at: seconds since 1970 when it was measured; 0 if that is not known.
+        load: share of our cores that others used meanwhile.
+        tried: when the machine was last found busy, so that the figure was kept; 0 if never.
+    """
+
+    at: float = 0.0
+    load: float = 0.0
+    tried: float = 0.0
+
+    @classmethod
+    def of(cls, found: Any) -> Figure | None:
+        """Return the figure that the file has; None of anything else. An older version wrote the number alone."""
+        values = found if isinstance(found, dict) else {"value": found}
+        if "value" not in values or not all(isinstance(one, int | float) for one in values.values()):
+            return None
+        figure = cls(values["value"])
+        figure.at, figure.load, figure.tried = (float(values.get(name, 0.0)) for name in ("at", "load", "tried"))
+        return figure
+
+    def plain(self) -> dict[str, float]:
+        """Return what the file has of it."""
+        return {"value": float(self), "at": round(self.at), "load": round(self.load, 2), "tried": round(self.tried)}
+
+    @property
+    def busy(self) -> bool:
+        """Whether the machine had other work."""
+        return self.load > _BUSY
+
+    def lasts(self) -> bool:
+        """Return whether it need not be measured again yet."""
+        now = time.time()
+        return abs(now - self.at) < (_LASTS_BUSY if self.busy else _LASTS) or abs(now - self.tried) < _LASTS_BUSY
+
+
+def when(figure: float) -> str:
+    """Return when a figure was measured, as the end of a reason; "" if that is not known."""
+    if not isinstance(figure, Figure) or not figure.at:
+        return ""
+    return f", measured on {date.fromtimestamp(figure.at)}" + " while the machine was busy" * figure.busy
 
 
 def measured(
     name: str, measure: Callable[[], float], device: str = "cpu", again: bool = False, threads: int | None = None
-) -> float:
+) -> Figure:
     """A figure of this machine: the one of an earlier time, or ``measure()``, which is then kept.
 
     Args:
@@ -42,12 +93,48 @@ def measured(
         threads: with how many it is measured; torch's number now, if absent.
     """
     key, known = _key(name, device, threads), _read()
-    if again or not isinstance(known.get(key), int | float):
-        with Waiting(f"measuring this machine once ({name})"):
-            known[key] = float(f"{measure():.4g}")
-        with contextlib.suppress(PatchloomError):  # a read-only disc costs another measurement, and nothing else
-            write_whole(_file(), json.dumps(known, indent=1, sort_keys=True) + "\n")
-    return known[key]
+    before = Figure.of(known.get(key))
+    if before is not None and before.lasts() and not again:
+        return before
+    with Waiting(f"measuring this machine ({name})"):
+        others = Others()
+        figure = Figure(f"{measure():.4g}")
+        figure.at, figure.load = time.time(), others.share()
+    if figure.busy and before is not None and before.at and not again:  # the earlier one is as good, or better
+        figure, before.tried = before, figure.at
+    with contextlib.suppress(PatchloomError):  # a read-only disc costs another measurement, and nothing else
+        write_whole(_file(), json.dumps(known | {key: figure.plain()}, indent=1, sort_keys=True) + "\n")
+    return figure
+
+
+class Others:
+    """What other programs do on our cores, from now on."""
+
+    def __init__(self) -> None:
+        self.begun = time.perf_counter(), _worked(), time.process_time()
+
+    def share(self) -> float:
+        """Return the share of the time of our cores that others used."""
+        (begun, before, own), now = self.begun, _worked()
+        if before is None or now is None:
+            with contextlib.suppress(OSError, AttributeError):
+                return float(os.getloadavg()[0] > _BUSY_LOAD * cores() + 1)  # we ourselves are one of them
+            return 0.0
+        passed = (time.perf_counter() - begun) * len(own_cores())
+        return min(1.0, max(0.0, now - before - (time.process_time() - own)) / passed)
+
+
+def _worked() -> float | None:
+    """Return the seconds that our cores have worked since the system began; None where that is not told."""
+    names = {f"cpu{number}" for number in own_cores()}
+    try:
+        lines = [line.split() for line in Path("/proc/stat").read_text("ascii").splitlines()]
+        times = [list(map(int, words[1:])) for words in lines if words[0] in names]
+        # all but idle and waiting for the disc, and without guests, which are in the first two
+        worked = sum(sum(one[:3]) + sum(one[5:8]) for one in times)
+        return worked / os.sysconf("SC_CLK_TCK") if worked else None
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _key(name: str, device: str, threads: int | None = None) -> str:
@@ -142,7 +229,7 @@ def _affordable(device: str, dtype: str, most: int) -> int:
     return size
 
 
-def bfloat16_gain() -> float:
+def bfloat16_gain() -> Figure:
     """How many times faster this CPU multiplies bfloat16 matrices than float32 ones."""
 
     def gain() -> float:
@@ -155,10 +242,10 @@ def bfloat16_gain() -> float:
 def bfloat16_pays() -> tuple[bool, str]:
     """Whether training on this CPU in bfloat16 is clearly faster than in float32, and why."""
     gain = bfloat16_gain()
-    return gain > 1.2, f"bfloat16 products are ×{gain:.2g} as fast here"
+    return gain > 1.2, f"bfloat16 products are ×{gain:.2g} as fast here{when(gain)}"
 
 
-def fused_gain(device: str, dtype: str, heads: int, tokens: int, side: int) -> float:
+def fused_gain(device: str, dtype: str, heads: int, tokens: int, side: int) -> Figure:
     """How many times faster attention is with the fused kernel than with an explicit softmax, there and back.
 
     Args:
@@ -175,7 +262,7 @@ def fused_gain(device: str, dtype: str, heads: int, tokens: int, side: int) -> f
 
 def attention_gain(
     name: str, attend: Callable[[Tensor], Tensor], device: str, dtype: str, heads: int, tokens: int, side: int
-) -> float:
+) -> Figure:
     """How many times faster a form of attention is than an explicit softmax, there and back.
 
     Args:
@@ -206,12 +293,12 @@ def attention_gain(
     return measured(f"{name} over explicit attention, {dtype}, {heads} heads, {tokens} tokens of {side}", gain, device)
 
 
-def best_threads() -> int:
+def best_threads() -> Figure:
     """Threads with which this CPU multiplies fastest: all that torch would take, or fewer where these are too many.
 
-    They are where a container may use less than the cores that it sees.
+    They are where a container may use less than the cores that it sees: no more are tried than it may.
     """
-    all_threads = torch.get_num_threads()
+    usual, all_threads = torch.get_num_threads(), min(torch.get_num_threads(), cores())
     counts = [all_threads]
     while counts[-1] > 1:
         counts.append(counts[-1] // 2)
@@ -229,32 +316,33 @@ def best_threads() -> int:
         try:
             seconds = in_turns({str(count): with_threads(count) for count in counts})
         finally:
-            torch.set_num_threads(all_threads)
+            torch.set_num_threads(usual)
         least = min(seconds.values())
         # fewer must be clearly faster: what runs beside us now may be gone later
         return next(count for count in counts if seconds[str(count)] <= 1.1 * least)
 
-    return round(measured("best number of threads", best)) if all_threads > 1 else 1
+    return measured("best number of threads", best) if all_threads > 1 else Figure(1)
 
 
 def compile_gain(
     device: str, dtype: str, model: str, kernels: str, threads: int, measure: Callable[[], float] | None = None
-) -> float | None:
+) -> Figure | None:
     """How many times faster a step is with compiled blocks, by an earlier ``measure``; None: it was never measured."""
     name = f"compiled over eager, {dtype}, {model}, {kernels} kernels"
     if measure is None:
-        return _read().get(_key(name, device, threads))
+        return Figure.of(_read().get(_key(name, device, threads)))
     return measured(name, measure, device, again=True, threads=threads)
 
 
 def own_cores() -> set[int]:
-    """The numbers of the cores that this process may use."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    """Return the numbers of the cores on which this process may run; a control group may give it the time of fewer."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return affinity(0) if affinity else set(range(cores()))
 
 
 def cores() -> int:
-    """Cores that this process may use."""
-    return len(own_cores())
+    """Return how many cores this process may use: of its affinity, and of the quota of its control group."""
+    return joblib.cpu_count()
 
 
 class Cores(NamedTuple):
@@ -278,9 +366,11 @@ def workers(device: str, here: Cores, least: int = 0) -> tuple[int, str]:
         least: on a CPU, where they share them with what is computed as well.
     """
     shared = f", since {here.processes} processes share {here.there}" if here.processes > 1 else ""
+    if here.each == 1:
+        return max(least, 0 if device == "cpu" else 1), f"there is one core{' each' if shared else ''}{shared}"
     if device == "cpu":
         return max(least, here.each // 4), f"most of {here.each} cores are for computing{shared}"
-    return min(16, max(1, here.each - 1)), f"one for each of {here.each} cores but one{shared}"
+    return min(16, here.each - 1), f"one for each of {here.each} cores but one{shared}"
 
 
 def check_device(device: str) -> None:

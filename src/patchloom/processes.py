@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from patchloom.machine import Cores, own_cores
+from patchloom.machine import Cores, cores, own_cores
 
 T = TypeVar("T")
 
@@ -117,8 +117,11 @@ def cores_here() -> Cores:
     They are counted, since each process may have cores of its own (SLURM), or all of them the same.
     """
     here = platform.node()
-    known = [cores for machine, cores in collected([(here, own_cores())]) if machine == here]
-    return Cores(len(set().union(*known)), len(known))
+    known = [(own, count) for machine, own, count in collected([(here, own_cores(), cores())]) if machine == here]
+    limits = {
+        frozenset(own): count for own, count in known
+    }  # processes on the same cores share a control group's quota
+    return Cores(min(len(frozenset().union(*limits)), sum(limits.values())), len(known))
 
 
 class Shared(torch.Generator):

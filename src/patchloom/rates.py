@@ -14,6 +14,15 @@ def cosine_rate(step: int, steps: int, warmup: int, peak: float) -> float:
     return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
+def warmup_again(began: int, steps: int, warmup: int) -> int:
+    """Return the warm-up steps of a schedule that begins at step ``began`` of a run that is trained on.
+
+    It is a tenth of the steps that are added, and no longer than the first warm-up. A run that has not ended before
+    keeps its own.
+    """
+    return min(warmup, round((steps - began) / 10)) if began else warmup
+
+
 def halving_rate(step: int, warmup: int, peak: float, every: int) -> float:
     """The rate of ``step``: a tenth of ``peak`` over ``warmup`` steps, then ``peak``, halved every so many steps.
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from patchloom import machine
 from patchloom.cli import main
 from patchloom.data import open_data
 from patchloom.errors import PatchloomError
@@ -102,4 +103,10 @@ def test_no_result_depends_on_it(tiny_encoder: Path, photos: Path, monkeypatch, 
 def test_the_command_line_tells_what_auto_became(tiny_encoder: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["evaluate", "knn", str(tiny_encoder), "digits", "--device", "cpu", "--max_train", "50"]) == 0
     given = " ".join(capsys.readouterr().out.split())
-    assert f"--workers auto is at most {cores() // 4} here (most of {cores()} cores are for computing)." in given
+    auto, many = "is at most" if cores() >= 4 else "reads in the main process here", cores() > 1
+    assert f"--workers auto {auto}" in given and (f"most of {cores()} cores" if many else "there is one core") in given
+
+
+def test_a_single_core_is_told_without_a_plural() -> None:
+    assert machine.workers("cpu", machine.Cores(1), least=1) == (1, "there is one core")
+    assert machine.workers("cuda", machine.Cores(1))[0] == 1

@@ -50,12 +50,17 @@ def test_settings_and_result(told):
     assert found.Scalars("results/knn/run")[0].value == 0.5
 
 
-def test_what_a_kill_left_unnoted_is_there_once(told, tmp_path):
+@pytest.mark.parametrize("noted", [4, 0, -1, None])
+def test_what_a_kill_left_unnoted_is_there_once(told, tmp_path, noted):
     """Between the writing of a row and the note of it a kill has the row written again."""
     run = tmp_path / "run"
     whole_run(["tensorboard"], run, [])
     note = run / "logs" / "tensorboard.json"
-    note.write_text(note.read_text().replace('"step": 8', '"step": 4').replace('"ended": true', '"ended": false'))
+    note.write_text(
+        note.read_text().replace('"step": 8', f'"step": {noted}').replace('"ended": true', '"ended": false')
+    )
+    if noted is None:  # killed at the first row
+        note.unlink()
     again = Tracks(["tensorboard"], RunFolder(run), print)
     again.start(SETTINGS, ROWS)
     again.close("success")

@@ -1,6 +1,8 @@
-"""A run that was stopped and resumed ends with the very weights of one that never was."""
+"""A run that was stopped and resumed, or trained on, ends with the very weights of one that never was."""
 
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forked import Command
+from killing import SMALL
 from PIL import Image
 
+from patchloom import PatchloomError, load_encoder, pretrain
+from patchloom.cli import main
+from patchloom.runs.folder import RunFolder
 from patchloom.stopping import SIGNALS
+from patchloom.train import plan as plans
+from patchloom.train import pretrain as training
+from patchloom.train.state import TrainState
 
 COMMAND = ["--task", "droppos", "--epochs", "16", "--batch_size", "16", "--accumulate", "2", "--img_size", "32"]
 # with a process that reads images, which gets the signal, too
@@ -83,3 +92,142 @@ def weights(run: Path) -> dict[str, bytes]:
 
     tensors = load_file(run / "checkpoints" / "last.safetensors")
     return {name: value.numpy().tobytes() for name, value in tensors.items()}
+
+
+class _Kill(BaseException):
+    """As SIGKILL: nothing handles it."""
+
+
+def killed(monkeypatch, owner, name: str, calls: int, *given, **settings) -> None:
+    """Run `pretrain` until the n-th call of a function."""
+    method, seen = getattr(owner, name), []
+
+    def dies(*arguments, **named):
+        seen.append(name)
+        if len(seen) == calls:
+            raise _Kill
+        return method(*arguments, **named)
+
+    with monkeypatch.context() as patch, pytest.raises(_Kill):
+        patch.setattr(training, "_SAVE_EVERY", 0.0)
+        patch.setattr(owner, name, dies)
+        pretrain(*given, **settings)
+
+
+@pytest.fixture(scope="module")
+def finished(images, tmp_path_factory):
+    """A run of 2 epochs, and the same trained on to 6."""
+    out = tmp_path_factory.mktemp("finished")
+    pretrain(images, "extrema", out=out / "two", **SMALL | {"epochs": 2})
+    shutil.copytree(out / "two", out / "six")
+    pretrain(images, "extrema", out=out / "six", **SMALL | {"epochs": 6})
+    return out
+
+
+def test_a_finished_run_is_trained_on_by_a_new_schedule(images, finished, capsys):
+    two, six = finished / "two", finished / "six"
+    rows = [
+        dict(zip(*(line.split(",") for line in (head, row)), strict=False))
+        for head, *some in [metrics(six)]
+        for row in some
+    ]
+    rates = {int(row["step"]): float(row["lr"] or 0) for row in rows}
+    last = max(rates) // 3
+    assert metrics(six)[: last + 2] == metrics(two)
+    assert rates[last] < 0.1 * rates[last + 2] and rates[last + 1] > rates[max(rates)]
+    assert left(six / "earlier" / "epochs-2") == left(two)
+    load_encoder(six / "earlier" / "epochs-2")
+    assert weights(six) != weights(two)
+    capsys.readouterr()
+    pretrain(images, "extrema", out=six, **SMALL | {"epochs": 6})
+    assert "is finished" in capsys.readouterr().out
+    with pytest.raises(PatchloomError, match="trained on to 6 epochs"):
+        pretrain(images, "extrema", out=six, **SMALL | {"epochs": 2})
+    with pytest.raises(PatchloomError, match="blr"):
+        pretrain(images, "extrema", out=six, **SMALL | {"epochs": 12, "blr": 1e-3})
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "calls"),
+    [
+        (plans, "begin_again", 1),
+        (RunFolder, "rewrite", 1),
+        (TrainState, "count", 5),
+    ],
+)
+def test_training_on_that_is_killed_is_never_killed(owner, name, calls, images, finished, tmp_path, monkeypatch):
+    run = shutil.copytree(finished / "two", tmp_path / "six")
+    longer = {"out": run, **SMALL, "epochs": 6}
+    killed(monkeypatch, owner, name, calls, images, "extrema", **longer)
+    if name == "begin_again":  # the command of before finishes what it had, and the longer one goes on
+        pretrain(images, "extrema", **longer | {"epochs": 2})
+    pretrain(images, "extrema", **longer)
+    assert left(run) == left(finished / "six")
+    kept = run / "earlier" / "epochs-2"
+    # what was finished once more has the name of its folder
+    assert weights(kept) == weights(finished / "two") and (
+        name == "begin_again" or left(kept) == left(finished / "two")
+    )
+
+
+def test_the_command_of_the_verdict_works(images, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pretrain(images, "mae", **SMALL | {"model": {"name": "nano", "depth": 1}, "epochs": 0.5, "img_size": (32, 40)})
+    run = RunFolder(next((tmp_path / "runs").iterdir()))
+    words = shlex.split(next(line for line in run.log.read_text().splitlines() if "to train on: " in line))[3:]
+    assert words[:2] == ["patchloom", "pretrain"] and words[-2:] == ["--epochs", "2"] and "--out" not in words
+    assert main(words[1:]) == 0
+    assert run.read_config().epochs == 2 and run.kept_end(0.5).exists()
+
+
+def test_images_that_have_moved_are_the_same_ones(images, tmp_path, monkeypatch, capsys):
+    there, moved = shutil.copytree(images, tmp_path / "there"), tmp_path / "moved"
+    given = {**SMALL, "epochs": 2}
+    pretrain(there, "mae", out=tmp_path / "plain", **given)
+    killed(monkeypatch, TrainState, "count", 5, there, "mae", out=tmp_path / "run", **given)
+    there.rename(moved)
+    pretrain(moved, "mae", out=tmp_path / "run", **given)
+    assert "the images have moved" in capsys.readouterr().out
+    assert weights(tmp_path / "run") == weights(tmp_path / "plain")
+    assert RunFolder(tmp_path / "run").read_config().data == str(moved)
+    pretrain(moved, "mae", out=tmp_path / "plain", **given)  # one that is finished
+    assert RunFolder(tmp_path / "plain").read_config().data == str(moved)
+    other = moved.rename(tmp_path / "other")
+    (other / "0.png").unlink()
+    with pytest.raises(PatchloomError, match=r"that were trained on, \d+ are in") as refused:
+        pretrain(other, "mae", out=tmp_path / "run", **given)
+    assert "data: was" in str(refused.value)
+
+
+def test_minutes_become_epochs_that_are_stored(images, tmp_path, capsys):
+    given = {name: value for name, value in SMALL.items() if name != "epochs"} | {"out": tmp_path / "run"}
+    pretrain(images, "mae", minutes=0.01, **given)
+    stored = RunFolder(tmp_path / "run").read_config()
+    assert stored.epochs > 0 and stored.minutes is None
+    assert "0.01 minutes of training" in capsys.readouterr().out
+    pretrain(images, "mae", minutes=0.01, **given)
+    assert "is finished" in capsys.readouterr().out
+    pretrain(images, "mae", **given | {"epochs": stored.epochs + 1})
+    assert RunFolder(tmp_path / "run").kept_end(stored.epochs).exists()
+    with pytest.raises(PatchloomError, match="--minutes and --epochs"):
+        pretrain(images, "mae", minutes=1, **given | {"epochs": 2, "out": tmp_path / "other"})
+
+
+def test_the_first_minute_is_not_lost(images, tmp_path, monkeypatch):
+    now = iter(range(10**6))  # a second passes between any two looks at the clock
+    monkeypatch.setattr(training.time, "perf_counter", lambda: float(next(now)))
+    saved, save = [], training.save_checkpoint
+    monkeypatch.setattr(training, "save_checkpoint", lambda *given: saved.append(given[2].step) or save(*given))
+    pretrain(images, "mae", out=tmp_path / "run", **SMALL)
+    assert len([step for step in saved if 0 < step < saved[-1]]) > 1
+
+
+def metrics(run: Path) -> list[str]:
+    return [",".join(row.split(",")[:-1]) for row in (run / "metrics.csv").read_text().splitlines()]
+
+
+def left(run: Path) -> dict[str, object]:
+    """All that a finished run is, without times."""
+    kept = ("pictures/*.png", "verdict.yaml", "summary.txt", "encoder.safetensors", "trained_on.bin")
+    files = {str(path.relative_to(run)): path.read_bytes() for pattern in kept for path in run.glob(pattern)}
+    return {**weights(run), **files, "metrics": metrics(run)}

@@ -13,6 +13,7 @@ import torch
 from patchloom.data import Source, steps_per_epoch
 from patchloom.memory import keep_freed_memory
 from patchloom.runs.settings import Settings
+from patchloom.train.forecast import rounded
 from patchloom.train.limits import refuse_too_large
 from patchloom.train.trial import Step, reading
 from patchloom.waiting import Waiting
@@ -46,12 +47,6 @@ class Pace(NamedTuple):
     def seconds_of(self, epochs: float) -> float:
         """Seconds of a training of so many epochs."""
         return self.step * max(1, round(epochs * self.epoch))
-
-
-def rounded(epochs: float) -> float:
-    """With four digits, and as a whole number where it is one: it is read, typed and compared."""
-    short = float(f"{epochs:.4g}")
-    return int(short) if short == int(short) else short
 
 
 def paces_of(settings: Mapping[str, Settings], training: Source) -> dict[str, Pace]:

@@ -108,7 +108,9 @@ class PretrainRecipe:
             left["accumulate"] = max(1, round(self.batch / batch))
         elif "batch_size" not in given and _number(steps := given.get("accumulate")):
             left["batch_size"] = max(1, round(self.batch / steps))
-        if "epochs" in given and "warmup_epochs" in left:
+        if given.get("minutes") is not None and "epochs" in left:  # its epochs are known once the pace is
+            left |= {"epochs": "auto", "warmup_epochs": "auto"} if "warmup_epochs" in left else {"epochs": "auto"}
+        elif "epochs" in given and "warmup_epochs" in left:
             epochs, warmup = given["epochs"], left["warmup_epochs"]
             left["warmup_epochs"] = round(warmup * epochs / self.epochs, 2) if _number(epochs) else "auto"
         return left

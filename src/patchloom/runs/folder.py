@@ -8,28 +8,30 @@ import io
 import json
 import os
 import re
+import shutil
 from contextlib import suppress
 from dataclasses import asdict, replace
+from datetime import date
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from patchloom.data import DataLike, Stats, is_object, lasting, named
 from patchloom.data.sources.pattern import is_pattern, is_single
 from patchloom.errors import PatchloomError
-from patchloom.files import append, make_folder, remove_leftovers, write_whole
+from patchloom.files import append, make_folder, remove_leftovers, unwritable, write_whole
 from patchloom.hints import conforms, typed_fields
 from patchloom.nets.build import check_options
 from patchloom.nets.build import plain_name as plain_model
 from patchloom.runs.checkpoint import Checkpoints
 from patchloom.runs.places import meant
 from patchloom.runs.record import Record, write_record
-from patchloom.runs.requested import differences
+from patchloom.runs.requested import command, differences
 from patchloom.runs.sealed import read_sealed, write_sealed
 from patchloom.runs.settings import Settings
 from patchloom.sides import compact
 from patchloom.sound import sound_from
 from patchloom.tasks import TASKS
-from patchloom.tasks.code import Code, is_code
+from patchloom.tasks.code import Code, is_code, label
 
 try:
     import fcntl
@@ -47,6 +49,12 @@ _MEASURED: dict[str, Any] = {
 }
 _NAMED_SOURCES = 3  # in the name of a folder
 _NAMED = 6  # settings that differ, in the sentence about them
+# what a run needs to be trained on; all else in its folder is a result of the weights that it has now
+_GOES_ON = (
+    *("requested.yaml", "config.yaml", "data.yaml", "trained_on.bin", "metrics.csv", "log.txt", "unreadable.txt"),
+    *("skipped.txt", "checkpoints"),
+)
+_NOT_COPIED = ("logs", "earlier", ".lock")
 
 
 class Locked(PatchloomError):
@@ -187,6 +195,62 @@ class RunFolder:
         write_record(record, self.trained_on)
         write_sealed(self.config, settings.plain(), f"# What auto became, and why:\n{notes}\n")
 
+    def kept_end(self, epochs: float) -> Path:
+        """Return the folder that keeps the finished run of ``epochs`` once it is trained on."""
+        return self.path / "earlier" / f"epochs-{epochs:g}"
+
+    def last_end(self) -> Path | None:
+        """Return the newest of these folders; None of a run that was never trained on."""
+        ends = sorted(self.path.glob("earlier/epochs-*"), key=lambda end: float(end.name.removeprefix("epochs-")))
+        return ends[-1] if ends else None
+
+    def keep_end(self, epochs: float) -> None:
+        """Move the results of a finished run to `kept_end`, a whole run, and leave what training on needs.
+
+        A process that is killed on the way leaves the finished run, or what the same call completes.
+
+        Raises:
+            PatchloomError: the disc is full, or the folder cannot be written.
+        """
+        kept = self.kept_end(epochs)
+        part, old = kept.with_name(f".{kept.name}.part"), kept.with_name(f".{kept.name}.old")
+        try:
+            if self.read_summary() is not None:  # else they are there already
+                make_folder(kept.parent)
+                for leftover in (part, old):
+                    shutil.rmtree(leftover, ignore_errors=True)
+
+                def left_out(folder: str, names: list[str]) -> set[str]:
+                    return {*_NOT_COPIED} if Path(folder) == self.path else set()
+
+                shutil.copytree(self.path, part, ignore=left_out, copy_function=_linked)
+                if kept.exists():
+                    os.replace(kept, old)
+                os.replace(part, kept)
+                shutil.rmtree(old, ignore_errors=True)
+                self.check_lock()
+                self.summary.unlink()  # before all else: without it the run is not finished
+            for one in self.path.iterdir():
+                if one.name not in (*_GOES_ON, *_NOT_COPIED) and not one.name.startswith("."):
+                    shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else one.unlink()
+        except (OSError, shutil.Error) as problem:
+            raise unwritable(kept, problem) from problem
+
+    def rewrite(self, name: str, value: Any, effective_epochs: float | None = None) -> None:
+        """Change a setting of the stored configuration: the run goes on with it from now on.
+
+        Args:
+            name, value: of the setting.
+            effective_epochs: of the whole run, if they change.
+        """
+        self.check_lock()
+        before = self.read_config().plain()
+        lines = [line for line in self.config.read_text("utf-8").splitlines()[1:] if line.startswith("# ")]
+        lines.append(f"# {name}: was {before[name]!r} until {date.today()}")
+        if effective_epochs is not None:
+            write_sealed(self.path / "data.yaml", {**self.read_data(), "effective_epochs": effective_epochs})
+        write_sealed(self.config, before | {name: value}, "\n".join([*lines, "", ""]))  # last: it decides
+
     def read_config(self) -> Settings:
         """The resolved settings.
 
@@ -201,6 +265,12 @@ class RunFolder:
             return _settings_from(values)
         except (AttributeError, TypeError, KeyError, IndexError, ValueError, PatchloomError) as problem:
             raise PatchloomError(f"{self.config} is not a configuration that patchloom wrote: {problem}") from problem
+
+    def command(self) -> str:
+        """Return the command by which the run goes on, without ``--epochs``; "" where there is none."""
+        asked, data = read_sealed(self.requested), self.read_config().data
+        usual = usual_folder(data, asked["task"]["name"], asked.get("recipe"))
+        return command(asked, data, None if self.path == usual else self.path)
 
     def read_data(self) -> dict[str, Any]:
         """What was measured of the data when the run began.
@@ -286,6 +356,15 @@ def _settings_from(values: dict[str, Any]) -> Settings:
     return settings
 
 
+def _linked(file: str, to: str) -> str:
+    """Copy a file; one of weights, which is never written in place, only gets another name."""
+    if file.endswith(".safetensors"):
+        with suppress(OSError):  # a file system without such links
+            os.link(file, to)
+            return to
+    return shutil.copy2(file, to)
+
+
 def line_of(name: str) -> str:
     """A file's name as one line of ``unreadable.txt``: itself, or a JSON string where it would be several lines."""
     return name if name.splitlines() == [name] and name[0] != '"' else json.dumps(name)
@@ -313,6 +392,11 @@ def write_metrics(path: Path, rows: list[dict[str, str]]) -> None:
     writer.writeheader()
     writer.writerows(rows)
     write_whole(path, text.getvalue())
+
+
+def usual_folder(data: DataLike, task: str, recipe: str | None = None) -> Path:
+    """Return the folder of a run that is given no other."""
+    return Path("runs") / f"{plain_name(data)}-{recipe or label(task)}"
 
 
 def plain_name(data: DataLike) -> str:

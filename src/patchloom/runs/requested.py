@@ -2,22 +2,64 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from patchloom.data import is_given
 from patchloom.errors import PatchloomError
+from patchloom.recipes import recipe_named, recipe_names
 from patchloom.runs.settings import LAUNCH, Settings
-from patchloom.sides import in_pixels
-from patchloom.tasks import with_defaults
-from patchloom.tasks.code import met, refuse_changed
+from patchloom.sides import compact, in_pixels
+from patchloom.tasks import usual_task, with_defaults
+from patchloom.tasks.code import Code, is_code, met, only_here, refuse_changed
 
 # Defaults of versions that did not know auto there, of settings and of options of a task. What auto became, the run has
 # stored, so the same command means the same run.
 _BEFORE_AUTO = {"held_out": 0.05, "weight_decay": 0.05}
 _AUTO_SINCE_RECIPES = {"crop_scale": 0.2}  # of versions with recipes, and before
 _OPTIONS_BEFORE_AUTO = {"loss": "byol", "momentum": 0.996}
+
+
+def command(asked: dict[str, Any], data: str | list[str], out: Path | None) -> str:
+    """Return the command of a run without its epochs, for a shell; "" where there is none, as of data in memory.
+
+    Args:
+        asked: what was asked for.
+        data: the images, which may lie elsewhere by now.
+        out: folder of the run; None of the one that it gets without ``--out``.
+    """
+    task, model = asked["task"], asked["model"]
+    if is_given(data) or only_here(task["name"]):
+        return ""
+    recipe = recipe_named(asked["recipe"]).settings if asked.get("recipe") in recipe_names() else {}
+    usual = Settings("").plain() | {name: one for name, one in recipe.items() if not isinstance(one, Mapping)}
+    words = (
+        []
+        if recipe or task["name"] == usual_task(data)[0]
+        else [f"--task={Code.of(task['name']).typed if is_code(task['name']) else task['name']}"]
+    )
+    for owner, given, defaults in (("task", task, with_defaults({"name": task["name"]})), ("model", model, {})):
+        its = {**defaults, "name": "auto" if owner == "model" else task["name"], **recipe.get(owner, {})}
+        for name, value in given.items():
+            if value != its.get(name):
+                words.append(f"--{owner}={value}" if name == "name" else f"--{owner}.{name}={_word(value)}")
+    for name, value in asked.items():
+        if name not in ("data", "task", "model", "epochs", "minutes") and value != usual.get(name):
+            sizes = name in ("img_size", "patch_size") and value != "auto"
+            said = in_pixels(compact(value)) if sizes else _word(value)
+            words.append(f"--{'from' if name == 'from_run' else name}={said}")
+    if out is not None:
+        words.append(f"--out={out}")
+    words = [part for word in words for part in word.split("=", 1)]
+    return shlex.join(["patchloom", "pretrain", *(data if isinstance(data, list) else [data]), *words])
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def differences(requested: dict[str, Any], settings: Settings, became: dict[str, Any], run: Path) -> list[str]:

@@ -27,7 +27,7 @@ Auto = Literal["auto"]
 TaskLike = str | type[Any] | Mapping[str, Any]
 # of processes, threads and pixels more are a slip of the keyboard, and would bring a machine down
 _MAX = {"workers": 1024, "threads": 1024, "devices": 1024, "nodes": 2**16, "channels": 2**16}
-_MAX |= {"epochs": 2**31 - 1, "seconds": 3600, "rate": 10**6, "bins": 4096}
+_MAX |= {"epochs": 2**31 - 1, "minutes": 10**6, "seconds": 3600, "rate": 10**6, "bins": 4096}
 _MAX_SIDE = 2**16
 _RANDAUGMENT_STD = 0.5
 _OF_SOUND = ("seconds", "rate", "features", "bins")
@@ -49,6 +49,8 @@ class Settings:
             (starts at random), random (and fixed) or none.
         channels: channels of the images; greyscale and colour are converted into each other.
         epochs: passes over the training images; 0.5 is half of one.
+        minutes: time of training, instead of epochs: as many as fit by the pace that is measured before the run. They
+            are stored, so that going on after a stop changes nothing.
         batch_size: images a step, of all devices together.
         accumulate: steps whose gradients are added up before the weights move.
         blr: base learning rate; the peak is blr · (images an update) / 256.
@@ -116,6 +118,7 @@ class Settings:
     positions: PositionKind | Auto = "auto"
     channels: int | Auto = "auto"
     epochs: float | Auto = "auto"
+    minutes: float | None = None
     batch_size: int | Auto = "auto"
     accumulate: int = 1
     blr: float | Auto = "auto"
@@ -175,6 +178,10 @@ class Settings:
                 raise PatchloomError(f"--{name} must be {limit}, not {value}")
         if self.epochs != "auto" and not 0 < self.epochs <= _MAX["epochs"]:
             raise PatchloomError(f"--epochs must be above 0 and at most {_MAX['epochs']:,}, not {self.epochs:g}")
+        if self.minutes is not None and not 0 < self.minutes <= _MAX["minutes"]:
+            raise PatchloomError(f"--minutes must be above 0 and at most {_MAX['minutes']:,}, not {self.minutes:g}")
+        if self.minutes is not None and self.epochs != "auto":
+            raise PatchloomError("--minutes and --epochs both say how long to train: give one of them")
         if "auto" not in (self.epochs, self.warmup_epochs) and self.warmup_epochs > self.epochs:
             raise PatchloomError(f"--warmup_epochs {self.warmup_epochs} is more than --epochs {self.epochs}: lower it")
         if self.blr != "auto" and not 0 < self.blr < math.inf:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,6 +131,23 @@ def write_sent(sent: Sent, path: Path) -> None:
         PatchloomError: it cannot be written.
     """
     write_whole(path, json.dumps(asdict(sent)) + "\n")
+
+
+def begin_again(folder: Path) -> None:
+    """Have every tracker take another end of the run: it is trained on.
+
+    Args:
+        folder: of the logs.
+
+    Raises:
+        PatchloomError: what was sent cannot be written.
+    """
+    ending = folder / "ending.json"
+    for path in folder.glob("*.json"):
+        if path != ending:
+            with suppress(PatchloomError):  # damaged: said when the tracker begins
+                write_sent(replace(read_sent(path), ended=False, shown=False), path)
+    ending.unlink(missing_ok=True)
 
 
 def numbers_of(row: Mapping[str, str]) -> dict[str, float]:

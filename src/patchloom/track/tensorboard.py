@@ -31,8 +31,8 @@ class TensorBoard(Tracker):
         self.logger = self._begun(place.sent.step)
 
     def _begun(self, step: int) -> TensorBoardLogger:
-        known = {} if step < 0 else {"purge_step": step + 1}
-        logger = TensorBoardLogger(self.place.folder, _FOLDER, "", default_hp_metric=False, **known)
+        # of a first start, too: one that was killed may have written the first row, and not the note of it
+        logger = TensorBoardLogger(self.place.folder, _FOLDER, "", default_hp_metric=False, purge_step=step + 1)
         logger.experiment.flush()  # makes its file now
         return logger
 

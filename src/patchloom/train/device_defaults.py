@@ -9,7 +9,7 @@ import torch
 
 from patchloom import machine
 from patchloom.errors import PatchloomError
-from patchloom.machine import Cores, best_threads, bfloat16_pays, compile_gain, cores, fused_gain
+from patchloom.machine import Cores, best_threads, bfloat16_pays, compile_gain, cores, fused_gain, when
 from patchloom.nets import native
 from patchloom.nets.build import EncoderSpec, outline
 from patchloom.nets.native.blocks import serves
@@ -35,7 +35,9 @@ def threads(device: str) -> tuple[int, str]:
     """As many as multiply fastest."""
     if device != "cpu":
         return torch.get_num_threads(), "the device does the work"
-    return best_threads(), f"products are fastest so, of {cores()} cores"
+    best, there = best_threads(), cores()
+    of = "there is one core" if there == 1 else f"products are fastest so, of {there} cores{when(best)}"
+    return round(best), of
 
 
 def workers(device: str, here: Cores) -> tuple[int, str]:
@@ -62,7 +64,7 @@ def attention(device: str, precision: str, spec: EncoderSpec) -> tuple[str, str]
     if heads * tokens**2 > _MAX_EXPLICIT:
         return "fused", f"an explicit softmax would hold {heads} tables of {tokens:,} x {tokens:,} numbers an image"
     gain = fused_gain(device, precision, heads, tokens, side)
-    return ("explicit" if gain < _CLEARLY else "fused"), f"the fused kernel is ×{gain:.2f} as fast here"
+    return ("explicit" if gain < _CLEARLY else "fused"), f"the fused kernel is ×{gain:.2f} as fast here{when(gain)}"
 
 
 def kernels(device: str, bfloat16: bool, spec: EncoderSpec, images: int) -> tuple[str, str]:
@@ -100,7 +102,7 @@ def compile(device: str, precision: str, spec: EncoderSpec, kernels: str, thread
         return False, "unknown here: patchloom bench --compile true measures what it brings"
     if not can_compile(device):
         return False, "there is no C++ compiler"
-    return gain > _WORTH, f"patchloom bench measured ×{gain:.2f}"
+    return gain > _WORTH, f"patchloom bench measured ×{gain:.2f}{when(gain)}"
 
 
 def can_compile(device: str) -> bool:

@@ -32,7 +32,7 @@ from patchloom.track.tracks import Tracks
 from patchloom.train.best import said_of
 from patchloom.train.closing import closing_sentence
 from patchloom.train.drawing import draw_run
-from patchloom.train.health import health_of
+from patchloom.train.health import health_of, more_epochs
 from patchloom.train.progress import Reporter
 from patchloom.train.signs import Signs, classes_of
 from patchloom.train.state import TrainState
@@ -105,8 +105,11 @@ class FinalEvaluation(NamedTuple):
             self.reporter.say(f"{count} {files} could not be read: see {folder.unreadable}.")
         reports = self._evaluate() if validation.gallery is not None else ()
         knn = reports[0] if reports else None
-        health = self._health(measure, state, knn).heard(self.card.sound)
+        health, longer = self._health(measure, state, knn)
+        health = health.heard(self.card.sound)
         self.reporter.say(f"Verdict: {health}")
+        if longer and (command := folder.command()):
+            self.reporter.say(f"  to train on: {command} {longer}")
         summary = f"{in_words(closing_sentence(measure, knn, self.held_out), self.card.sound)} {weights}".strip()
         self.reporter.say(summary)
         also = "".join(f", and {name}.safetensors beside it" for name in extra)
@@ -120,13 +123,14 @@ class FinalEvaluation(NamedTuple):
         write_whole(folder.summary, summary + "\n")
         return summary
 
-    def _health(self, measure: Measure, state: TrainState, knn: Report | None) -> Health:
-        """The verdict on the run."""
+    def _health(self, measure: Measure, state: TrainState, knn: Report | None) -> tuple[Health, str]:
+        """The verdict on the run, and the option by which it is trained on, where the verdict says to."""
         classes, done, best = None if knn is None else classes_of(knn), state.step, state.best
         rows = [row for row in state.rows if not best.chosen or int(row["step"]) <= best.step]  # of these weights
         stopped = best.chosen and done < state.steps
         signs = Signs(measure, rows, self.settings, done, done, state.setbacks, classes, ended=True, stopped=stopped)
-        return health_of(signs)
+        health = health_of(signs)
+        return health, more_epochs(signs, health)
 
     def _evaluate(self) -> tuple[Report, ...]:
         """kNN and linear probe beside their controls, on images that are not trained on here."""

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from patchloom.data import Source, steps_of
+from patchloom.data import Source, steps_of, steps_per_epoch
 from patchloom.data.read import Unreadable, to_channels
 from patchloom.data.stats import drawn
+from patchloom.errors import PatchloomError
 from patchloom.files import size_in_words
 from patchloom.machine import Cores, compile_gain, product_rates
 from patchloom.memory import free_memory, memory, memory_shortage, resident
@@ -122,8 +123,39 @@ def foresee(settings: Settings, training: Source, share: int, here: Cores, folde
     return Forecast(steps, tried.step, tried.reading, tried.how, total, needed, there, free + base, disc, room, advice)
 
 
-def resumed(settings: Settings, training: Source, folder: RunFolder) -> Forecast | None:
+def epochs_in(minutes: float, forecast: Forecast, settings: Settings, images: int) -> tuple[float, str]:
+    """Return the epochs that fit into ``minutes`` of training, and why; at least one step.
+
+    Args:
+        minutes: of training.
+        forecast: of a run with these settings, of any number of epochs.
+        settings: resolved.
+        images: to train on.
+
+    Raises:
+        PatchloomError: the pace cannot be told.
+    """
+    if forecast.total is None:
+        raise PatchloomError("--minutes needs the pace of this machine, and it is not known: give --epochs")
+    each, steps = forecast.total / forecast.steps, steps_per_epoch(images, settings.batch_size)
+    why = f"{minutes:g} minutes of training, at {each:.2g} s for a step of {settings.batch_size}, {forecast.how}"
+    return rounded(max(1 / steps, 60 * minutes / (each * steps))), why
+
+
+def rounded(epochs: float) -> float:
+    """Return epochs with four digits, and as a whole number where it is one: they are read, typed and compared."""
+    short = float(f"{epochs:.4g}")
+    return int(short) if short == int(short) else short
+
+
+def resumed(settings: Settings, training: Source, folder: RunFolder, kept: bool = False) -> Forecast | None:
     """What is left of a run that goes on, by the pace that it had; None where it made no step yet.
+
+    Args:
+        settings: resolved.
+        training: images to train on.
+        folder: of the run.
+        kept: the checkpoints that are there are kept for good.
 
     Raises:
         PatchloomError: the disc has too little room.
@@ -139,7 +171,7 @@ def resumed(settings: Settings, training: Source, folder: RunFolder) -> Forecast
     except (OSError, ValueError, KeyError, TypeError, csv.Error):  # none yet, or damaged; the checkpoint has all of it
         step, seconds = 0, 0.0
     checkpoint = max(written) * (1 if step else 3)  # before the first step there are no moments
-    disc = 3 * checkpoint + checkpoint // 3 + _FILES - sum(written)
+    disc = 3 * checkpoint + checkpoint // 3 + _FILES - (0 if kept else sum(written))
     room = refuse_full_disc(folder, disc)
     steps = steps_of(settings.epochs, len(training), settings.batch_size) - step
     each = seconds / step if step else None

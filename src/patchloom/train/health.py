@@ -197,8 +197,17 @@ def _by_knn(found: Classes) -> str:
 
 def _longer(signs: Signs) -> str:
     if signs.stopped:
-        return f"train longer with more --patience (now {signs.settings.patience})"
-    return f"train longer (--epochs {4 * signs.settings.epochs:g})"
+        return f"train longer, in another --out with more --patience (now {signs.settings.patience})"
+    return f"train longer ({_more_epochs(signs)})"
+
+
+def _more_epochs(signs: Signs) -> str:
+    return f"--epochs {4 * signs.settings.epochs:g}"
+
+
+def more_epochs(signs: Signs, health: Health) -> str:
+    """Return the option by which a run is trained on, where its verdict says to; else ""."""
+    return "" if signs.stopped or _longer(signs) not in health.then else _more_epochs(signs)
 
 
 def _slower(signs: Signs) -> str:

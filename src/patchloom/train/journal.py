@@ -36,6 +36,7 @@ class Journal:
         images: that are trained on.
         images_per_step: of all processes.
         tracks: the trackers to which rows and pictures are sent.
+        began: step at which the present schedule began; measures are spread over what comes after it.
 
     Attributes:
         steps: of the whole training.
@@ -54,15 +55,17 @@ class Journal:
         images: int,
         images_per_step: int,
         tracks: Tracks,
+        began: int = 0,
     ):
         self.reporter, self.validation, self.stepper, self.settings = reporter, validation, stepper, settings
         self.tracks = tracks
         self.per_epoch, self.images_per_step = steps_per_epoch(images, settings.batch_size), images_per_step
         self.steps = steps_of(settings.epochs, images, settings.batch_size)
-        self.logged = points(self.steps, 1 / _LOGGED)
-        self.validated = measured_after(self.steps, self.logged - {0}, images_per_step)
+        logged = points(self.steps - began, 1 / _LOGGED)
+        validated = measured_after(self.steps - began, logged - {0}, images_per_step)
         # compiled blocks would be compiled again for the batches of pictures
-        drawn = drawn_after(self.steps, self.validated, images_per_step, validation.task)
+        drawn = drawn_after(self.steps - began, validated, images_per_step, validation.task)
+        self.logged, self.validated, drawn = ({began + one for one in some} for some in (logged, validated, drawn))
         self.drawn = set[int]() if settings.compile else drawn
         self.measure: Measure | None = None
 

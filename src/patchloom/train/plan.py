@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
+
+import numpy as np
 
 from patchloom.data import Data, Source, Stats, is_given
 from patchloom.data.near import near_copies
@@ -13,9 +16,10 @@ from patchloom.machine import Cores
 from patchloom.nets.last_blocks import block_count
 from patchloom.processes import world
 from patchloom.recipes import recipe_named, recipe_names
-from patchloom.runs.folder import RunFolder
+from patchloom.runs.folder import Locked, RunFolder
 from patchloom.runs.held_out import HeldOut, choose_held_out, stored_held_out, wanted, with_share
-from patchloom.runs.record import no_record
+from patchloom.runs.record import no_record, read_record
+from patchloom.runs.sealed import read_sealed
 from patchloom.runs.settings import LAUNCH, Settings
 from patchloom.runs.task import prepare_task
 from patchloom.sides import in_pixels
@@ -23,10 +27,12 @@ from patchloom.sound import in_words
 from patchloom.tasks import check_images
 from patchloom.tasks.code import label
 from patchloom.tasks.task import Task
+from patchloom.track.base import begin_again
 from patchloom.train.device_defaults import workers
-from patchloom.train.forecast import Forecast, foresee, resumed
+from patchloom.train.forecast import Forecast, epochs_in, foresee, resumed
 from patchloom.train.resolve import measured, resolve, share_of_batch
 from patchloom.train.start import Start
+from patchloom.waiting import is_first
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -43,6 +49,8 @@ class Plan(NamedTuple):
         held_out: which of them are not trained on.
         doubt: a sentence, if some may be near copies of images that are trained on.
         views: of the task, by which epochs become effective ones.
+        ended: epochs after which the run was finished, and from which it is trained on; 0 of any other.
+        moved: the images lie elsewhere than when the run began.
     """
 
     resumed: bool
@@ -53,6 +61,8 @@ class Plan(NamedTuple):
     held_out: HeldOut
     doubt: str = ""
     views: float = 1.0
+    ended: float = 0
+    moved: bool = False
 
     def heard(self, data: Data) -> Data:
         """The same data; recordings by what was measured of them."""
@@ -100,12 +110,95 @@ class Planner:
             PatchloomError: it holds something else; but first what would be refused in a new folder, too.
         """
         try:
-            return self.folder.holds(self.asked)
-        except PatchloomError:
+            return self.folder.holds(self._as_begun())
+        except PatchloomError as problem:
             found = self._found()
             task = prepare_task(found.settings, found.stats)
             found.settings.check_cache(task.augment.size)
+            if self._elsewhere() and (why := self._other_images()):
+                raise PatchloomError(f"{problem}. Of the images: {why}") from None
             raise
+
+    def longer(self) -> bool:
+        """Return whether a finished run is asked to train on: the same settings, and more epochs."""
+        folder, epochs = self.folder, self.asked.epochs
+        if not folder.config.exists() or epochs == "auto" or epochs <= (now := folder.read_config().epochs):
+            return False
+        return folder.read_summary() is not None or folder.kept_end(now).exists()
+
+    def go_on(self, plan: Plan, views: float) -> None:
+        """Change what is stored of a run that is trained on, or whose images have moved.
+
+        Args:
+            plan: of the run.
+            views: of the task.
+
+        Raises:
+            PatchloomError: the folder cannot be written.
+        """
+        if plan.moved:
+            self.folder.rewrite("data", plan.settings.data)
+        if plan.ended:
+            self.folder.keep_end(plan.ended)
+            begin_again(self.folder.path / "logs")
+            self.folder.rewrite("epochs", plan.settings.epochs, plan.settings.epochs * views)
+
+    def note_place(self) -> None:
+        """Note where the images of a finished run lie now, if it is elsewhere, unless another process works there.
+
+        Raises:
+            PatchloomError: the folder cannot be written.
+        """
+        if self._elsewhere() and is_first():
+            with suppress(Locked):
+                self.folder.lock()
+                self.folder.rewrite("data", self.asked.data)
+                print(f"  the images have moved, and are the same: {self.folder.config} says so from now on")
+            self.folder.unlock()
+
+    def _elsewhere(self) -> bool:
+        """Return whether the images are called otherwise than in the run's configuration."""
+        return self.folder.config.exists() and self.folder.read_config().data != self.asked.data
+
+    def _as_begun(self) -> Settings:
+        """Return what is asked for, with the words of the run's first command for what may change since.
+
+        Raises:
+            PatchloomError: fewer epochs than the run has been trained on to.
+        """
+        asked, folder = self.asked, self.folder
+        if not (folder.config.exists() and folder.requested.exists()):
+            return asked
+        begun, now = read_sealed(folder.requested), folder.read_config()
+        first = {name: begun.get(name, default) for name, default in (("epochs", "auto"), ("minutes", None))}
+        if self._elsewhere():
+            if folder.read_data()["fingerprint"] == self.data.train.fingerprint():
+                asked = replace(asked, data=begun.get("data", asked.data))
+        else:
+            asked = replace(asked, data=begun.get("data", asked.data))
+        if self.longer() or asked.epochs == now.epochs:
+            scaled = {"warmup_epochs": begun.get("warmup_epochs", "auto")} if asked.recipe else {}  # with the epochs
+            return replace(asked, **first, **scaled)
+        if (end := folder.last_end()) is not None and asked.epochs != "auto":
+            raise PatchloomError(
+                f"{folder.path} has been trained on to {now.epochs:g} epochs, and --epochs {asked.epochs:g} is asked "
+                f"for: give --epochs {now.epochs:g} or more; the run as it was before is kept in {end}"
+            )
+        return asked
+
+    def _other_images(self) -> str:
+        """Return how the images differ from those with which the run was begun, as far as that is known."""
+        record, contents = read_record(self.folder.trained_on), self.data.train.contents()
+        if record is None or record.unknown or contents is None or not len(record.contents):
+            return ""
+        there = int(np.isin(record.contents, contents).sum())
+        noun, name = self.data.train.noun, self.data.train.name
+        if there < len(record.contents):
+            return f"of the {len(record.contents):,} {noun} that were trained on, {there:,} are in {name}"
+        return (
+            f"the {len(record.contents):,} {noun} that were trained on are in {name}, but their names or dates are "
+            "others, or there are more: move or copy them with both (cp -a, rsync -a)"
+        )
 
     def forecast(self, plan: Plan) -> Forecast | None:
         """What the run will take, or what is left of it; None where nothing is known.
@@ -114,7 +207,7 @@ class Planner:
             PatchloomError: what it takes is more than there is; as `foresee`.
         """
         training = plan.held_out.parts(plan.heard(self.data).train)[0]
-        if plan.resumed and (found := resumed(plan.settings, training, self.folder)):
+        if plan.resumed and (found := resumed(plan.settings, training, self.folder, kept=plan.ended > 0)):
             return found
         share = share_of_batch(plan.settings.batch_size, len(training), world())
         return foresee(plan.settings, training, share, self.here, self.folder)
@@ -148,9 +241,14 @@ class Planner:
         settings = replace(settings, **{name: getattr(self.asked, name) for name in LAUNCH})
         number, why = workers(settings.device, self.here)
         reasons = {}
+        moved, ended = self._elsewhere(), settings.epochs if self.longer() else 0
+        if moved:
+            settings = replace(settings, data=self.asked.data)
+        if ended:
+            settings = replace(settings, epochs=self.asked.epochs)
         if self.asked.workers == "auto" and settings.workers != number:  # nothing but the pace depends on it
             settings, reasons = replace(settings, workers=number), {"workers": why}
-        return Plan(True, settings, reasons, stats, fingerprint, held_out)
+        return Plan(True, settings, reasons, stats, fingerprint, held_out, ended=ended, moved=moved)
 
     def _found(self) -> Plan:
         asked, as_there = Start(self.asked).shaped()
@@ -167,7 +265,16 @@ class Planner:
         asked, share = with_share(asked, len(whole))
         if share and whole.groups is not None:
             share["held_out"] += f"; in whole groups {len(held_out.indices):,}"
-        settings, reasons = resolve(asked, len(training), channels, stats, world(), self.here, training)
+        found = len(training), channels, stats, world(), self.here, training
+        settings, reasons = resolve(replace(asked, minutes=None), *found)
+        if asked.minutes is not None:
+            each = share_of_batch(settings.batch_size, len(training), world())
+            forecast = foresee(settings, training, each, self.here, self.folder)
+            epochs, why = epochs_in(asked.minutes, forecast, settings, len(training))
+            fixed = {name: getattr(settings, name) for name in ("batch_size", "threads")}  # of which the pace is
+            reasons = {name: reasons[name] for name in fixed if name in reasons}
+            settings, others = resolve(replace(asked, minutes=None, epochs=epochs, **fixed), *found)
+            reasons |= {**others, "epochs": why}
         check_images(settings.task, settings.batch_size, len(training) - len(stats.unreadable))
         reasons = self.reasons | as_there | share | reasons
         close = near_copies(self.data.train)
@@ -228,6 +335,8 @@ def announce(
     if copies := len(held.copies):
         counts += f", {copies:,} left out as exact copies of those"
     say(f"{label(s.task['name'])} on {whole.name}: {counts}")
+    for line in trains_on(plan, folder):
+        say(f"  {line}")
     for line in (in_words(line, plan.stats.sound) for line in by_recipe(s, len(training))):
         say(f"  {line}")
     for line in (*data.notes, *plan.stats.noticed):
@@ -263,6 +372,21 @@ def announce(
     for line in forecast.sentences() if forecast else ():
         say(f"  {line}")
     say(f"  everything goes to {folder.path}")
+    return lines
+
+
+def trains_on(plan: Plan, folder: RunFolder) -> list[str]:
+    """Lines on a finished run that is trained on, and on images that have moved."""
+    lines = (
+        [f"the images have moved, and are the same: the run goes on with {plan.settings.data}"] if plan.moved else []
+    )
+    if plan.ended:
+        more = plan.settings.epochs - plan.ended
+        rise = min(plan.settings.warmup_epochs, more / 10)
+        rate = f"the rate rises over {rise:.3g} of them, and falls to 0 as a cosine"
+        rate = "the rate goes on being halved" if plan.settings.halve_every else rate
+        lines.append(f"trains on after {plan.ended:g} epochs: {more:g} more, from its weights and moments; {rate}")
+        lines.append(f"the run as it is now is kept in {folder.kept_end(plan.ended)}")
     return lines
 
 

@@ -35,14 +35,13 @@ from patchloom.nets.native import missing
 from patchloom.nets.performance import compile_blocks
 from patchloom.processes import Shared, cores_here, rank, world
 from patchloom.questions.measure import Measure
-from patchloom.rates import cosine_rate, halving_rate
+from patchloom.rates import cosine_rate, halving_rate, warmup_again
 from patchloom.runs.checkpoint import restore
-from patchloom.runs.folder import RunFolder, plain_name
+from patchloom.runs.folder import RunFolder, usual_folder
 from patchloom.runs.settings import Settings, TaskLike, request, why_task
 from patchloom.runs.task import load_task, prepare_task, run_card
 from patchloom.stopping import Stop
 from patchloom.tasks import AUTO
-from patchloom.tasks.code import label
 from patchloom.tasks.task import Task
 from patchloom.track.names import check_installed, names_of
 from patchloom.track.rest import send_rest
@@ -64,6 +63,8 @@ from patchloom.train.validation import Validation
 from patchloom.waiting import Waiting
 
 _SAVE_EVERY = 60.0  # seconds between checkpoints
+_SAVE_FIRST = 5.0  # seconds of a start to its first one; each of the next comes after twice as many
+_SAVE_COST = 20  # times what the last one took to be written is the least, below a minute
 _MAX_IN_A_ROW = 5  # updates that are not finite before the run goes back to a checkpoint
 STOPPING = "stopping after this update, with a checkpoint; Ctrl-C once more stops at once, without one"
 
@@ -99,14 +100,16 @@ def pretrain(
     # ---- what is asked for, and whether it is done already
     asked = request(data, task, settings)
     check_installed(trackers := names_of(asked.log))
-    folder = RunFolder(out or Path("runs") / f"{plain_name(asked.data)}-{asked.recipe or label(asked.task['name'])}")
+    folder = RunFolder(out or usual_folder(asked.data, asked.task["name"], asked.recipe))
     opened = open_data(data if is_object(data) else asked.data, group=asked.group)
-    if (summary := folder.read_summary()) is not None:
-        Planner(asked, opened, folder, Cores(cores(), 1)).resumes()
+    finished = Planner(asked, opened, folder, Cores(cores(), 1))
+    if (summary := folder.read_summary()) is not None and not finished.longer():
+        finished.resumes()
         if is_given(asked.data):  # others of the same number are called the same
             check_same(folder, opened.train)
         print(f"{folder.path} is finished. {summary}")
         if not dry_run:
+            finished.note_place()
             send_rest(trackers, folder)
         return Run(folder.path, summary)
 
@@ -155,6 +158,8 @@ def pretrain(
             source = plan.held_out.parts(cached)[0]
         if not plan.resumed:
             first_decides(fabric, lambda: planner.store(plan))
+        else:
+            first_decides(fabric, lambda: planner.go_on(plan, pretext.views))
         for line in lines:
             reporter.note(line)
 
@@ -220,17 +225,19 @@ def train(
     each = share_of_batch(settings.batch_size, len(source), world())  # images a step of this process
     images_per_step = each * world()
     steps = steps_of(settings.epochs, len(source), settings.batch_size)
-    warmup = round(settings.warmup_epochs * steps_per_epoch(len(source), settings.batch_size))
+    first_warmup = round(settings.warmup_epochs * steps_per_epoch(len(source), settings.batch_size))
     peak = settings.blr * images_per_step * settings.accumulate / 256
 
     # ---- where the run is: at its newest sound checkpoint, or before its first step
     stepper = Stepper(fabric, task, settings, steps)
-    journal = Journal(reporter, validation, stepper, settings, len(source), images_per_step, tracks)
     state = restored_state(folder, stepper, reporter)
+    about = validation, stepper, settings, len(source), images_per_step, tracks, stepper.began
+    journal = Journal(reporter, *about)
     unreadable: set[str] = set()
     if state is not None:
         known = f" The last measure: {state.measured[0]}." if state.measured else ""
-        reporter.say(f"Resuming after step {state.step:,} of {steps:,}.{known}")
+        verb = "Training on" if state.began == state.step > 0 else "Resuming"
+        reporter.say(f"{verb} after step {state.step:,} of {steps:,}.{known}")
         if settings.kernels == "native" and (reason := missing()):
             reporter.say(f"  {reason}: torch's go on, and last digits differ")
         if fabric.is_global_zero:
@@ -244,8 +251,12 @@ def train(
             reason = "the weights with which the run would begin are not finite: begin with others"
             raise PatchloomError(reason) if fabric.is_global_zero else AlreadyReported(reason)
 
+    if state.began == state.step > 0:  # what goes back to a checkpoint goes back to this schedule
+        save_checkpoint(folder, stepper, state, unreadable)
+    began, warmup = state.began, warmup_again(state.began, steps, first_warmup)
+
     generator = Shared(fabric.device)
-    smallest, saved = each, time.perf_counter()
+    smallest, saved, pause = each, time.perf_counter(), min(_SAVE_FIRST, _SAVE_EVERY)
     task.train()
     with Stop(STOPPING if fabric.is_global_zero else "") as stop, ExitStack() as reading:
         journal.start(state)
@@ -270,11 +281,11 @@ def train(
                     batches.send()
 
             # ---- the update, unless it is not finite; the processes agree on whether to stop and to save
-            due = fabric.is_global_zero and time.perf_counter() - saved > _SAVE_EVERY
+            due = fabric.is_global_zero and time.perf_counter() - saved > pause
             if settings.halve_every:
-                rate = halving_rate(todo[-1], warmup, peak, settings.halve_every * settings.accumulate)
+                rate = halving_rate(todo[-1], first_warmup, peak, settings.halve_every * settings.accumulate)
             else:
-                rate = cosine_rate(todo[-1], steps, warmup, peak)
+                rate = cosine_rate(todo[-1] - began, steps - began, warmup, peak)
             rate *= state.factor
             made = stepper.update(todo.stop, rate, forwards, (stop.asked, due), scale)
             stopping, due = made.answers
@@ -290,8 +301,10 @@ def train(
 
             # ---- a checkpoint; amid updates that fail it is too late to save what to go back to
             if not diverged and (stopping or ended or (due and not state.in_a_row)):
+                before = time.perf_counter()
                 diverged = not save_checkpoint(folder, stepper, state, unreadable)
                 saved = time.perf_counter()
+                pause = min(_SAVE_EVERY, max(2 * pause, _SAVE_COST * (saved - before)))
             if diverged:
                 reading.close()
                 batches = None

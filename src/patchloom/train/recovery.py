@@ -56,7 +56,10 @@ def restored_state(folder: RunFolder, stepper: Stepper, reporter: Reporter) -> T
     stepper.remember_statistics()
     for problem in problems:
         reporter.say(f"  {problem}: the one before it is used")
-    return TrainState.of(about, tensors)
+    state = TrainState.of(about, tensors)
+    state.train_on(stepper.steps, folder.last_end() is not None)
+    stepper.began = state.began
+    return state
 
 
 def go_back(

@@ -32,6 +32,7 @@ class TrainState:
         scale: by which losses are multiplied in float16.
         steady: updates since it last changed.
         steps: of the whole run; 0 in a checkpoint of an older version, which did not say.
+        began: step at which the present schedule began: 0, or where the run had ended before it was trained on.
         pace: seconds that a step took of late; 0 if that is not known.
         measuring: seconds that the last held-out measures took.
         measured: what they were, in words, the longest form first.
@@ -50,6 +51,7 @@ class TrainState:
     scale: float = 2.0**16
     steady: int = 0
     steps: int = 0
+    began: int = 0
     pace: float = 0.0
     measuring: float = 0.0
     measured: list[str] = field(default_factory=list)
@@ -76,6 +78,17 @@ class TrainState:
             settings: resolved.
         """
         return self.step >= steps or (self.step > 0 and self.best.hopeless(settings))
+
+    def train_on(self, steps: int, earlier: bool) -> None:
+        """Begin a new schedule here if the run has become longer since its checkpoint was written.
+
+        Args:
+            steps: of the whole run now.
+            earlier: the run was finished once before; an older version's checkpoint does not say after how many steps.
+        """
+        if (self.steps or (self.step if earlier else steps)) < steps:
+            self.began, self.steps = self.step, steps
+            self.best.failed, self.best.chosen = 0, False
 
     @property
     def factor(self) -> float:

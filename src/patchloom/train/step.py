@@ -58,10 +58,14 @@ class Stepper:
         task: what is trained.
         settings: resolved.
         steps: of the whole training.
+
+    Attributes:
+        began: step at which the present schedule began; above 0 in a run that is trained on.
     """
 
     def __init__(self, fabric: Fabric, task: Task, settings: Settings, steps: int):
         self.fabric, self.task, self.settings, self.steps = fabric, task, settings, steps
+        self.began = 0
         if settings.compile:
             compile_blocks(task)
         self.module = fabric.setup_module(task.to(fabric.device))
@@ -79,6 +83,10 @@ class Stepper:
     def remember_statistics(self) -> None:
         """Remember the running statistics as they are now: an update that is not made goes back to them."""
         self.before = [buffer.clone() for buffer in self.statistics]
+
+    def progress(self, step: int) -> float:
+        """Return the share of the present schedule that is done after ``step`` steps."""
+        return (step - self.began) / (self.steps - self.began)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision in which the task computes."""
@@ -98,7 +106,7 @@ class Stepper:
         views = [normalize(view, self.task.mean, self.task.std) for view in batch.views]
         with nullcontext() if last else self.fabric.no_backward_sync(self.module):
             with self.autocast():
-                outcome = self.module(*views, progress=step / self.steps, generator=generator)
+                outcome = self.module(*views, progress=self.progress(step), generator=generator)
             self.fabric.backward(outcome.loss * scale / self.settings.accumulate)
         return Forward({"loss": outcome.loss.detach(), **outcome.metrics}, batch.indices)
 
@@ -135,7 +143,7 @@ class Stepper:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
-            self.task.after_step(done / self.steps)
+            self.task.after_step(self.progress(done))
             self.remember_statistics()
         self.optimizer.zero_grad(set_to_none=True)
         names = tuple(forwards[0].values)

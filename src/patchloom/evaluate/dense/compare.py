@@ -22,6 +22,10 @@ from patchloom.evaluate.pace import TimeLeft, waiting_for
 from patchloom.evaluate.report import Drawing, Report, Row, lost_images
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trained import in_words
+from patchloom.memory import memory, memory_shortage
+from patchloom.nets.dense.segmenter import Segmenter
+from patchloom.nets.hierarchical import is_hierarchical
+from patchloom.nets.performance import attention_shape
 from patchloom.processes import rank, world
 from patchloom.waiting import duration, is_first
 
@@ -59,6 +63,8 @@ def train_each(
         PatchloomError: a non-finite loss, too little memory on the device, or images that cannot be read.
         Stopped: somebody stopped it; the same command goes on.
     """
+    with seeded(setup.settings.seed), _enough_memory(setup.recipe.batch):
+        _refuse_too_large(candidates[0].build(), setup)
     left, found = _announced(candidates, setup, begin), []
     for candidate in candidates:
         with seeded(setup.settings.seed), _enough_memory(setup.recipe.batch):
@@ -88,13 +94,39 @@ def _announced(
     return left
 
 
+def _refuse_too_large(model: nn.Module, setup: Setup[T, R]) -> None:
+    """Refuse a training of which one step surely takes more than all of the memory, before any of it is taken.
+
+    Raises:
+        PatchloomError: the encoder's blocks alone keep more than there is, at 8 numbers a feature of 2 bytes, and the
+            attention weights of whole images where no fused kernel does without.
+    """
+    kind, (h, w), images = setup.settings.at.type, setup.size, setup.recipe.batch // world()
+    encoder = model.get_submodule(model.encoder_at)
+    if is_hierarchical(encoder) or getattr(model, "frozen", False):
+        return
+    heads, tokens, side = attention_shape(encoder)
+    each = 16 * tokens * heads * side
+    if setup.half and kind == "cpu" and isinstance(model, Segmenter):  # explicit, and not in windows
+        each += 2 * heads * tokens**2
+    need = images * each * len(encoder.blocks) / 2**30
+    there = memory(kind)[1] / (world() if kind == "cpu" else 1)
+    if need > there:
+        raise PatchloomError(
+            f"this cannot be trained in the {there:,.1f} GiB of memory that there are: a step of {images} images of "
+            f"{h}x{w} needs {need:,.0f} GiB or more: lower --size or --batch_size"
+        )
+
+
 @contextmanager
 def _enough_memory(images: int) -> Iterator[None]:
     try:
         yield
-    except torch.OutOfMemoryError as problem:
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as problem:
+        if (need := memory_shortage(problem)) is None:
+            raise
         raise PatchloomError(
-            f"the device has too little memory for {images} images at once: lower --batch_size or --size"
+            f"there is too little memory for {images} images at once ({need}): lower --size or --batch_size"
         ) from problem
 
 

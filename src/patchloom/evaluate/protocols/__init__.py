@@ -62,7 +62,8 @@ def _at(path: str) -> Callable[..., Any]:
 def _with_readers(report: Report, settings: EvalSettings) -> Report:
     """The report with a sentence on the value of ``--workers auto``."""
     number, why = settings.readers
-    return replace(report, protocol=f"{report.protocol} --workers auto is at most {number} here ({why}).")
+    auto = f"is at most {number} here" if number else "reads in the main process here"
+    return replace(report, protocol=f"{report.protocol} --workers auto {auto} ({why}).")
 
 
 @checked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from timm.models.vision_transformer import VisionTransformer
 
-from patchloom.machine import attention_gain, fused_gain
+from patchloom.machine import attention_gain, fused_gain, when
 from patchloom.memory import memory
 from patchloom.nets import native
 from patchloom.nets.native.blocks import serves
@@ -34,5 +34,6 @@ def choose_kernels(vit: VisionTransformer, device: str, bfloat16: bool, images: 
     if reason := native.missing():
         return "torch", reason
     shape = device, "bfloat16", *attention_shape(vit)
-    gain = attention_gain("native", native.attention, *shape) / max(1.0, fused_gain(*shape))
-    return ("native" if gain > _WORTH else "torch"), f"native attention is ×{gain:.2f} as fast here"
+    ours = attention_gain("native", native.attention, *shape)
+    gain = ours / max(1.0, fused_gain(*shape))
+    return ("native" if gain > _WORTH else "torch"), f"native attention is ×{gain:.2f} as fast here{when(ours)}"
