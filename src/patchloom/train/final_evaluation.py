@@ -125,8 +125,8 @@ class FinalEvaluation(NamedTuple):
         classes, done, best = None if knn is None else classes_of(knn), state.step, state.best
         rows = [row for row in state.rows if not best.chosen or int(row["step"]) <= best.step]  # of these weights
         stopped = best.chosen and done < state.steps
-        signs = Signs(measure, rows, self.settings, done, done, state.setbacks, classes, ended=True, stopped=stopped)
-        return health_of(signs)
+        so_far = Signs(measure, rows, self.settings, done, done, state.setbacks, classes, results=state.results)
+        return health_of(so_far._replace(ended=True, stopped=stopped))
 
     def _evaluate(self) -> tuple[Report, ...]:
         """kNN and linear probe beside their controls, on images that are not trained on here."""
