@@ -72,11 +72,8 @@ def positions(
         return question.predict(pretext.encode(images, pretext.given(images, generator, **ratios), generator))
 
     axes, grid = question.ratios, pretext.geometry.grid
-    if not all(axes.values()):
-        raise PatchloomError(
-            f"{folder.path} was trained by a task that names no ratio for {next(name for name in axes if not axes[name])}"
-            ": give its Positions at least one"
-        )
+    if empty := [name for name, ratios in axes.items() if not ratios]:
+        raise PatchloomError(f"the task of {folder.path} has no ratio for {empty[0]}: give its Positions at least one")
     source, story = _test_images(loaded, data)
     some = np.random.default_rng(settings.seed).permutation(len(source))[:images]
     if len(some) < len(source):
@@ -118,8 +115,8 @@ def positions(
         ),
     }
     done = (
-        f"Positions: {withheld or 'as in its training'}; the run's own task then placed every patch without position among {n}, on "
-        f"{n_test:,} test {source.noun}."
+        f"Positions: {withheld or 'as in its training'}; the run's own task then placed every patch without position "
+        f"among {n}, on {n_test:,} test {source.noun}."
     )
     table = (
         "The table has accuracies in % and distances in patches; their intervals are in the rows of results.csv. Where "
