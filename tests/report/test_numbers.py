@@ -1,6 +1,7 @@
 """Key numbers: those that are quoted, the newest of each, with intervals, beside their controls."""
 
 import csv
+import json
 
 import pytest
 
@@ -9,6 +10,7 @@ from patchloom.report import verb
 from patchloom.report.gather import gather
 from patchloom.report.numbers import numbers_of, results_of
 from patchloom.report.verb import page_of
+from patchloom.verdict import Difference
 
 HEAD = "date,protocol,encoder,pooling,settings,data,data_fingerprint,seed,value,low,high,n_test,quoted"
 
@@ -150,3 +152,22 @@ def test_without_results_and_rows_there_are_none(run):
     (run / "results.csv").unlink()
     (run / "metrics.csv").unlink()
     assert numbers_of(gather(run)) == [] == results_of(gather(run))
+
+
+def test_a_number_ends_with_what_its_difference_allows_to_say(run):
+    """Beside 50.7 % and 30.0 % nothing said whether the two are told apart."""
+    one = Difference("untrained", 0.01, -0.02, 0.04, 2000)
+    write(run, {}, {"encoder": "untrained", "value": 0.497})
+    head, first, second = (run / "results.csv").read_text().splitlines()
+    with (run / "results.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow([*head.split(","), "against"])
+        table.writerow([*next(csv.reader([first])), json.dumps([one.plain()])])
+        table.writerow([*next(csv.reader([second])), ""])
+    assert numbers_of(gather(run))[1].note.endswith(one.sentence())
+
+
+def test_cards_of_other_settings_have_other_titles(run):
+    write(run, {}, {"settings": '"{""k"": 5}"', "date": "2026-11-23T10:00:00+00:00"})
+    first, second = (one.label for one in numbers_of(gather(run))[1:])
+    assert "20 neighbours" in first and "5 neighbours" in second and first != second

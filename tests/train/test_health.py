@@ -44,11 +44,17 @@ def signs(found, values=(0.9,), step=1000, ended=True, **more):
     rows = [{"step": str(at), "held_out": f"{value:.6g}"} for at, value in zip(steps, values, strict=False)]
     rows[0] |= UNTRAINED | {"images:apart": more.pop("apart", "0.97")}
     rows[-1] |= FEATURES | more.pop("features", {})
-    return Signs(found, rows, SETTINGS, step, 1000, ended=ended, **more)
+    rng, apart = np.random.default_rng(0), found.values.double().numpy() - found.value
+    results = {str(at): (value + rng.permutation(apart)).tolist() for at, value in zip(steps, values, strict=False)}
+    return Signs(found, rows, SETTINGS, step, 1000, ended=ended, **{"results": results} | more)
 
 
 CASES = {
     "clearly learnt": (signs(measure(0.2)), HEALTHY, "error 0.200, blurred copy 0.400, 50% of the way", "few labels"),
+    "with few labels": (
+        signs(measure(0.2), classes=Classes(0.2, "untrained", 0.3, Level.UNKNOWN, Level.UNKNOWN, 20)),
+        *(HEALTHY, "20 labelled images are too few to tell whether its features are better than unt", "label more"),
+    ),
     "with labels": (
         signs(measure(0.2), classes=Classes(0.3, "raw pixels", 0.2, Level.CLEAR, Level.CLEAR)),
         HEALTHY,
@@ -124,6 +130,31 @@ def test_each_rule(case):
     assert health.verdict == verdict in VERDICTS, health
     assert why in health.why and then in health.then, health
     assert health.ended == found.ended and health.epoch == round(found.step / found.steps * 10, 4)
+
+
+def answered(right, n=100, answers=4):
+    """Signs of a run whose measure is one answer an image, right as often as ``right`` [measures] says."""
+    shares = np.random.default_rng(n).random((len(right), n)) < np.asarray(right)[:, None]
+    found = Measure(
+        "accuracy", torch.tensor(shares[-1]).float(), {"chance": torch.full((n,), 1 / answers)}, "chance", True
+    )
+    steps = [round(400 * i / (len(right) - 1)) for i in range(len(right))]
+    return signs(found)._replace(
+        rows=[{"step": str(at), "held_out": f"{row.mean():.6g}"} for at, row in zip(steps, shares, strict=True)],
+        results={str(at): row.astype(float).tolist() for at, row in zip(steps, shares, strict=True)},
+        step=400,
+    )
+
+
+def test_chance_alone_is_no_jump_back():
+    """Of runs that stay at chance a third were called "not learning" for the noise of their images."""
+    verdicts = [health_of(answered([0.25] * 7, n)).verdict for n in range(100, 160)]
+    assert NOT_LEARNING not in verdicts and EARLY in verdicts
+
+
+def test_a_true_jump_back_is_more_than_chance():
+    health = health_of(answered([0.25, 0.25, 0.6, 0.2]))
+    assert health.verdict == NOT_LEARNING and "on the way" in health.why, health
 
 
 def test_a_run_of_an_older_version_has_no_columns_of_features():

@@ -12,7 +12,7 @@ from patchloom.verdict import Level
 def test_classes_are_compared_with_the_better_control():
     start = {"knn": "0.10", "knn:untrained": "0.10", "knn:raw pixels": "0.17"}
     found = classes_in([start, {"knn": ""}, {"knn": "0.30"}], 2000)
-    assert found == Classes(0.3, "raw pixels", 0.17, Level.CLEAR, Level.CLEAR)
+    assert found == Classes(0.3, "raw pixels", 0.17, Level.CLEAR, Level.CLEAR, 2000)
     between = classes_in([start, {"knn": "0.16"}], 2000)
     assert (between.control, between.level, between.untrained) == ("raw pixels", Level.NONE, Level.WEAK)
     assert classes_in([{"held_out": "1"}], 2000) is None
@@ -29,9 +29,11 @@ def test_classes_are_compared_with_the_better_control():
     ],
 )
 def test_worse_than_at_the_start_is_more_than_chance(start, found, n, worse):
-    """Accuracies of images of 16 patches each, with the deviation of as many coins."""
+    """Accuracies of images of 16 patches each, with the deviation of as many coins, whose errors are independent."""
     apart = (found * (1 - found) / 16) ** 0.5 * torch.tensor([1.0, -1.0]).repeat(n // 2)
+    before = start + apart.reshape(-1, 4)[:, [0, 2, 1, 3]].flatten()
     measure = Measure("accuracy", found + apart, {"chance": torch.full((n,), 0.5)}, "chance", True)
     rows = [{"step": "0", "held_out": f"{start}"}, {"step": "6", "held_out": f"{found}"}]
     settings = Settings(data="photos", task={"name": "mae"}, model={"name": "nano"}, epochs=2, blr=4e-3)
-    assert Signs(measure, rows, settings, 6, 6).worse_than_at_the_start() == worse
+    results = {"0": before.tolist()}
+    assert Signs(measure, rows, settings, 6, 6, results=results).worse_than_at_the_start() == worse

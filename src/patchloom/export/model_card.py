@@ -174,8 +174,8 @@ def _table(numbers: Sequence[Number], hidden: Mapping[str, str]) -> str:
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     after = "\n\n" + "\n".join(notes) if notes else ""
     return (
-        "Beside each figure stand its controls: what needs no pre-training. A figure says something only where its "
-        "interval leaves theirs behind.\n\n" + "\n".join(lines) + after
+        "Beside each figure stand its controls: what needs no pre-training. Below the table stands what each "
+        "difference allows to say.\n\n" + "\n".join(lines) + after
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from patchloom.evaluate.rows import differences_of
 from patchloom.look.curves import curve_of
 from patchloom.report.content import Number, Table
 from patchloom.report.gather import Gathered
@@ -57,7 +58,14 @@ def numbers_of(run: Gathered) -> list[Number]:
     noun = noun_of(run.sound)
     quoted = _reports(run.folder.path / "results.csv")
     on_the_way = [] if run.finished or any(one[-1][0]["protocol"] == "knn" for one in quoted) else _on_the_way(run)
-    return [*_own(run), *on_the_way, *(_quoted(reports, noun) for reports in quoted)]
+    found = [_quoted(reports, noun) for reports in quoted]
+    labels = [one.label for one in found]
+    told = [", ".join(filter(None, [_settings(one[-1][0]), f"on {one[-1][0]['data']}"])) for one in quoted]
+    found = [
+        one._replace(label=f"{one.label}, {how}") if labels.count(one.label) > 1 else one
+        for one, how in zip(found, told, strict=True)
+    ]
+    return [*_own(run), *on_the_way, *found]
 
 
 def results_of(run: Gathered) -> list[Table]:
@@ -153,6 +161,7 @@ def _check(row: Mapping[str, str | None]) -> None:
     short = [name for name in (*_WORDS, *_NUMERIC) if row[name] is None]
     if short:
         raise ValueError(f"a row without {', '.join(short)}")
+    differences_of(row.get("against"))
     for name in _NUMERIC:
         number = float(row[name] or "")
         if name == "n_test" and not number.is_integer():
@@ -193,6 +202,7 @@ def _quoted(reports: Sequence[QuotedRows], noun: str) -> Number:
     if len(reports) > 1:
         each = ", ".join(_value(report[0]) for report in reports)
         note += f" Seeds {', '.join(report[0]['seed'] for report in reports)} gave {each}."
+    note = " ".join([note, *(one.sentence() for row in reports[-1] for one in differences_of(row.get("against")))])
     return Number(_title(first), _value(first), _interval(first), beside, f"{note[0].upper()}{note[1:]}")
 
 

@@ -128,7 +128,8 @@ class FinalEvaluation(NamedTuple):
         classes, done, best = None if knn is None else classes_of(knn), state.step, state.best
         rows = [row for row in state.rows if not best.chosen or int(row["step"]) <= best.step]  # of these weights
         stopped = best.chosen and done < state.steps
-        signs = Signs(measure, rows, self.settings, done, done, state.setbacks, classes, ended=True, stopped=stopped)
+        so_far = Signs(measure, rows, self.settings, done, done, state.setbacks, classes, results=state.results)
+        signs = so_far._replace(ended=True, stopped=stopped)
         health = health_of(signs)
         return health, more_epochs(signs, health)
 

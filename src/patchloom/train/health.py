@@ -7,12 +7,11 @@ its measures, and nothing of the time, so that a run that was stopped comes to t
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import NamedTuple
 
 from patchloom.runs.health import COLLAPSED, EARLY, HEALTHY, NOT_LEARNING, UNKNOWN, WEAK, Health
 from patchloom.train.signs import Classes, Signs
-from patchloom.verdict import LEAST, SMALL, Level
+from patchloom.verdict import LEAST, SMALL, Effect, Level
 
 # Below this the images are nearly the same: what sets one apart from another, as a share of all that their pixels
 # differ by. Copies of one image with noise of ±3 grey values have 0.03, the images of `shapes` 0.99, CIFAR's 0.97.
@@ -23,8 +22,8 @@ _SOME = 16  # images; features of fewer cannot differ in many directions
 # in common does not move. 37 ordinary runs had 0.17 to 1.22 and 5.8 to 78; `mae` on small images of four kinds,
 # whose kNN was far above the untrained, 0.13 and 0.24; encoders that were made to collapse 0.02 to 0.05.
 _LEAST_DEVIATION, _LEAST_RANK = 0.05, 2.0
-# By so much the gap to perfect has to grow from one measure to the next before it counts as a jump. Of five short runs
-# at 100 times their learning rate four went up by 6 to 25 %, and none at its own rate by more than 1 %.
+# Growth of the gap to perfect from one measure to the next that counts as a jump, if it is also more than chance. Of
+# five short runs at 100 times their learning rate four went up by 6 to 25 %, and none at its own rate by more than 1 %.
 _JUMP = 0.05
 # Updates before which a task that is not learnt yet says little: position tasks stood at chance for the first 250 to
 # 350 of them in our short runs, and left it then.
@@ -121,13 +120,12 @@ def _unstable(signs: Signs) -> _Found | None:
     """The measure went up and down on the way, and is not better than the baseline yet."""
     if signs.learnt:
         return None
-    values = [float(row["held_out"]) for row in signs.rows if row.get("held_out")]
-    show = signs.measure.show
-    for before, after in pairwise(values):
-        if signs.gap(after) > (1 + _JUMP) * signs.gap(before):
-            why = f"{signs.figure()}, and on the way it went from {show(before)} back to {show(after)}"
-            return _Found(NOT_LEARNING, why, _slower(signs))
-    return None
+    found = signs.jump_back(_JUMP)
+    if found is None:
+        return None
+    before, after = map(signs.measure.show, found)
+    why = f"{signs.figure()}, and on the way it went from {before} back to {after}"
+    return _Found(NOT_LEARNING, why, _slower(signs))
 
 
 def _not_better(signs: Signs) -> _Found | None:
@@ -138,9 +136,18 @@ def _not_better(signs: Signs) -> _Found | None:
         return _Found(EARLY, why, _longer(signs) if signs.ended else "")
     if not signs.ended and signs.step < signs.steps / 2:
         return _Found(EARLY, f"{signs.figure()}, in the first half of the run")
-    if (gained := signs.gained_since(signs.step / 2)) >= SMALL:
-        why = f"{signs.figure()}, but {gained:.0%} nearer to perfect than halfway"
+    gained = signs.gained_since(signs.step / 2)
+    if gained is None:
+        return _Found(EARLY, f"{signs.figure()}, after {signs.updates:,} updates", _longer(signs))
+    if _grew(gained):
+        why = f"{signs.figure()}, but {gained.share:.0%} nearer to perfect than halfway"
         return _Found(EARLY, why, _longer(signs))
+    if gained.level is Level.UNKNOWN:
+        n = len(signs.measure.values)
+        why = (
+            f"{signs.figure()}; {n:,} held-out images are too few to tell whether it is nearer to perfect than halfway"
+        )
+        return _Found(EARLY, why, f"hold out more images (--held_out), or {_longer(signs)}")
     why = f"{signs.figure()}, after {signs.updates:,} updates, and no nearer to perfect than halfway"
     then = f"smaller patches (--patch_size), a lower --blr (now {signs.settings.blr:g}), or another --task"
     return _Found(NOT_LEARNING, why, f"look at the pictures, and at your data; {then}")
@@ -176,8 +183,14 @@ def _healthy(signs: Signs) -> _Found:
     if signs.classes is None:
         then = "a few labels tell what the features are good for (patchloom evaluate knn)" if signs.ended else ""
         return _Found(HEALTHY, _share(signs), then)
+    if signs.classes.level is Level.UNKNOWN:
+        n, control = signs.classes.images, signs.classes.control
+        few = f"{n:,} labelled {'image is' if n == 1 else 'images are'} too few to tell whether its features are better"
+        why = f"{_share(signs)}; {few} than {control} (kNN {_by_knn(signs.classes)})"
+        return _Found(HEALTHY, why, "label more images, and ask again (patchloom evaluate knn)" if signs.ended else "")
     why = f"{_share(signs)}; kNN {_by_knn(signs.classes)}"
-    grows = signs.ended and signs.gained_since(0.75 * signs.steps) >= SMALL
+    gained = signs.gained_since(0.75 * signs.steps) if signs.ended else None
+    grows = gained is not None and _grew(gained)
     return _Found(HEALTHY, why, f"{_longer(signs)}: it was still getting better" if grows else "")
 
 
@@ -185,6 +198,11 @@ _RULES = (
     *(_same_images, _not_finite, _not_begun, _same_features, _same_outputs, _few_images, _went_back),
     *(_got_worse, _unstable, _not_better, _alike, _weak, _no_gain_in_classes, _healthy),
 )
+
+
+def _grew(gained: Effect) -> bool:
+    """Whether a measure came nearer to perfect by more than chance, and by more than nobody would see."""
+    return gained.level.better and gained.share >= SMALL
 
 
 def _share(signs: Signs) -> str:

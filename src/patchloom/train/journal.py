@@ -125,10 +125,9 @@ class Journal:
         if self.measure is None or not self.reporter.loud:
             return
         classes = classes_in(state.rows, self.validation.labelled)
-        health = health_of(
-            Signs(self.measure, state.rows, self.settings, state.step, self.steps, state.setbacks, classes)
-        )
-        health = health.heard(self.validation.task.sound)
+        done, measure, rows = state.step, self.measure, state.rows
+        signs = Signs(measure, rows, self.settings, done, self.steps, state.setbacks, classes, results=state.results)
+        health = health_of(signs).heard(self.validation.task.sound)
         folder = self.reporter.folder
         before = read_health(folder.path)
         folder.write_metrics(state.rows)  # not only with the next checkpoint: a report shows both
@@ -162,6 +161,7 @@ class Journal:
         self.reporter.flash(f"measuring on {len(self.validation.held_out):,} images")
         self.measure, columns = self.validation.run(self.stepper.fabric.device, self.stepper.autocast, first=first)
         state.measured = in_words(self.measure)
+        state.results[str(state.step)] = [float(f"{value:.6g}") for value in self.measure.values.tolist()]
         if self.settings.patience is not None:
             state.best.compare(state.step, self.measure, self.stepper.task)
         if not first:  # that one has more to do than the others

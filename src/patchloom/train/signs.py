@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from patchloom.evaluate import Report
@@ -11,7 +13,7 @@ from patchloom.evaluate.report import Row
 from patchloom.questions.measure import Measure
 from patchloom.runs.settings import Settings
 from patchloom.train.closing import beside, best_control_first
-from patchloom.verdict import SMALL, Level, effect_of, level_beside
+from patchloom.verdict import SMALL, Effect, Level, effect_of, level_beside
 
 
 class Classes(NamedTuple):
@@ -22,6 +24,7 @@ class Classes(NamedTuple):
         control, other: name and accuracy of the best control.
         level: what may be said of the difference.
         untrained: what may be said of the difference to an untrained encoder.
+        images: labelled ones that were asked.
     """
 
     value: float
@@ -29,6 +32,7 @@ class Classes(NamedTuple):
     other: float
     level: Level
     untrained: Level
+    images: int = 0
 
 
 class Signs(NamedTuple):
@@ -43,6 +47,8 @@ class Signs(NamedTuple):
         classes: by kNN, where there are labels.
         ended: the run has.
         stopped: it has, before its last step, since it got no better.
+        results: [n] of the measure on each held-out image, by the ``step`` of the row; those of an older version's
+            rows are missing.
     """
 
     measure: Measure
@@ -54,6 +60,7 @@ class Signs(NamedTuple):
     classes: Classes | None = None
     ended: bool = False
     stopped: bool = False
+    results: Mapping[str, Sequence[float]] = {}
 
     @property
     def updates(self) -> int:
@@ -79,34 +86,51 @@ class Signs(NamedTuple):
         measure, to_beat = self.measure, self.measure.baseline_to_beat()
         return f"{measure.name} {measure.show(measure.value)}, {to_beat} {measure.show(measure.means()[to_beat])}"
 
-    def gap(self, value: float) -> float:
-        """How far a value of the measure is from perfect."""
-        return (1 - value) if self.measure.higher_is_better else value
-
-    def gained_since(self, step: float) -> float:
-        """By which share the gap to perfect has become smaller since the last measure up to a step."""
-        before = [row for row in self.rows if row.get("held_out") and int(row["step"]) <= step]
-        if not before or self.gap(float(before[-1]["held_out"])) <= 0:
-            return 0.0
-        return 1 - self.gap(self.measure.value) / self.gap(float(before[-1]["held_out"]))
+    def gained_since(self, step: float) -> Effect | None:
+        """Effect of the training since the last measure up to a step, image by image; None if that is not known."""
+        before = [row for row in self._measured() if int(row["step"]) <= step]
+        return self._change(before[-1]["step"], self.measure.values.tolist()) if before else None
 
     def worse_than_at_the_start(self) -> bool:
-        """Whether the measure is worse than before the first step, by more than chance.
+        """Whether the measure is worse than before the first step, by more than chance."""
+        start = next((row["step"] for row in self._measured()), "")
+        return _fell(self._change(start, self.measure.values.tolist()), SMALL)
 
-        Of that one the mean over images is known alone. Its deviation is taken to be today's, and the two for
-        independent, which makes the 95 % interval √2 times as wide as beside a number. It is made as much wider again,
-        to 99.4 %, since a run is asked at half a dozen measures.
+    def jump_back(self, least: float) -> tuple[float, float] | None:
+        """Return the means of the first two measures in a row of which the second is worse, by more than chance.
+
+        Args:
+            least: growth of the gap to perfect that counts.
         """
-        start = next((float(row["held_out"]) for row in self.rows if row.get("held_out")), None)
-        if start is None or self.gap(start) <= 0:
-            return False
-        values = self.measure.values.tolist()
-        effect = effect_of(values, [start] * len(values), 1.0 if self.measure.higher_is_better else 0.0)
-        return effect.share <= -SMALL and effect.share + 2 * (effect.high - effect.share) < 0
+        for before, after in pairwise(self._measured()):
+            if _fell(self._change(before["step"], self.results.get(after["step"], ())), least):
+                return float(before["held_out"]), float(after["held_out"])
+        return None
+
+    def _measured(self) -> list[Mapping[str, str]]:
+        """Rows with a held-out measure."""
+        return [row for row in self.rows if row.get("held_out")]
+
+    def _change(self, before: str, after: Sequence[float]) -> Effect | None:
+        """Effect of the training between two measures, paired over the held-out images; None if they are not known."""
+        first = self.results.get(before, ())
+        if not first or len(first) != len(after):
+            return None
+        return effect_of(after, first, 1.0 if self.measure.higher_is_better else 0.0)
 
     def tells_classes(self) -> bool:
         """Whether labels say that the features are better than an untrained encoder's."""
         return self.classes is not None and (self.classes.level.better or self.classes.untrained.better)
+
+
+def _fell(change: Effect | None, least: float) -> bool:
+    """Whether a measure got worse by at least a share of its way to perfect, and by more than chance.
+
+    The interval is √2 times the 95 % one, which is 99.4 %: a run is asked at half a dozen measures.
+    """
+    if change is None or change.share > -least:
+        return False
+    return change.share + math.sqrt(2) * (change.high - change.share) < 0
 
 
 def classes_of(knn: Report) -> Classes:
@@ -133,4 +157,4 @@ def _classes(trained: Row, controls: Sequence[Row], images: int) -> Classes:
     """Of the encoder's row and its controls', the best one first."""
     levels = {row.encoder.removeprefix("knn:"): beside(trained, row, images).level for row in controls}
     best = next(iter(levels))
-    return Classes(trained.value, best, controls[0].value, levels[best], levels[UNTRAINED])
+    return Classes(trained.value, best, controls[0].value, levels[best], levels[UNTRAINED], images)

@@ -36,6 +36,7 @@ class TrainState:
         pace: seconds that a step took of late; 0 if that is not known.
         measuring: seconds that the last held-out measures took.
         measured: what they were, in words, the longest form first.
+        results: of each measure, the result on each held-out image, by its step.
         best: the best measure and its weights, in a run with ``--patience``.
     """
 
@@ -55,6 +56,7 @@ class TrainState:
     pace: float = 0.0
     measuring: float = 0.0
     measured: list[str] = field(default_factory=list)
+    results: dict[str, list[float]] = field(default_factory=dict)
     best: Best = field(default_factory=Best)
 
     @classmethod

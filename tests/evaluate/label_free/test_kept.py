@@ -36,6 +36,24 @@ def test_an_image_is_never_its_own_neighbour() -> None:
         neighbours_kept(whole[:11], whole[:11], k=10)
 
 
+def test_equal_features_have_no_nearest() -> None:
+    """An encoder that gives all images one feature kept all its "neighbours", by their index."""
+    whole = torch.full((50, 8), 0.3)
+    for part in (whole, 2 * whole, whole + 1e-9 * torch.randn(50, 8)):
+        assert neighbours_kept(whole, part).tolist() == pytest.approx([10 / 49] * 50)
+
+
+def test_copies_share_the_places_that_are_left() -> None:
+    """Of three copies of the nearest one, two are chosen: each is kept if chance chooses it twice."""
+    lots = torch.Generator().manual_seed(0)
+    whole = torch.randn(40, 16, generator=lots)
+    whole[1:4] = whole[0] + 0.01
+    kept = neighbours_kept(whole, whole, k=2)
+    assert kept[0].item() == pytest.approx(3 * (2 / 3) ** 2 / 2)
+    assert kept[1].item() == pytest.approx(3 * (2 / 3) ** 2 / 2) or kept[1] == 1
+    assert neighbours_kept(whole, whole, k=3)[:4].tolist() == [1.0] * 4
+
+
 def test_few_patches_are_those_that_come_first_and_all_of_them_the_whole() -> None:
     torch.manual_seed(0)
     options = {"depth": 2, "embed_dim": 32, "num_heads": 2, "class_token": True}

@@ -73,6 +73,8 @@ def positions(
         return question.predict(pretext.encode(images, pretext.given(images, generator, **ratios), generator))
 
     axes, grid = question.ratios, pretext.geometry.grid
+    if empty := [name for name, ratios in axes.items() if not ratios]:
+        raise PatchloomError(f"the task of {folder.path} has no ratio for {empty[0]}: give its Positions at least one")
     source, story = _test_images(loaded, data)
     some = np.random.default_rng(settings.seed).permutation(len(source))[:images]
     if len(some) < len(source):
@@ -92,9 +94,10 @@ def positions(
     pretext.to(settings.at)
     cells = measure_positions(predict, axes, grid, batches, settings.seed)
     rows = rows_of("positions", {card.name: cells}, grid)
-    quoted = tuple(row for row in rows if row.settings["measure"] == "top-1" and AVERAGE in row.settings.values())
+    found = [row for row in rows if row.settings["measure"] == "top-1"]
+    quoted = tuple(row for row in found if len(cells) == 1 or AVERAGE in row.settings.values())
     n_test, n = len(cells[0].values["top-1"]), pretext.geometry.n
-    withheld = ", ".join(_WITHHELD[name] for name in axes)
+    withheld = ", ".join(_WITHHELD.get(name, f"the share {_symbol(name)} varied") for name in axes)
     out = folder.pictures / f"position_map-{plain_name(data)}.png"
     pictured, ratios = source.subset(np.arange(min(_PICTURED, len(source)))), _plainest(axes)
     drawn = plain_batches(pictured, size, _PICTURED, channels=channels, device=settings.at, native=native)
@@ -109,14 +112,14 @@ def positions(
         "examples": examples_of(placed, pictures, grid),
         "title": f"{card.name}: {quoted[0].number()} of positions found, chance {quoted[1].number()}",
         "caption": (
-            f"Left: {n_test:,} test {source.noun}, all ratios together; grey: too few to tell. Right, at "
-            f"{_said(ratios)}: a patch at its own place (blue), and how likely each other place is held to be it "
+            f"Left: {n_test:,} test {source.noun}, all ratios together; grey: too few to tell. Right"
+            f"{_at(ratios)}: a patch at its own place (blue), and how likely each other place is held to be it "
             "(orange; framed: the likeliest)."
         ),
     }
     done = (
-        f"Positions: {withheld}; the run's own task then placed every patch without position among {n}, on "
-        f"{n_test:,} test {source.noun}."
+        f"Positions: {withheld or 'as in its training'}; the run's own task then placed every patch without position "
+        f"among {n}, on {n_test:,} test {source.noun}."
     )
     table = (
         "The table has accuracies in % and distances in patches; their intervals are in the rows of results.csv. Where "
@@ -134,7 +137,7 @@ def positions(
         seed=settings.seed,
         n_test=n_test,
         noun=source.noun,
-        across=list(axes)[-1],
+        across=list(axes)[-1] if axes else "measure",
         short=True,
         symbols=_SYMBOLS,
         drawings=(Drawing("patchloom.look.draw_position_map", out, content),),
@@ -157,15 +160,22 @@ def _test_images(loaded: Loaded, data: DataLike) -> tuple[Source, str]:
 
 
 def _headline(cells: Sequence[Cell], ours: Row, guessed: Row, tested: str) -> str:
-    ends = [f"{cell.accuracy:.1%} at {_said(cell.ratios)}" for cell in (cells[0], cells[-1])]
-    return (
-        f"Positions found: {ours.text()} against {guessed.text()} {CHANCE}, the average of {len(cells)} "
-        f"ratios on {tested}; {ends[0]}, {ends[1]}."
-    )
+    found = f"Positions found: {ours.text()} against {guessed.text()} {CHANCE}"
+    if len(cells) == 1:
+        return f"{found}{_at(cells[0].ratios)} on {tested}."
+    ends = [f"{cell.accuracy:.1%}{_at(cell.ratios)}" for cell in (cells[0], cells[-1])]
+    return f"{found}, the average of {len(cells)} ratios on {tested}; {ends[0]}, {ends[1]}."
 
 
-def _said(ratios: Mapping[str, float]) -> str:
-    return ", ".join(f"{_SYMBOLS[name]} {ratio:g}" for name, ratio in ratios.items())
+def _at(ratios: Mapping[str, float]) -> str:
+    """Where a number was measured; "" for a task without ratios."""
+    said = ", ".join(f"{_symbol(name)} {ratio:g}" for name, ratio in ratios.items())
+    return f" at {said}" if said else ""
+
+
+def _symbol(name: str) -> str:
+    """The paper's letter of a ratio, or the name that a task of one's own gives."""
+    return _SYMBOLS.get(name, name.replace("_", " "))
 
 
 def _plainest(axes: Mapping[str, Sequence[float]]) -> dict[str, float]:
