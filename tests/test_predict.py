@@ -13,7 +13,7 @@ from pycocotools.coco import COCO
 
 import patchloom
 from patchloom.cli import main
-from patchloom.data import read_image
+from patchloom.data import open_data, read_image
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.dense.files import coco_entries, label_png
 from patchloom.evaluate.dense.found import Found, run_lengths
@@ -21,7 +21,7 @@ from patchloom.evaluate.dense.models import load_dense, save_dense
 from patchloom.evaluate.dense.sliding import detect_image, segment_image
 from patchloom.look.class_colours import class_colours
 from patchloom.nets.weights import save_encoder
-from patchloom.predict import Predictions
+from patchloom.predict import Predictions, names_of
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +102,66 @@ def test_the_same_again_is_written_again_and_nothing_else_is_overwritten(segment
     with pytest.raises(PatchloomError, match="holds other files"):
         patchloom.predict(segmenter, photos, out=tmp_path / "taken")
     assert [one.name for one in (tmp_path / "taken").iterdir()] == ["mine.txt"]
+
+
+def noise(path: Path, seed: int = 0) -> None:
+    """An image of 32 x 32 pixels."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (32, 32, 3), np.uint8)).save(path)
+
+
+def maps_in(out: Path) -> list[str]:
+    return sorted(str(path.relative_to(out / "labels")) for path in (out / "labels").rglob("*.png"))
+
+
+def test_images_of_several_folders_never_overwrite_each_other(segmenter, detector, tmp_path):
+    for number, name in enumerate(["train/a.jpg", "train/a.png", "train/b.png", "test/a.png", "test/c.png"]):
+        noise(tmp_path / "parted" / name, number)
+    for name in ("a.png", "a.jpg.png", "x/A.png"):
+        noise(tmp_path / "other" / name)
+    done = patchloom.predict(segmenter, tmp_path / "parted", out=tmp_path / "one", pictures="all")
+    expected = ["test/a.png", "test/c.png", "train/a.jpg.png", "train/a.png.png", "train/b.png"]
+    assert maps_in(tmp_path / "one") == expected and done.images == 5
+    assert len([*(tmp_path / "one" / "pictures").rglob("*.png")]) == 5
+    folders = [tmp_path / "parted" / "test", tmp_path / "other"]
+    done = patchloom.predict(segmenter, folders, out=tmp_path / "two", pictures=0)
+    assert len(maps_in(tmp_path / "two")) == done.images == 5
+    assert "parted/test/a.png" in maps_in(tmp_path / "two")
+    patchloom.predict(detector, tmp_path / "parted", out=tmp_path / "boxes", pictures=0)
+    names = [one["file_name"] for one in json.loads((tmp_path / "boxes" / "detections.json").read_text())["images"]]
+    assert len({*names}) == 5 and "test/a.png" in names
+
+
+def test_names_that_meet_are_numbered(tmp_path):
+    for name in ("a.jpg", "a.png", "a.jpg.png", "b/c.png", "B/C.jpg"):
+        noise(tmp_path / "images" / name)
+    (tmp_path / "list.txt").write_text("images/a.png\n../images/a.png\n")
+    named = names_of([open_data(tmp_path / "images").train])
+    assert len({one.out.casefold() for one in named}) == 5
+    source = open_data(tmp_path / "images").train
+    twice = names_of([source, source])  # such as a shard of each of two places
+    assert len({one.out.casefold() for one in twice}) == len({one.place for one in twice}) == 10
+
+
+def test_predictions_of_images_that_are_gone_do_not_stay_and_nothing_else_goes(segmenter, tmp_path):
+    for number, name in enumerate("abc"):
+        noise(tmp_path / "images" / f"{name}.png", number)
+    out = tmp_path / "out"
+    patchloom.predict(segmenter, tmp_path / "images", out=out)
+    (out / "labels" / "mine.png").write_bytes(b"mine")
+    (tmp_path / "images" / "b.png").unlink()
+    done = patchloom.predict(segmenter, tmp_path / "images", out=out)
+    assert maps_in(out) == ["a.png", "c.png", "mine.png"] and "1 label maps" in done.notes[-1]
+    assert not (out / "pictures" / "b.png").exists()
+    noise(tmp_path / "images" / "mine.png")  # whose label map would replace what predict did not write
+    with pytest.raises(PatchloomError, match="other files"):
+        patchloom.predict(segmenter, tmp_path / "images", out=out)
+    record = json.loads((out / "predicted-by.json").read_text())
+    record["files"] += ["../images/a.png", "labels/../../images/c.png"]
+    (out / "predicted-by.json").write_text(json.dumps(record))
+    (tmp_path / "images" / "mine.png").unlink()
+    patchloom.predict(segmenter, tmp_path / "images", out=out)
+    assert {one.name for one in (tmp_path / "images").iterdir()} == {"a.png", "c.png"}
 
 
 def test_objects_are_cocos(detector, photos, tmp_path):

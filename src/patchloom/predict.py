@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -32,6 +33,7 @@ from patchloom.runs.folder import plain_name
 from patchloom.shown import Shown, Verbatim
 
 _BY = "predicted-by.json"
+_LISTS = ("classes.txt", "detections.json")
 _NAMED = 8  # classes in a sentence
 
 
@@ -104,7 +106,8 @@ def predict(
     Args:
         model: what the protocol segment or detect wrote with ``--save``.
         data: images of any source, all of its splits, or one image file.
-        out: folder for what is written; predictions/DATA if absent. What another command wrote there stays.
+        out: folder for what is written; predictions/DATA if absent. What another command wrote there stays. The same
+            model and data again replace what they wrote, and remove predictions of images that are gone.
         score: lowest score of the objects of a detector.
         pictures: how many images are drawn with what was found in them; all draws every one.
         device: what computes: auto (a GPU where there is one), cpu, cuda, or another name that torch has for it.
@@ -123,11 +126,14 @@ def predict(
     sources = [opened.train] if opened.test is None else [opened.train, opened.test]
     names = names_of(sources)
     folder = Path(out) if out is not None else Path("predictions") / plain_name(data)
-    _claim(folder, {"model": str(model), "weights": _checksum(Path(model)), "images": [one.name for one in sources]})
-    net.to(at)
+    about = {"model": str(model), "weights": _checksum(Path(model)), "images": [one.name for one in sources]}
     half, drawn = runs_in_bfloat16(at, "auto"), len(names) if pictures == "all" else pictures
+    outs = [name.out for name in names]
+    before = _claim(folder, about, _files(card.kind, outs, outs if drawn else ()))
+    net.to(at)
     unreadable: list[str] = []
-    images = _read(sources, names, net.channels, unreadable, f"{folder}: predicting")
+    read: list[str] = []
+    images = _read(names, net.channels, read, unreadable, f"{folder}: predicting")
     if card.kind == "segment":
         answered = (
             (name, image, segment_image(net, image, card.encoder.mean, card.encoder.std, card.side, at, half))
@@ -142,8 +148,12 @@ def predict(
         done = _write_objects(found, card, folder, drawn, {name.out: name.place for name in names})
     if not done[0]:
         raise PatchloomError(f"nothing in {sources[0].name} could be read, beginning with {unreadable[0]}")
+    written = _files(card.kind, read, read[:drawn])
+    old = _remove_old(folder, before, written)
+    _record(folder, about, written)
     counts = {card.classes[k]: count for k, count in done[1].most_common() if count}
-    notes = (*(f"{note}." for note in opened.notes), *lost_images(unreadable))
+    gone = [f"{old:,} label maps of an earlier predict were removed: their images are no longer there."] if old else []
+    notes = (*(f"{note}." for note in opened.notes), *lost_images(unreadable), *gone)
     return Predictions(card.kind, folder, done[0], counts, min(drawn, done[0]), score, notes)
 
 
@@ -160,8 +170,8 @@ class Named:
 
     Attributes:
         source, index: where it is.
-        place: its path within what was given, or a number.
-        out: the same without suffix, below which its files are written.
+        place: its path within what was given, or a number. Different for different images.
+        out: the same without suffix, below which its files are written. Different for different images.
     """
 
     source: Source
@@ -171,20 +181,54 @@ class Named:
 
 
 def names_of(sources: Sequence[Source]) -> list[Named]:
-    """The images of several sources, each with a name of its own below the folder where answers are written."""
-    found = []
-    for source in sources:
-        for i in range(len(source)):
-            place = source.place(i) or f"{len(found):06}"
-            # nothing is written outside of the folder, whatever a list of paths says
-            parts = [part for part in PurePosixPath(place).parts if part not in ("/", "..", ".")]
-            found.append((source, i, place, PurePosixPath(*parts)))
-    plain = Counter(str(path.with_suffix("")) for *_, path in found)
-    return [
-        # a.jpg and a.png beside each other keep their suffixes
-        Named(source, i, place, str(path.with_suffix("") if plain[str(path.with_suffix(""))] == 1 else path))
-        for source, i, place, path in found
+    """Name every image of several sources, each by a path of its own below the folder of the predictions.
+
+    Images of several folders, such as train and test, keep their path below the folder that holds all of them.
+    """
+    found = [(source, i) for source in sources for i in range(len(source))]
+    places = [source.place(i) or f"{number:06}" for number, (source, i) in enumerate(found)]
+    below = _below([_root(source.describe(i), place) for (source, i), place in zip(found, places, strict=True)])
+    # nothing is written outside of the folder, whatever a list of paths says
+    paths = [
+        PurePosixPath(*(part for part in PurePosixPath(start, place.lstrip("/")).parts if part not in ("..", ".")))
+        for start, place in zip(below, places, strict=True)
     ]
+    # without regard to case, which many file systems do not tell apart
+    plain = Counter(str(path.with_suffix("")).casefold() for path in paths)
+    seen: set[str] = set()
+    used: set[str] = set()
+    named = []
+    for (source, i), start, place, path in zip(found, below, places, paths, strict=True):
+        short = path.with_suffix("")  # a.jpg and a.png beside each other keep their suffixes
+        out = _unique(str(short if plain[str(short).casefold()] == 1 else path), used)
+        named.append(Named(source, i, _unique(str(path) if start else place, seen), out))
+    return named
+
+
+def _unique(name: str, used: set[str]) -> str:
+    """Add a number to a name that is used already, and note that it is used now."""
+    one, number = name, 1
+    while one.casefold() in used:
+        number += 1
+        one = f"{name}-{number}"
+    used.add(one.casefold())
+    return one
+
+
+def _root(described: str, place: str) -> str:
+    """Return the folder to which ``place`` is relative; "" if the image is no such file."""
+    described = described.replace(os.sep, "/")
+    return described[: -len(place) - 1] or "/" if described.endswith(f"/{place}") else ""
+
+
+def _below(roots: Sequence[str]) -> list[str]:
+    """Return each root's path below the folder that all of them share; "" where there is only one, or none."""
+    folders = {root: os.path.abspath(root) for root in {*roots} if os.path.isdir(root)}
+    if len(folders) < 2 or len(folders) < len({*roots}):
+        return [""] * len(roots)
+    shared = os.path.commonpath(folders.values())
+    starts = {root: os.path.relpath(path, shared).replace(os.sep, "/") for root, path in folders.items()}
+    return ["" if starts[root] == "." else starts[root] for root in roots]
 
 
 def _check_model(model: str | Path) -> None:
@@ -214,26 +258,73 @@ def _checksum(path: Path) -> str:
     return str(about.get("sha256", ""))
 
 
-def _claim(folder: Path, about: dict[str, Any]) -> None:
-    """Take a folder, unless something else is in it than what the same model wrote of the same images.
+def _claim(folder: Path, about: dict[str, Any], files: Collection[str]) -> list[str]:
+    """Take a folder, unless it holds anything but what the same model wrote for the same images.
+
+    Args:
+        folder: of the predictions.
+        about: the model and the images.
+        files: that may be written, relative to the folder.
+
+    Returns:
+        The files that an earlier predict wrote there.
 
     Raises:
         PatchloomError: it is taken, or cannot be written.
     """
-    text, mine = json.dumps(about, indent=1, ensure_ascii=False) + "\n", folder / _BY
     if folder.exists() and not folder.is_dir():
         raise PatchloomError(f"{folder} is a file: give another folder with --out")
+    taken = PatchloomError(f"{folder} holds other files: give another folder with --out, or move them away")
+    before: list[str] = []
     if folder.is_dir() and any(one.name[0] != "." for one in folder.iterdir()):
-        if not mine.is_file() or mine.read_text("utf-8", "surrogateescape") != text:
-            raise PatchloomError(f"{folder} holds other files: give another folder with --out, or move them away")
+        before = _written_by(folder / _BY, about)
+        if not before or any(os.path.lexists(folder / one) for one in {*files} - {*before}):
+            raise taken
     make_folder(folder)
-    write_whole(mine, text)
+    _record(folder, about, {*before, *files})  # all of them, in case that this is stopped
+    return before
+
+
+def _record(folder: Path, about: dict[str, Any], files: Collection[str]) -> None:
+    """Write down which model wrote which files for which images."""
+    write_whole(folder / _BY, json.dumps({**about, "files": sorted(files)}, indent=1, ensure_ascii=False) + "\n")
+
+
+def _written_by(record: Path, about: dict[str, Any]) -> list[str]:
+    """Return the files that an earlier predict wrote, by its record; none if it was of another model or images."""
+    try:
+        found = json.loads(record.read_text("utf-8", "surrogateescape"))
+        files = [str(one) for one in found.pop("files")]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+    return files if found == about else []
+
+
+def _remove_old(folder: Path, before: Sequence[str], written: Collection[str]) -> int:
+    """Remove label maps, pictures and lists of an earlier predict that this one did not write; the number of maps."""
+    old = 0
+    for one in sorted({*before} - {*written}):
+        path, parts = folder / one, PurePosixPath(one).parts
+        ours = one in _LISTS or (parts[0] in ("labels", "pictures") and path.suffix == ".png")
+        inside = path.parent.resolve().is_relative_to(folder.resolve())
+        if ours and inside and ".." not in parts and path.is_file():
+            path.unlink()
+            old += parts[0] == "labels"
+    return old
+
+
+def _files(kind: Kind, outs: Sequence[str], drawn: Sequence[str]) -> set[str]:
+    """Return the files of predictions, relative to their folder, where ``drawn`` are those with pictures."""
+    pictures = {f"pictures/{out}.png" for out in drawn}
+    if kind == "detect":
+        return {"detections.json", *pictures}
+    return {"classes.txt", *pictures, *(f"labels/{out}.png" for out in outs)}
 
 
 def _read(
-    sources: Sequence[Source], names: Sequence[Named], channels: int, unreadable: list[str], what: str
+    names: Sequence[Named], channels: int, read: list[str], unreadable: list[str], what: str
 ) -> Iterator[tuple[str, Tensor]]:
-    """Names and images [channels h w]; those that cannot be read are left out, and named."""
+    """Names and images [channels h w]; those that cannot be read are left out. Both are listed."""
     for name in watched(names, len(names), what):
         described = name.source.describe(name.index)
         try:
@@ -242,9 +333,11 @@ def _read(
             unreadable.append(described)
             continue
         try:
-            yield name.out, to_channels(image, channels)
+            image = to_channels(image, channels)
         except PatchloomError as problem:
             raise PatchloomError(f"{described}: {problem}") from problem
+        read.append(name.out)
+        yield name.out, image
 
 
 def _write_maps(

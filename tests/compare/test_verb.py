@@ -18,7 +18,7 @@ from patchloom import PatchloomError, compare
 from patchloom.cli import main
 from patchloom.compare import free, pace, runner
 from patchloom.compare.after import After, scaled
-from patchloom.compare.labels import Contender, Labelled
+from patchloom.compare.labels import Contender, Labelled, labelled_parts
 from patchloom.compare.outcome import HEADING, judged
 from patchloom.compare.pace import Pace
 from patchloom.compare.plan import Asked, Plan, called, resolved, store, stored_plan, words_of
@@ -28,7 +28,9 @@ from patchloom.compare.verb import _announced
 from patchloom.data import Data, open_data
 from patchloom.evaluate import LINEAR, EvalSettings, Parts, Row
 from patchloom.evaluate.label_free import encoded
+from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
+from patchloom.runs.record import read_record
 from patchloom.runs.sealed import read_sealed, write_sealed
 
 SMALL = ["--img_size", "16", "--patch_size", "8", "--batch_size", "16", "--threads", "1", "--workers", "0"]
@@ -350,7 +352,8 @@ def without_labels(compared, tmp_path, monkeypatch) -> list[str]:
 
     def opened(*given, **named) -> Data:
         found = open_data(*given, **named)
-        found.train.labels = None
+        whole = found.train.fingerprint()
+        found.train.labels, found.train.fingerprint = None, lambda: whole  # the very images of the runs
         return found
 
     monkeypatch.setattr("patchloom.compare.verb.open_data", opened)
@@ -387,6 +390,27 @@ def test_without_labels_too_few_images_cost_one_table_and_not_the_comparison(wit
     assert "then the page is written" in before
     assert said in (out / "summary.txt").read_text() and said in (out / "report.html").read_text()
     assert "How each task went" in after and "Measures without labels" not in after
+
+
+def test_no_image_that_was_trained_on_becomes_a_test_image(compared, tmp_path, capsys, monkeypatch):
+    images, out = (Path(shutil.copytree(one, tmp_path / one.name)) for one in compared)  # with modification times
+    run = next(out.rglob("encoder.safetensors")).parent
+    card, opened = load_encoder(run)[1], open_data(str(images))
+    settings = EvalSettings(device="cpu")
+    on = labelled_parts(opened, None, run, card, settings, [])
+    trained_on = read_record(RunFolder(run).trained_on).contents
+    assert not np.isin(on.parts.test.contents(), trained_on).any()
+    rng = np.random.default_rng(1)
+    for i in range(40):  # they come before the others
+        Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(images / "bright" / f"-{i}.png")
+    more = open_data(str(images))
+    for asked in (lambda: labelled_parts(more, None, run, card, settings, []), lambda: free.held_out_of(more, run)):
+        with pytest.raises(PatchloomError, match="changed since"):
+            asked()
+    monkeypatch.setattr("patchloom.compare.verb.open_data", lambda *_, **__: more)
+    words = ["compare", str(compared[0]), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", *SMALL]
+    assert main([*words, "--few", "2,0.5", "--out", str(out)]) == 2
+    assert "changed since" in " ".join(capsys.readouterr().err.split())
 
 
 def test_an_encoder_that_cannot_be_measured_leaves_the_others(compared, tmp_path, monkeypatch):

@@ -21,8 +21,7 @@ from patchloom.evaluate.label_free.rows import RANKME
 from patchloom.hints import listing
 from patchloom.nets.weights import untrained_twin
 from patchloom.runs.encoder import load_encoder
-from patchloom.runs.folder import RunFolder
-from patchloom.runs.held_out import stored_held_out
+from patchloom.runs.held_out import unchanged_held_out
 from patchloom.shown import Grid
 from patchloom.waiting import Waiting
 
@@ -46,11 +45,11 @@ def held_out_of(opened: Data, run: Path) -> Source:
     """The images that a run held out, as its encoder hears them where they are recordings.
 
     Raises:
-        PatchloomError: it is no run's folder, or has no encoder.
+        PatchloomError: it is no run's folder, or has no encoder, or the images have changed since.
     """
-    folder, card = RunFolder(run), load_encoder(run)[1]
+    card = load_encoder(run)[1]
     source = heard_by(opened, card.sound, card.name).train
-    return stored_held_out(folder, folder.read_config(), source).parts(source)[1]
+    return unchanged_held_out(run, source).parts(source)[1]
 
 
 def unlabelled(

@@ -18,8 +18,7 @@ from patchloom.evaluate.frozen import extractors
 from patchloom.evaluate.settings import shortened
 from patchloom.nets.weights import EncoderCard
 from patchloom.runs.encoder import load_encoder, load_extra_module
-from patchloom.runs.folder import RunFolder
-from patchloom.runs.held_out import stored_held_out
+from patchloom.runs.held_out import unchanged_held_out
 
 UNTRAINED, PIXELS = "untrained", "raw pixels"
 TASK, CONTROL, BESIDE = "task", "control", "beside"
@@ -65,14 +64,13 @@ def labelled_parts(
         few: as in `patchloom.compare.verb.compare`.
 
     Raises:
-        PatchloomError: no such data, or no labels in it.
+        PatchloomError: no such data, or no labels in it; or the images have changed since the run.
     """
     if labels is not None:
         parts = parts_of(labels, settings, card=replace(card, note=""))
     else:
         opened = heard_by(opened, card.sound, card.name)
-        folder = RunFolder(run)
-        training, held_out = stored_held_out(folder, folder.read_config(), opened.train).parts(opened.train)
+        training, held_out = unchanged_held_out(run, opened.train).parts(opened.train)
         own = opened.test if has_labels(opened.test) else None
         test = held_out if own is None else own
         if not has_labels(training) or not has_labels(test) or classes_of(training) < 2:

@@ -27,7 +27,8 @@ from patchloom.evaluate import EvalSettings, classes_of, labelled
 from patchloom.hints import listing
 from patchloom.nets.weights import stock_encoder
 from patchloom.runs.encoder import check_place, load_encoder
-from patchloom.runs.folder import plain_name
+from patchloom.runs.folder import RunFolder, plain_name
+from patchloom.runs.held_out import unchanged_held_out
 from patchloom.sides import PatchSize
 from patchloom.tasks import TASKS, task_class
 from patchloom.waiting import Waiting, duration
@@ -132,6 +133,9 @@ def compare(
 
         # ---- the runs
         jobs = plan.jobs(folder)
+        for job in jobs if labels is None or not all(job.finished for job in jobs) else ():
+            if RunFolder(job.folder).config.exists():
+                unchanged_held_out(job.folder, opened.train)
         begun = time.monotonic()
         taken = run_all(jobs, parallel, devices, _tell)
         failed = [f"{job.name} failed: {job.failure}" for job in jobs if job.failure]

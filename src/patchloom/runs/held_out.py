@@ -10,6 +10,7 @@ import numpy as np
 
 from patchloom.data import Source, comparable, copies_among, copies_sentence
 from patchloom.data.splits import MAX_HELD_OUT, apart, choose, share_to_hold_out
+from patchloom.errors import PatchloomError
 from patchloom.nets.weights import is_ours, read_card, weights_file
 from patchloom.runs.encoder import unfinished
 from patchloom.runs.folder import RunFolder
@@ -101,6 +102,21 @@ def stored_held_out(folder: RunFolder, settings: Settings, source: Source) -> He
         return HeldOut(indices, copies, found["held_out_doubt"], start, found.get("held_out_looked", True))
     drawn = choose(source, wanted(settings, source), split_seed(settings), exact=False)
     return HeldOut(*drawn, "unknown" if start else "", start, looked=False)
+
+
+def unchanged_held_out(run: Path, source: Source) -> HeldOut:
+    """Return what a run holds out of ``source``, whose indices mean nothing once its images have changed.
+
+    Raises:
+        PatchloomError: the images are not those with which the run was begun.
+    """
+    folder = RunFolder(run)
+    if source.fingerprint() != folder.read_data()["fingerprint"]:
+        raise PatchloomError(
+            f"the {source.noun} of {source.name} have changed since {run} was trained, so its held-out ones are not "
+            "known: put them back as they were, or begin anew with another --out"
+        )
+    return stored_held_out(folder, folder.read_config(), source)
 
 
 def own_held_out(folder: RunFolder, settings: Settings, source: Source) -> HeldOut:

@@ -103,7 +103,10 @@ def test_splits(table, tmp_path):
         "1 rows of the split val are left out: train and test are used",
         "1 rows without a split are left out: train and test are used",
     ]
-    assert len(open_data(table("path,split", *rows(["test"] * 6))).train) == 6
+    alone = open_data(table("path,split", *rows(["test"] * 6)))
+    assert len(alone.train) == 6 and "all rows are of the split test" in alone.notes[-1]
+    for others in (["", "test"] * 3, ["val", "test"] * 3):
+        refused(table("path,split", *rows(others)), "none of train")
     refused(table("path,split", *rows(["train", "holdout"] * 3)), "has the split holdout: write train, val or test")
     assert len(open_data(table("path,split", *rows(["train", "holdout"] * 3)) + "@split=").train) == 6
     assert len(open_data(table("path,set", *rows(["small", "large"] * 3))).train) == 6

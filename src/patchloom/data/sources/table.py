@@ -204,7 +204,14 @@ def _parts(splits: list[str], name: str) -> tuple[list[int], list[int], list[str
     """The rows of training and of test images, and what is to be said of others."""
     there = dict.fromkeys(splits)
     second = next((one for one in TEST_SPLITS if one in there), None)
-    if second is None or "train" not in there:
+    if second is not None and "train" not in there:
+        if len(there) > 1:
+            raise PatchloomError(
+                f"{name} has rows of the split {second} and none of train: write train beside the images to train on, "
+                "or put @split= behind the name to use all rows"
+            )
+        return list(range(len(splits))), [], [f"{name}: all rows are of the split {second}, and all are used"]
+    if second is None:
         return list(range(len(splits))), [], []
     train, test = ([i for i, one in enumerate(splits) if one == which] for which in ("train", second))
     left = [one for one in there if one not in ("train", second)]
