@@ -27,6 +27,7 @@ from patchloom.look.verb import look
 from patchloom.options import parse_call, parse_evaluate, parse_pretrain
 from patchloom.predict import predict
 from patchloom.report.verb import report
+from patchloom.runs.folder import usual_folder
 from patchloom.runs.settings import Settings
 from patchloom.signatures import LISTED
 from patchloom.tasks import TASKS, task_class
@@ -90,6 +91,17 @@ def spoken(page: Path) -> list[list[str]]:
     prose = FENCE.sub("", page.read_text())
     found = re.findall(r"`patchloom ([^`\n]+)`", prose)
     return [shlex.split(text) for text in found if "..." not in text and "NAME" not in text and "--help" not in text]
+
+
+def test_commands_of_the_readme_can_be_typed_one_after_the_other():
+    """No two of them train different runs in one folder, which the second would be refused for."""
+    words = [words for info, text, _ in blocks_of(ROOT / "README.md") if info == ["bash"] for words in commands_of(text)]
+    folders = []
+    for given, out in (parse_pretrain(one[1:]) for one in words if one[0] == "pretrain" and "--dry-run" not in one):
+        task = given.get("task") or {}
+        name = task.get("name", "mae") if isinstance(task, dict) else task
+        folders.append(out or str(usual_folder(given["data"], name, given.get("recipe"))))
+    assert len(folders) > 6 and len(set(folders)) == len(folders), sorted(folders)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name if page.parent == ROOT else f"docs/{page.name}")
