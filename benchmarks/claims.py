@@ -1,8 +1,8 @@
 """Tests the papers' claims in miniature, three seeds of pre-training each, and writes claims.md.
 
-    mkdir /tmp/data && tar -xf ../shared/data/cifar10.tar -C /tmp/data
+    python benchmarks/get_data.py cifar10 /tmp/data
     python benchmarks/claims.py --plan                        # arms, their lengths, what is there already
-    python benchmarks/claims.py --data /tmp/data              # all claims; hours, two runs at a time
+    python benchmarks/claims.py --data /tmp/data/cifar10              # all claims; hours, two runs at a time
     python benchmarks/claims.py droppos mp3 --jobs 1          # some of them
     python benchmarks/claims.py --table                       # trains nothing: claims.md from what is there
 
@@ -96,7 +96,7 @@ def make_all(study: Study, jobs: list[Job], at_once: int) -> list[Job]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("claims", nargs="*", help=f"of {', '.join(CLAIMS)}; all, if none is named")
-    parser.add_argument("--data", type=Path, default=Path("/tmp/data"), help="CIFAR-10: train/CLASS and test/CLASS")
+    parser.add_argument("--data", type=Path, default=Path("/tmp/data/cifar10"), help="CIFAR-10, by class")
     parser.add_argument("--out", type=Path, default=Path("/tmp/claims"))
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, with one thread each")
     parser.add_argument("--plan", action="store_true", help="only tell what would be made")

@@ -106,7 +106,7 @@ def beginning(study: Study) -> str:
     return f"""# The papers' claims in miniature
 
 ```bash
-mkdir /tmp/data && tar -xf ../shared/data/cifar10.tar -C /tmp/data
+python benchmarks/get_data.py cifar10 /tmp/data
 python benchmarks/claims.py                  # all of it; goes on where it was stopped
 python benchmarks/claims.py droppos mp3      # some of it
 python benchmarks/claims.py --table          # this page again, from what is there

@@ -126,7 +126,7 @@ def copy_images(study: Study, cifar: Path) -> None:
     for part in ("train", "test"):
         classes = sorted(path for path in (cifar / part).glob("*") if path.is_dir())
         if not classes:
-            raise PatchloomError(f"{cifar / part} has no folder of a class: unpack ../shared/data/cifar10.tar there")
+            raise PatchloomError(f"{cifar / part} has no classes: benchmarks/get_data.py fetches it")
         rng = np.random.default_rng(0)
         for folder in classes:
             files = sorted(folder.iterdir())

@@ -1,8 +1,8 @@
 """Which sizes and which task give the best encoder in 5, 15 or 60 minutes on two cores: what `auto` is made from.
 
-    mkdir /tmp/data && tar -xf ../shared/data/camvid.tar -C /tmp/data && tar -xf ../shared/data/cifar10.tar -C /tmp/data
+    for name in camvid cifar10; do python benchmarks/get_data.py $name /tmp/data; done
     OMP_NUM_THREADS=1 python benchmarks/defaults.py camvid /tmp/data/camvid --minutes 5
-    OMP_NUM_THREADS=1 python benchmarks/defaults.py cifar /tmp/data --minutes 5 --only "mae 32/4 nano"
+    OMP_NUM_THREADS=1 python benchmarks/defaults.py cifar /tmp/data/cifar10 --minutes 5 --only "mae 32/4 nano"
 
 An arm is a task, an image size and patch size, and an encoder. Each gets the epochs that its pace affords, in seconds
 of one core's work, augmentation and reading included: a minute of two cores counts as 1.8 minutes of one, which is what

@@ -2,7 +2,7 @@
 
     pip install 'patchloom[dense]'
     python benchmarks/dense.py overfit
-    mkdir /tmp/data && for f in camvid raccoon; do tar -xf ../shared/data/$f.tar -C /tmp/data; done
+    for name in camvid raccoon; do python benchmarks/get_data.py $name /tmp/data; done
     python benchmarks/dense.py split /tmp/data/raccoon /tmp/raccoon
     patchloom pretrain /tmp/data/camvid/images/train,/tmp/raccoon/images/train --task mae --model nano --img_size 128 \\
         --patch_size 8 --epochs 800 --held_out 0.05 --cache whole --out /tmp/mae

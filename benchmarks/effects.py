@@ -2,8 +2,8 @@
 
     python benchmarks/effects.py images                 # over test images: accuracy, mIoU, AP
     python benchmarks/effects.py trainings              # over trainings, too
-    mkdir /tmp/data && for f in camvid raccoon; do tar -xf ../shared/data/$f.tar -C /tmp/data; done
-    mkdir /tmp/data/cifar10 && tar -xf ../shared/data/cifar10.tar -C /tmp/data/cifar10
+    for name in camvid raccoon; do python benchmarks/get_data.py $name /tmp/data; done
+    python benchmarks/get_data.py cifar10 /tmp/data
     python benchmarks/effects.py trials /tmp/data /tmp/trials
 
 ``images`` and ``trainings`` draw test images that differ in difficulty, content and number of objects, and two models

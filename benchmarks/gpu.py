@@ -1,6 +1,6 @@
 """Everything that the first GPU shall tell, in one command of 25 minutes, which may be stopped and called again.
 
-    python benchmarks/gpu.py --cifar /tmp/cifar         # writes gpu.json and gpu.md
+    python benchmarks/gpu.py --cifar /tmp/data/cifar10         # writes gpu.json and gpu.md
     python benchmarks/gpu.py --minutes 9                # what is missing; without --cifar, the built-in shapes serve
     python benchmarks/gpu.py --only steps peers         # some of the sections
     python benchmarks/gpu.py --tiny                     # the same in miniature, on a CPU, in two minutes

@@ -1,6 +1,6 @@
 """Which measure of an encoder without labels predicts its rank by labels: 35 short runs and 2 untrained encoders.
 
-    mkdir /tmp/data && tar -xf ../shared/data/cifar10.tar -C /tmp/data
+    python benchmarks/get_data.py cifar10 /tmp/data
     OMP_NUM_THREADS=1 python benchmarks/label_free.py train shapes /tmp/st/shapes
     OMP_NUM_THREADS=1 python benchmarks/label_free.py measure shapes /tmp/st/shapes --results /tmp/measured/shapes
     python benchmarks/label_free.py table /tmp/measured/shapes

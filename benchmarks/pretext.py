@@ -1,9 +1,9 @@
 """Pre-train with several tasks and seeds, and tabulate what each encoder learnt beside its controls.
 
     python benchmarks/pretext.py shapes --seeds 0 1 2
-    tar -xf ../shared/data/cifar10.tar -C /tmp/cifar
-    python benchmarks/pretext.py /tmp/cifar --tasks mae droppos --epochs 10
-    python benchmarks/pretext.py /tmp/cifar --minutes 7 --seeds 0 1 2      # every task, equal time
+    python benchmarks/get_data.py cifar10 /tmp/data
+    python benchmarks/pretext.py /tmp/data/cifar10 --tasks mae droppos --epochs 10
+    python benchmarks/pretext.py /tmp/data/cifar10 --minutes 7 --seeds 0 1 2      # every task, equal time
 
 With ``--minutes``, the tasks' steps are timed first (in turns, data included), and each task gets as many epochs as
 come nearest to it; so equal budgets do not depend on what else the machine does during the runs.

@@ -1,6 +1,6 @@
 """Native scale against reduced images: what it brings to pre-training by mae, and to segmentation after it.
 
-    mkdir /tmp/data && for f in camvid raccoon; do tar -xf ../shared/data/$f.tar -C /tmp/data; done
+    for name in camvid raccoon; do python benchmarks/get_data.py $name /tmp/data; done
     python benchmarks/resolution.py /tmp/data /tmp/resolution
     python benchmarks/resolution.py /tmp/data /tmp/resolution --only membranes --head upernet
 

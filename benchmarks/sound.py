@@ -1,14 +1,14 @@
 """Keyword spotting on recordings: what pre-training brings to MP3's speech model, and how fast recordings are read.
 
     pip install 'patchloom[audio]'
-    mkdir /tmp/data && tar -xf ../shared/data/keywords.tar -C /tmp/data
+    python benchmarks/get_data.py keywords /tmp/data
     python benchmarks/sound.py pace /tmp/data/keywords
     python benchmarks/sound.py keywords /tmp/data/keywords /tmp/sound
     python benchmarks/sound.py longer /tmp/data/keywords /tmp/sound
     python benchmarks/sound.py updates /tmp/data/keywords /tmp/sound
     python benchmarks/sound.py tasks /tmp/data/keywords /tmp/sound
 
-The data is the part of the Arabic Speech Commands set that shared/data/README.md describes: no speaker is in two parts.
+The data is a part of the Arabic Speech Commands set (see get_data.py); no speaker is in two parts.
 Pre-training sees the recordings of the training part without their labels. Each seed draws the pre-training, the order
 of the recordings, the head, the encoder from scratch and which labels are kept; each row is a mean over seeds, with the
 range. What is made already is not made again, so that a study that was stopped goes on.

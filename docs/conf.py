@@ -26,6 +26,7 @@ myst_heading_anchors = 4
 html_theme = "furo"  # with fonts of the reader's machine: the site needs nothing from others
 html_title = "patchloom"
 html_copy_source = False
+html_extra_path = ["redirect"]  # index.html, which every host opens first
 
 default_role = "py:obj"  # `Name` in a docstring is a link
 add_module_names = False

@@ -95,7 +95,9 @@ def spoken(page: Path) -> list[list[str]]:
 
 def test_commands_of_the_readme_can_be_typed_one_after_the_other():
     """No two of them train different runs in one folder, which the second would be refused for."""
-    words = [words for info, text, _ in blocks_of(ROOT / "README.md") if info == ["bash"] for words in commands_of(text)]
+    words = [
+        words for info, text, _ in blocks_of(ROOT / "README.md") if info == ["bash"] for words in commands_of(text)
+    ]
     folders = []
     for given, out in (parse_pretrain(one[1:]) for one in words if one[0] == "pretrain" and "--dry-run" not in one):
         task = given.get("task") or {}
