@@ -14,7 +14,7 @@ from patchloom.data.sound.keywords import KeywordParts, open_keywords
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.answers import Answers
 from patchloom.evaluate.classifier import PositionChoice, class_names, variant_of
-from patchloom.evaluate.features import Precision
+from patchloom.evaluate.features import Precision, labelled
 from patchloom.evaluate.frozen import raw_extractor
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, linear_probe
 from patchloom.evaluate.places import place_in_run
@@ -127,11 +127,13 @@ def _opened(data: DataLike, words: str | list[str] | None, card: EncoderCard, se
 
 
 def _parts(opened: KeywordParts, card: EncoderCard, settings: EvalSettings) -> Parts:
-    counts = f"{len(opened.train):,} recordings for training, {len(opened.validation):,} for validation"
-    story = " ".join([card.note, f"The data has {counts}, and {len(opened.test):,} for the test."]).strip()
+    """Return the recordings that have a label, and sentences on their origin."""
+    train, validation, test = map(labelled, (opened.train, opened.validation, opened.test))
+    counts = f"{len(train):,} recordings for training, {len(validation):,} for validation"
+    story = " ".join([card.note, f"The data has {counts}, and {len(test):,} for the test."]).strip()
     with Waiting("looking for copies among the recordings"):
-        parts = shortened(Data(opened.train, opened.test), story, settings)
-    return replace(parts, validation=opened.validation)
+        parts = shortened(Data(train, test), story, settings)
+    return replace(parts, validation=validation)
 
 
 def _raw_features(
