@@ -217,11 +217,19 @@ def shortened(opened: Data, story: str, settings: EvalSettings, looked: bool = F
         train = stratified(train, settings.max_train, settings.seed)
         used = f"a stratified {settings.max_train:,} of {n:,} training {noun} were used (seed {settings.seed})"
         story += f" For a quick look, only {used}."
+    return Parts(train, test, story + on_copies(train, test, looked))
+
+
+def on_copies(train: Source, test: Source, looked: bool) -> str:
+    """Return the sentence on test images that are exact copies of training images, after a space, or "".
+
+    Args:
+        train, test: the images.
+        looked: copies were looked for, and left out.
+    """
     if (contents := train.contents()) is None:
-        story += f" Exact copies among the {noun} were not looked for."
-    elif not looked:
-        story += copies_sentence(test, contents)
-    return Parts(train, test, story)
+        return f" Exact copies among the {train.noun} were not looked for."
+    return "" if looked else copies_sentence(test, contents)
 
 
 def stratified(source: Source, count: int, seed: int) -> Source:

@@ -13,7 +13,8 @@ from patchloom.data.groups import grouped, splittable
 from patchloom.data.splits import choose, pick
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.dense.recipes import held_out
-from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.settings import EvalSettings, on_copies
+from patchloom.waiting import Waiting
 
 _TEST_SHARE = 0.2
 
@@ -57,21 +58,23 @@ def dense_parts(opened: AnnotatedData[T], settings: EvalSettings, note: str = ""
     Raises:
         PatchloomError: too few images to be split, or no such groups.
     """
-    train, validation, test = opened.train, opened.validation, opened.test
+    train, validation, brought = opened.train, opened.validation, opened.test
     if settings.group is not None:
         whole = train.subset(np.arange(len(train)))
         whole.images = grouped(Data(train.images, None), settings.group).train
         train = whole
     whole_groups = "" if train.images.groups is None else " in whole groups"
-    if test is None:
+    if brought is None:
         chosen, copies = choose(train.images, round(_TEST_SHARE * len(train)), settings.seed)
         rest = np.setdiff1d(np.arange(len(train)), np.concatenate([chosen, copies]))
         train, test = train.subset(rest), train.subset(chosen)
+        copied = f" Nothing was trained on {len(copies):,} exact copies of test images." if len(copies) else ""
         story = (
             f"The data brings no test images, so a fifth was split off for the test{whole_groups} (seed "
-            f"{settings.seed}): pre-training may have seen those images, without their labels."
+            f"{settings.seed}): pre-training may have seen those images, without their labels.{copied}"
         )
     else:
+        test = brought
         brings = "its own validation and test images" if validation is not None else "its own test images"
         story = f"The data brings {brings}."
     n = len(train)
@@ -81,4 +84,6 @@ def dense_parts(opened: AnnotatedData[T], settings: EvalSettings, note: str = ""
         own = " and, for as few labels as said, none of its validation images" if validation is not None else ""
         story += f" Only {settings.max_train:,} of {n:,} training images were used{own} (seed {settings.seed})."
         validation = None
+    with Waiting("looking for copies among the images"):
+        story += on_copies(train.images, test.images, looked=brought is None)
     return DenseParts(train, validation, test, f"{note} {story}".strip())
