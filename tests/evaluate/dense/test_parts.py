@@ -8,6 +8,8 @@ from patchloom.data.annotated.base import AnnotatedData
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.dense.parts import dense_parts
 from patchloom.evaluate.settings import EvalSettings
+from patchloom.runs import held_out
+from patchloom.runs.record import no_record
 
 
 def numbers(images: Squares) -> list[int]:
@@ -77,3 +79,12 @@ def test_copies_of_test_images_are_told() -> None:
     unknown = Squares(20)
     unknown.images.contents = lambda chosen=None: None
     assert "were not looked for" in dense_parts(AnnotatedData(unknown, None, Squares(6)), EvalSettings()).story
+
+
+def test_test_images_that_were_in_pre_training_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    test = Squares(6, seed=1)
+    seen = no_record().and_trained_on(test.images.contents(np.arange(4)), "photos")
+    monkeypatch.setattr(held_out, "record_of", lambda source: {"run": seen}.get(source))
+    data = AnnotatedData(Squares(20), None, test)
+    assert "4 of 6 test images were in pre-training" in dense_parts(data, EvalSettings(), run="run").story
+    assert "pre-training" not in dense_parts(data, EvalSettings(), run="other").story

@@ -13,6 +13,7 @@ import torch
 from spoken import Tones, encoder_of_sound, speech_commands
 
 from patchloom.cli import main
+from patchloom.data import open_data
 from patchloom.data.sound import keywords as spoken
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate import EvalSettings, Report, evaluate
@@ -20,6 +21,9 @@ from patchloom.evaluate.answers import answers
 from patchloom.evaluate.classifier import load_classifier
 from patchloom.evaluate.protocols import keywords as protocol
 from patchloom.evaluate.training import Training
+from patchloom.runs import held_out
+from patchloom.runs.encoder import load_encoder
+from patchloom.runs.record import no_record
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 pytest.importorskip("soundfile")
@@ -220,3 +224,11 @@ def test_recordings_without_a_label_are_left_out_and_a_part_without_any_is_refus
     monkeypatch.setattr(protocol, "open_keywords", lambda *given: spoken.KeywordParts(Tones(8), blank, Tones(4), None))
     with pytest.raises(PatchloomError, match="has no labels"):
         evaluate("keywords", run, "tones", **quick)
+
+
+def test_test_recordings_that_were_in_pre_training_are_counted(run: Path, commands: Path, monkeypatch) -> None:
+    opened = spoken.open_keywords(commands, WORDS.split(","))
+    heard = open_data(commands).test.contents()
+    monkeypatch.setattr(held_out, "record_of", lambda source: no_record().and_trained_on(heard, "commands"))
+    parts = protocol._parts(opened, load_encoder(run)[1], EvalSettings(), run)
+    assert "12 of 15 test recordings were in pre-training" in parts.story  # the others are silence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic
 
 import numpy as np
@@ -14,6 +15,7 @@ from patchloom.data.splits import choose, pick
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.dense.recipes import held_out
 from patchloom.evaluate.settings import EvalSettings, on_copies
+from patchloom.runs.held_out import seen_in_pretraining
 from patchloom.waiting import Waiting
 
 _TEST_SHARE = 0.2
@@ -47,13 +49,16 @@ class DenseParts(Generic[T]):
         return self.train.subset(rest), self.train.subset(held)
 
 
-def dense_parts(opened: AnnotatedData[T], settings: EvalSettings, note: str = "") -> DenseParts[T]:
+def dense_parts(
+    opened: AnnotatedData[T], settings: EvalSettings, note: str = "", run: str | Path | None = None
+) -> DenseParts[T]:
     """The parts of annotated images: without test images of the data's own, a fifth is split off.
 
     Args:
         opened: the data.
         settings: the seed, groups, and how many training images to use.
         note: what is to be said of the encoder, as the story begins.
+        run: the encoder, as the user named it.
 
     Raises:
         PatchloomError: too few images to be split, or no such groups.
@@ -77,6 +82,8 @@ def dense_parts(opened: AnnotatedData[T], settings: EvalSettings, note: str = ""
         test = brought
         brings = "its own validation and test images" if validation is not None else "its own test images"
         story = f"The data brings {brings}."
+        if run is not None:
+            story += seen_in_pretraining(run, test.images)
     n = len(train)
     if settings.max_train is not None and settings.max_train < n:
         chosen = np.setdiff1d(np.arange(n), pick(np.zeros(n, np.int64), n - settings.max_train, settings.seed))

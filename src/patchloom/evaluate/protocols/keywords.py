@@ -29,6 +29,7 @@ from patchloom.nets.encode import input_size
 from patchloom.nets.hierarchical import Encoder
 from patchloom.nets.weights import EncoderCard
 from patchloom.runs.encoder import load_encoder
+from patchloom.runs.held_out import seen_in_pretraining
 from patchloom.waiting import Waiting
 
 _NAME = "keywords"
@@ -76,7 +77,7 @@ def keywords(
     opened = _opened(data, words, card, settings)
     noise = opened.noise
     waves = () if noise is None else tuple(noise.read(i) for i in range(len(noise)))
-    parts, what, label = _parts(opened, card, settings), {}, recipe
+    parts, what, label = _parts(opened, card, settings, run), {}, recipe
     if labels != 1:
         parts, what = few(parts, labels, None, settings.seed)
         parts = replace(parts, story=f"{parts.story} All recordings for validation were used.")
@@ -126,13 +127,13 @@ def _opened(data: DataLike, words: str | list[str] | None, card: EncoderCard, se
     return opened.heard_as(card.sound)
 
 
-def _parts(opened: KeywordParts, card: EncoderCard, settings: EvalSettings) -> Parts:
+def _parts(opened: KeywordParts, card: EncoderCard, settings: EvalSettings, run: str | Path) -> Parts:
     """Return the recordings that have a label, and sentences on their origin."""
     train, validation, test = map(labelled, (opened.train, opened.validation, opened.test))
     counts = f"{len(train):,} recordings for training, {len(validation):,} for validation"
     story = " ".join([card.note, f"The data has {counts}, and {len(test):,} for the test."]).strip()
     with Waiting("looking for copies among the recordings"):
-        parts = shortened(Data(train, test), story, settings)
+        parts = shortened(Data(train, test), story + seen_in_pretraining(run, test), settings)
     return replace(parts, validation=validation)
 
 
