@@ -48,6 +48,26 @@ def test_frames_of_films_are_noticed_and_a_pattern_is_found(tmp_path, name, grou
     assert f"--group '{group}' keeps them together, in {groups} groups (" in found.sentence()
 
 
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("{slide}_{row}_{column}.png", "^([^/_]+)_"),
+        ("{slide}-{row}-{column}.png", "^([^/-]+)-"),
+        ("set_a/{slide}_{row}_{column}.png", "^(.*/[^/_]+)_"),
+        ("set-a/{slide}-{row}-{column}.png", "^(.*/[^/-]+)-"),
+        ("{slide}r{row}c{column}.png", r"^([^/\d]*\d+)[^/\d]"),
+        ("set1/{slide}r{row}c{column}.png", r"^(.*/[^/\d]*\d+)[^/\d]"),
+    ],
+)
+def test_tiles_of_a_slide_stay_together_whatever_their_rows_and_columns(tmp_path, name, group):
+    for slide in range(4):
+        for i in range(12):
+            path = tmp_path / name.format(slide=f"slide{slide}", row=i // 2, column=i % 2)
+            save(path, (1 - i / 48) * scene(2 * slide) + i / 48 * scene(2 * slide + 1))
+    found = near_copies(open_data(tmp_path).train)
+    assert found.group == group and len(found.groups) == 4
+
+
 def test_one_long_film_is_cut_by_the_number(tmp_path):
     for frame in range(400):
         weight = np.maximum(0, 1 - abs(np.arange(9) - frame / 50))

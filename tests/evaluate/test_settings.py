@@ -1,6 +1,7 @@
 """On which images is measured: none that was trained on, and it is said where that cannot be."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,10 @@ from PIL import Image
 
 from patchloom.evaluate import evaluate, parts_of
 from patchloom.evaluate.settings import EvalSettings
+from patchloom.nets.weights import save_encoder
+from patchloom.runs.encoder import load_encoder
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.record import digest_of_record, no_record, write_record
 
 
 def draw(folder: Path, numbers: range) -> Path:
@@ -65,3 +70,22 @@ def test_test_images_of_the_datas_own_that_are_trained_on_are_counted(
         assert (f" {count} of 14 test images are exact copies" in parts.story) == (count > 0)
         counts.add(count)
     assert {0, 1} <= counts
+
+
+def test_test_images_that_were_in_pre_training_are_counted(tmp_path: Path, tiny_encoder: Path, labelled: Path) -> None:
+    for label, first in (("a", 40), ("b", 60)):
+        draw(tmp_path / "split" / "test" / label, range(first, first + 6))
+    shutil.copytree(labelled, tmp_path / "split" / "train")
+    test = parts_of(tmp_path / "split", EvalSettings()).test
+    vit, card = load_encoder(tiny_encoder)
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    for known in (0, 5):
+        write_record(no_record().and_trained_on(test.contents()[:known], "photos"), run.trained_on)
+        save_encoder(vit, replace(card, trained_on=digest_of_record(run.trained_on)), run.encoder)
+        for data, count in (("split", known), ("split/train", 0)):  # without a test of its own, all may have been
+            said = evaluate("knn", run.path, tmp_path / data, device="cpu").protocol
+            assert (f" {count} of 12 test images were in pre-training" in said) == (count > 0)
+            assert ("were in pre-training" in said) == (count > 0)
+    run.trained_on.write_bytes(b"of another encoder")
+    assert "were in pre-training" not in evaluate("knn", run.path, tmp_path / "split", device="cpu").protocol

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from patchloom.data.annotated.base import IGNORED, Annotated, Objects
+from patchloom.data.contents import PIXELS, contents_of
 from patchloom.data.sources.base import Source, digest
 
 CLASSES = ("ground", "red", "blue")
@@ -33,6 +34,10 @@ class _Drawn(Source):
 
     def read(self, i: int) -> Tensor:
         return self.scene(i)[0]
+
+    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
+        which = range(self.count) if chosen is None else chosen.tolist()
+        return contents_of(PIXELS, ([f"{self.size} {self.seed} {i}".encode()] for i in which))
 
     def fingerprint(self) -> str:
         return digest([str(self.__dict__)])

@@ -28,8 +28,14 @@ _SIDE = 16  # of a thumbnail
 # photographs of raccoons, drawn shapes: 4 % to 11 % are closer than 95 % of others, hardly one than 0.8.
 _CLOSE = 0.8
 _MANY = 0.3
-# what names of frames begin with: all before the last _ or -, before the last number, or before its last two digits
-_PATTERNS = (r"^(.*)_", r"^(.*)-", r"^(.*?)\d+\D*$", PARENT, r"^(.*?\d+)\d\d\D*$")
+# what names of frames begin with: all before the last _ or -, or before the last number; of tiles, named by row and
+# column: all before the first _ or -, or up to the first number; of one film: all but the number's last two digits
+_PATTERNS = (
+    *(r"^(.*)_", r"^(.*)-", r"^(.*?)\d+\D*$", PARENT),
+    *(r"^([^/_]+)_", r"^(.*/[^/_]+)_", r"^([^/-]+)-", r"^(.*/[^/-]+)-"),
+    *(r"^([^/\d]*\d+)[^/\d]", r"^(.*/[^/\d]*\d+)[^/\d]"),
+    r"^(.*?\d+)\d\d\D*$",
+)
 
 
 class NearCopies(NamedTuple):

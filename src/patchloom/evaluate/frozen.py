@@ -81,7 +81,7 @@ def measure_run(
         PatchloomError: no such encoder or data; data without labels; or a pooling that the encoder lacks.
     """
     vit, card = load_encoder(run, settings.model)
-    parts = parts_of(data, settings, card=card)
+    parts = parts_of(data, settings, card=card, run=run)
     if gallery < 1:
         n = len(parts.train)
         some = stratified(parts.train, max(1, round(gallery * n)), settings.seed)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import numpy as np
@@ -19,6 +20,7 @@ from patchloom.evaluate.features import has_labels, labelled
 from patchloom.hints import check
 from patchloom.machine import Cores, cores, usable_device, workers
 from patchloom.nets.weights import EncoderCard
+from patchloom.runs.held_out import seen_in_pretraining
 from patchloom.waiting import Waiting, is_first
 
 _AT_ONCE = 256  # images, where the encoder stays frozen
@@ -159,17 +161,24 @@ def tell(notes: Sequence[str]) -> None:
     told.update(notes)
 
 
-def parts_of(data: DataLike, settings: EvalSettings, labels: bool = True, card: EncoderCard | None = None) -> Parts:
+def parts_of(
+    data: DataLike,
+    settings: EvalSettings,
+    labels: bool = True,
+    card: EncoderCard | None = None,
+    run: str | Path | None = None,
+) -> Parts:
     """The training and test images of ``data``; without test images, a stratified fifth is split off.
 
     Exact copies of test images that are split off are in neither part. Where the data's own test images are copies of
-    training images, the story says how many.
+    training images, or were in the pre-training of ``run``, the story says how many.
 
     Args:
         data: as `patchloom.data.open_data` takes it.
         settings: the seed, groups, and how many training images to use.
         labels: only images that have one.
         card: of the encoder, by whose note the story begins, and as which recordings are heard.
+        run: the encoder, as the user named it.
 
     Raises:
         PatchloomError: no such data, or no labels where they are needed.
@@ -178,15 +187,16 @@ def parts_of(data: DataLike, settings: EvalSettings, labels: bool = True, card: 
     if card is not None:
         opened = heard_by(opened, card.sound, card.name)
     with Waiting("looking for copies among the images"):
-        return _parted(opened, settings, labels, "" if card is None else card.note)
+        return _parted(opened, settings, labels, "" if card is None else card.note, run)
 
 
-def _parted(opened: Data, settings: EvalSettings, labels: bool, note: str) -> Parts:
+def _parted(opened: Data, settings: EvalSettings, labels: bool, note: str, run: str | Path | None) -> Parts:
     own = opened.test if not labels or has_labels(opened.test) else None
     whole = labelled(opened.train) if labels else opened.train
     if own is not None:
         train, test = whole, labelled(own) if labels else own
         story = f"The data brings its own test {train.noun}."
+        story += "" if run is None else seen_in_pretraining(run, test)
     else:
         train, test = split_for_test(whole, seed=settings.seed)
         noun = whole.noun
@@ -217,11 +227,19 @@ def shortened(opened: Data, story: str, settings: EvalSettings, looked: bool = F
         train = stratified(train, settings.max_train, settings.seed)
         used = f"a stratified {settings.max_train:,} of {n:,} training {noun} were used (seed {settings.seed})"
         story += f" For a quick look, only {used}."
+    return Parts(train, test, story + on_copies(train, test, looked))
+
+
+def on_copies(train: Source, test: Source, looked: bool) -> str:
+    """Return the sentence on test images that are exact copies of training images, after a space, or "".
+
+    Args:
+        train, test: the images.
+        looked: copies were looked for, and left out.
+    """
     if (contents := train.contents()) is None:
-        story += f" Exact copies among the {noun} were not looked for."
-    elif not looked:
-        story += copies_sentence(test, contents)
-    return Parts(train, test, story)
+        return f" Exact copies among the {train.noun} were not looked for."
+    return "" if looked else copies_sentence(test, contents)
 
 
 def stratified(source: Source, count: int, seed: int) -> Source:

@@ -136,6 +136,32 @@ def doubt_of_test(folder: RunFolder, settings: Settings, test: Source) -> str:
     return doubt
 
 
+def record_of(source: str | Path) -> Record | None:
+    """Return the record of what an encoder was trained on; None if there is none.
+
+    Args:
+        source: as `patchloom.runs.encoder.load_encoder` takes it.
+    """
+    if unfinished(source) is not None:
+        return read_record(RunFolder(source).trained_on)
+    return None if str(source).startswith("timm:") else _record_beside(weights_file(source))
+
+
+def seen_in_pretraining(source: str | Path, test: Source) -> str:
+    """Return the sentence on test images that an encoder was trained on, after a space; "" if none are known.
+
+    Args:
+        source: as `patchloom.runs.encoder.load_encoder` takes it.
+        test: the images.
+    """
+    record = record_of(source)
+    seen = None if record is None else copies_among(test, record.contents)
+    if not seen:
+        return ""
+    were = f"{seen:,} of {len(test):,} test {test.noun} were in pre-training, without their labels"
+    return f" {were}: scores say less about new {test.noun} until they are left out of it."
+
+
 def wanted(settings: Settings, source: Source) -> int:
     """How many images of ``source`` are to be held out."""
     share = share_to_hold_out(len(source))[0] if settings.held_out == "auto" else settings.held_out
@@ -159,10 +185,8 @@ def _record_before(asked: Settings) -> Record:
     """Of the weights with which a run begins, and of a frozen teacher's, whose features tell what it has seen."""
     found = no_record()
     for source in asked.weights_before:
-        if source == asked.from_run or unfinished(source) is not None:
-            record = read_record(RunFolder(source).trained_on)
-        else:
-            record = None if source.startswith("timm:") else _record_beside(weights_file(source))
+        of_run = source == asked.from_run
+        record = read_record(RunFolder(source).trained_on) if of_run else record_of(source)
         record = record or no_record(source)
         unknown = dict.fromkeys([*found.unknown, *record.unknown])
         found = Record(np.unique(np.concatenate([found.contents, record.contents])), tuple(unknown))

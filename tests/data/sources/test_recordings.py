@@ -10,6 +10,7 @@ import torch
 
 from patchloom.data import hold_out, open_data
 from patchloom.data.groups import grouped
+from patchloom.data.sound.keywords import open_keywords
 from patchloom.data.sources import listing
 from patchloom.errors import PatchloomError
 from patchloom.sound import Sound
@@ -119,9 +120,21 @@ def test_without_soundfile_the_extra_is_named(tmp_path, record, monkeypatch):
     record("a.wav"), record("b.flac")
     (tmp_path / "list.txt").write_text("a.wav\nb.flac\n")
     monkeypatch.setattr(listing, "SOUND_SUFFIXES", frozenset())
-    refused(tmp_path, r"holds no images, only files of other types \(.flac \(pip install 'patchloom\[audio\]'")
+    refused(tmp_path, r"holds no images, only files of other types \(.flac \(pip install 'soundfile")
     monkeypatch.setitem(__import__("sys").modules, "soundfile", None)
-    refused(tmp_path / "list.txt", r"recordings are read by soundfile: pip install 'patchloom\[audio\]'")
+    refused(tmp_path / "list.txt", r"recordings are read by soundfile: pip install 'soundfile")
+
+
+def test_without_soundfile_the_layout_of_speech_commands_names_the_extra(tmp_path, record, monkeypatch):
+    for path in ("yes/0.wav", "yes/1.wav", "no/0.wav", "no/1.wav", "_background_noise_/rain.wav"):
+        record(path)
+    (tmp_path / "validation_list.txt").write_text("yes/0.wav\n")
+    (tmp_path / "testing_list.txt").write_text("no/0.wav\n")
+    assert len(open_data(tmp_path).train) == 2
+    monkeypatch.setattr(listing, "SOUND_SUFFIXES", frozenset())
+    for opened in (open_data, open_keywords):
+        with pytest.raises(PatchloomError, match=r"holds recordings \(.wav\).*pip install 'soundfile"):
+            opened(tmp_path)
 
 
 def test_a_large_listing_is_cached_with_both_kinds(tmp_path, record, draw, monkeypatch):

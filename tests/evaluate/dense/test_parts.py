@@ -1,5 +1,6 @@
 """Which images are trained on, chosen by, and tested."""
 
+import numpy as np
 import pytest
 from scenes import Squares
 
@@ -7,6 +8,8 @@ from patchloom.data.annotated.base import AnnotatedData
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.dense.parts import dense_parts
 from patchloom.evaluate.settings import EvalSettings
+from patchloom.runs import held_out
+from patchloom.runs.record import no_record
 
 
 def numbers(images: Squares) -> list[int]:
@@ -56,3 +59,32 @@ def test_groups_stay_whole_and_the_story_says_so(monkeypatch: pytest.MonkeyPatch
     parts = dense_parts(AnnotatedData(squares, None, None), EvalSettings(group=r"film\d"))
     films = [{i // 5 for i in numbers(part)} for part in (parts.train, parts.test)]
     assert not films[0] & films[1] and "a fifth was split off for the test in whole groups" in parts.story
+
+
+def test_copies_of_test_images_are_told() -> None:
+    """Squares of one seed are the same images."""
+    said = "6 of 6 test images are exact copies of training images"
+    assert said in dense_parts(AnnotatedData(Squares(20), None, Squares(6)), EvalSettings()).story
+    few = dense_parts(AnnotatedData(Squares(20), None, Squares(6)), EvalSettings(max_train=10))
+    count = len({*numbers(few.train)} & {*range(6)})
+    assert 0 < count < 6 and f" {count} of 6 test images are exact copies" in few.story  # of the images that are used
+
+    whole = Squares(40)  # 10 images, four times each
+    contents = whole.images.contents
+    whole.images.contents = lambda chosen=None: contents(np.arange(40) % 10 if chosen is None else chosen % 10)
+    parts = dense_parts(AnnotatedData(whole, None, None), EvalSettings())
+    left = 40 - len(parts.train) - len(parts.test)
+    assert left and f"Nothing was trained on {left} exact copies of test images" in parts.story
+
+    unknown = Squares(20)
+    unknown.images.contents = lambda chosen=None: None
+    assert "were not looked for" in dense_parts(AnnotatedData(unknown, None, Squares(6)), EvalSettings()).story
+
+
+def test_test_images_that_were_in_pre_training_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    test = Squares(6, seed=1)
+    seen = no_record().and_trained_on(test.images.contents(np.arange(4)), "photos")
+    monkeypatch.setattr(held_out, "record_of", lambda source: {"run": seen}.get(source))
+    data = AnnotatedData(Squares(20), None, test)
+    assert "4 of 6 test images were in pre-training" in dense_parts(data, EvalSettings(), run="run").story
+    assert "pre-training" not in dense_parts(data, EvalSettings(), run="other").story

@@ -13,6 +13,7 @@ import torch
 from spoken import Tones, encoder_of_sound, speech_commands
 
 from patchloom.cli import main
+from patchloom.data import open_data
 from patchloom.data.sound import keywords as spoken
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate import EvalSettings, Report, evaluate
@@ -20,6 +21,9 @@ from patchloom.evaluate.answers import answers
 from patchloom.evaluate.classifier import load_classifier
 from patchloom.evaluate.protocols import keywords as protocol
 from patchloom.evaluate.training import Training
+from patchloom.runs import held_out
+from patchloom.runs.encoder import load_encoder
+from patchloom.runs.record import no_record
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 pytest.importorskip("soundfile")
@@ -186,3 +190,45 @@ def test_wrong_pairs_are_refused_in_a_sentence(run: Path, commands: Path, tiny_e
             evaluate("keywords", run, commands, **QUICK | options)
     with pytest.raises(PatchloomError, match="tiny is an encoder of images: keywords needs one"):
         evaluate("keywords", tiny_encoder, commands, **QUICK)
+
+
+def test_recordings_without_a_label_are_left_out_and_a_part_without_any_is_refused(
+    run: Path, commands: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    quick = {key: value for key, value in QUICK.items() if key != "words"} | {"control": False}
+    table = tmp_path / "table.csv"
+
+    def written(blank: dict[str, int]) -> Path:
+        rows = []
+        for split, first in {"train": 0, "test": 8}.items():
+            for word in ("yes", "no"):
+                for number in range(first, 8 if split == "train" else 11):
+                    label = "" if number - first < blank[split] else word
+                    rows.append(f"{commands / word / str(number)}.wav,{label},{split}")
+        table.write_text("\n".join(["path,label,split", *rows]))
+        return table
+
+    trained = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "_step", lambda self, *given: trained.append(1))
+        for blank in ({"train": 0, "test": 3}, {"train": 8, "test": 0}):
+            with pytest.raises(PatchloomError, match="has no labels"):
+                evaluate("keywords", run, written(blank), **quick)
+    assert not trained
+    report = evaluate("keywords", run, written({"train": 1, "test": 1}), **quick)
+    assert report.n_test == 4 and "There are 2 classes" in report.protocol
+    assert "The data has 13 recordings for training, 1 for validation, and 4 for the test." in report.protocol
+    assert "2 training recordings without a label" in capsys.readouterr().out
+    blank = Tones(4, first=9)
+    blank.labels[:] = -1
+    monkeypatch.setattr(protocol, "open_keywords", lambda *given: spoken.KeywordParts(Tones(8), blank, Tones(4), None))
+    with pytest.raises(PatchloomError, match="has no labels"):
+        evaluate("keywords", run, "tones", **quick)
+
+
+def test_test_recordings_that_were_in_pre_training_are_counted(run: Path, commands: Path, monkeypatch) -> None:
+    opened = spoken.open_keywords(commands, WORDS.split(","))
+    heard = open_data(commands).test.contents()
+    monkeypatch.setattr(held_out, "record_of", lambda source: no_record().and_trained_on(heard, "commands"))
+    parts = protocol._parts(opened, load_encoder(run)[1], EvalSettings(), run)
+    assert "12 of 15 test recordings were in pre-training" in parts.story  # the others are silence

@@ -209,6 +209,10 @@ def _of_classes(data: DataLike, words: Sequence[str] | None) -> KeywordParts:
     if train.labels is None:
         why = f" ({train.no_labels})" if train.no_labels else ""
         raise PatchloomError(f"{train.name} has no labels{why}: put each word's recordings in a folder")
+    known = np.flatnonzero(train.labels >= 0)
+    if 0 < len(known) < len(train):  # before a test or validation part is drawn from them
+        notes.append(f"{len(train) - len(known):,} training recordings without a label are left out")
+        train = train.subset(known)
     validation = None
     if isinstance(test, Files) and isinstance(data, str | Path):
         validation = _validation(Path(data).expanduser(), train, test)

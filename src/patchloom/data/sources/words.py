@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from patchloom.data.formats import EXTRAS
 from patchloom.data.noticed import some_of
 from patchloom.data.sources.base import Data, note_on_splits
 from patchloom.data.sources.files import Files, Names
 from patchloom.data.sources.kinds import of_one_kind
 from patchloom.data.sources.listing import list_files, note_on_others
 from patchloom.errors import PatchloomError
+from patchloom.hints import pip_install
 
 VALIDATION, TEST, NOISE = "validation_list.txt", "testing_list.txt", "_background_noise_"
 
@@ -75,6 +77,12 @@ def words_in(folder: Path, name: str) -> Words:
     kinds, sound, notes = of_one_kind({"": list_files(folder)}, name)
     listed = kinds[""]
     if sound is None:
+        unread = [suffix for suffix in listed.others if EXTRAS.get(suffix) == "audio"]
+        if unread:
+            raise PatchloomError(
+                f"{name} holds recordings ({', '.join(sorted(unread))}), which are read by soundfile: "
+                f"{pip_install('audio')}"
+            )
         raise PatchloomError(f"{name} is laid out as Speech Commands, but holds no recordings: put a folder a word")
     paths = [*listed.paths]
     noise = [path for path in paths if path.startswith(f"{NOISE}/")]

@@ -141,7 +141,7 @@ def set_up(
     found = opened()
     with ExitStack() as afterwards:
         afterwards.callback(tell, found.notes)  # also where something is refused, which they may explain
-        parts = dense_parts(found, settings, card.note)
+        parts = dense_parts(found, settings, card.note, run)
         own = 0 if parts.validation is None else len(parts.validation)
         of_encoder = min(input_size(vit)), patch_side(vit), width(vit)
         recipe = asked.settled(len(parts.train), settings.at.type, own, *of_encoder)

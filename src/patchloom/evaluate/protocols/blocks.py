@@ -63,7 +63,7 @@ def blocks(
         if changes.get(name) is not None:
             raise PatchloomError(f"--{name} changes nothing in blocks:{count}: the encoder is frozen")
     vit, card = load_encoder(run, settings.model)
-    parts = parts_of(data, settings, card=card)
+    parts = parts_of(data, settings, card=card, run=run)
     plan = plan_for(recipe, {**changes, **_UNUSED}, vit, card, parts.train, settings, precision)
     check_pooling(plan.recipe.pooling, tokens_of(vit, None))
     classes = len(class_names(parts.train))

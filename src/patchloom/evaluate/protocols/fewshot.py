@@ -68,7 +68,7 @@ def fewshot(
     """
     check_options(fewshot, locals())
     vit, card = load_encoder(run, settings.model)
-    parts, what = few(parts_of(data, settings, card=card), labels, per_class, settings.seed)
+    parts, what = few(parts_of(data, settings, card=card, run=run), labels, per_class, settings.seed)
     idle = [name for name, value in changes.items() if value is not None]
     if method == "linear":
         usual = {"head_on": (head_on, "features"), "recipe": (recipe, "small"), "positions": (positions, "auto")}

@@ -69,7 +69,7 @@ def finetune(
     if from_scratch and out is not None:
         raise PatchloomError("--from_scratch saves no classifier: leave --out away")
     vit, card = load_encoder(run, settings.model)
-    parts = parts_of(data, settings, card=card)
+    parts = parts_of(data, settings, card=card, run=run)
     plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision)
     variant, classes = variant_of(positions, vit), class_names(parts.train)
     place = None if from_scratch else saved_at(run, data, recipe, settings, out)

@@ -14,7 +14,7 @@ from patchloom.data.sound.keywords import KeywordParts, open_keywords
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.answers import Answers
 from patchloom.evaluate.classifier import PositionChoice, class_names, variant_of
-from patchloom.evaluate.features import Precision
+from patchloom.evaluate.features import Precision, labelled
 from patchloom.evaluate.frozen import raw_extractor
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, linear_probe
 from patchloom.evaluate.places import place_in_run
@@ -29,6 +29,7 @@ from patchloom.nets.encode import input_size
 from patchloom.nets.hierarchical import Encoder
 from patchloom.nets.weights import EncoderCard
 from patchloom.runs.encoder import load_encoder
+from patchloom.runs.held_out import seen_in_pretraining
 from patchloom.waiting import Waiting
 
 _NAME = "keywords"
@@ -76,7 +77,7 @@ def keywords(
     opened = _opened(data, words, card, settings)
     noise = opened.noise
     waves = () if noise is None else tuple(noise.read(i) for i in range(len(noise)))
-    parts, what, label = _parts(opened, card, settings), {}, recipe
+    parts, what, label = _parts(opened, card, settings, run), {}, recipe
     if labels != 1:
         parts, what = few(parts, labels, None, settings.seed)
         parts = replace(parts, story=f"{parts.story} All recordings for validation were used.")
@@ -126,12 +127,14 @@ def _opened(data: DataLike, words: str | list[str] | None, card: EncoderCard, se
     return opened.heard_as(card.sound)
 
 
-def _parts(opened: KeywordParts, card: EncoderCard, settings: EvalSettings) -> Parts:
-    counts = f"{len(opened.train):,} recordings for training, {len(opened.validation):,} for validation"
-    story = " ".join([card.note, f"The data has {counts}, and {len(opened.test):,} for the test."]).strip()
+def _parts(opened: KeywordParts, card: EncoderCard, settings: EvalSettings, run: str | Path) -> Parts:
+    """Return the recordings that have a label, and sentences on their origin."""
+    train, validation, test = map(labelled, (opened.train, opened.validation, opened.test))
+    counts = f"{len(train):,} recordings for training, {len(validation):,} for validation"
+    story = " ".join([card.note, f"The data has {counts}, and {len(test):,} for the test."]).strip()
     with Waiting("looking for copies among the recordings"):
-        parts = shortened(Data(opened.train, opened.test), story, settings)
-    return replace(parts, validation=opened.validation)
+        parts = shortened(Data(train, test), story + seen_in_pretraining(run, test), settings)
+    return replace(parts, validation=validation)
 
 
 def _raw_features(

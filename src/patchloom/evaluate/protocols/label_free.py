@@ -46,7 +46,7 @@ def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, image
         PatchloomError: no such encoder or data, or fewer than 32 images.
     """
     vit, card = load_encoder(run, settings.model)
-    parts = parts_of(data, settings, labels=False, card=card)
+    parts = parts_of(data, settings, labels=False, card=card, run=run)
     source, story = drawn_images(parts.test, images, settings.seed), parts.story
     if len(source) < len(parts.test):
         story += f" {len(source):,} of {len(parts.test):,} test {source.noun} were drawn for it (seed {settings.seed})."

@@ -37,7 +37,7 @@ def layers(
         raise PatchloomError(f"--k must be 1 or more, not {k}")
     vit, card = load_encoder(run, settings.model)
     refuse_hierarchical(vit, "layers", INSTEAD)
-    parts = parts_of(data, settings, card=card)
+    parts = parts_of(data, settings, card=card, run=run)
     groups: list[list[Row]] = []
     cached = []
     for name, features_of, encoder in extractors(vit, card, settings, layers=True):

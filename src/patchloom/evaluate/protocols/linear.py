@@ -84,7 +84,7 @@ def linear(
     stands_in = pooling == "all" and asked == "class" and not has_class_token(vit)
     pool: Pool = "mean" if stands_in else asked
     check_pooling(pool, tokens_of(vit, head))
-    parts = parts_of(data, settings, card=card)
+    parts = parts_of(data, settings, card=card, run=run)
     values = {**changes, "pooling": pool}
     plan = plan_for(recipe, values, vit, card, parts.train, settings, precision, PROBES)
     classes = len(class_names(parts.train))

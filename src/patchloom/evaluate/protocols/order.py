@@ -54,7 +54,7 @@ def order(
     vit, card = load_encoder(run, settings.model)
     refuse_hierarchical(vit, "order", INSTEAD)
     check_pooling(pooling, tokens_of(vit, None))
-    parts, size = parts_of(data, settings, card=card), input_size(vit)
+    parts, size = parts_of(data, settings, card=card, run=run), input_size(vit)
     shuffled = ShuffledPatches(parts.test, size, patch_size(vit), settings.seed)
     rows: list[Row] = []
     cached: list[str] = []

@@ -89,7 +89,7 @@ def position_sensitivity(
         if grid_size(one) != grid_size(vit):
             raise PatchloomError(f"{name} has another patch grid than {card.name}, so the two cannot be compared")
     encoders[UNTRAINED] = untrained_twin(card, seed=settings.seed)[0], card
-    parts, grid = parts_of(data, settings, labels=False, card=card), grid_size(vit)
+    parts, grid = parts_of(data, settings, labels=False, card=card, run=run), grid_size(vit)
     unreadable: dict[str, None] = {}
     cells = {}
     for name, encoder in encoders.items():
