@@ -81,7 +81,7 @@ KNOWING = [
     SOURCE / "nets" / name
     for name in (
         *("attention.py", "build.py", "encode.py", "hierarchical.py", "performance.py", "partial.py", "queries.py"),
-        *("native/blocks.py", "decode.py", "dense/blocks.py", "servable.py", "last_blocks.py"),
+        *("native/blocks.py", "decode.py", "dense/blocks.py", "servable.py", "last_blocks.py", "fitting.py"),
     )
 ]
 COMMON = {

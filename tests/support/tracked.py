@@ -16,7 +16,7 @@ from patchloom.runs.settings import Settings
 from patchloom.track.base import Result
 from patchloom.track.tracks import Tracks
 
-SETTINGS = Settings("photos", {"name": "mae", "mask_ratio": 0.75}, {"name": "nano", "depth": 2}, epochs=3)
+SETTINGS = Settings("photos", {"name": "mae", "mask_ratio": 0.75}, {"name": "nano", "depth": 2}, (32, 32), 8, epochs=3)
 ROWS = [
     {"step": "0", "epoch": "0", "held_out": "1.5", "baseline:flat patches": "1", "images:apart": "0.9", "images": "0"},
     {"step": "4", "epoch": "0.5", "loss": "1.25", "lr": "0.004", "images": "64"},

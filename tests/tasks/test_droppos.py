@@ -127,6 +127,6 @@ def test_impossible_options_are_refused(options, said):
 
 
 def test_an_encoder_without_positions_is_refused():
-    encoder = build_encoder(EncoderSpec("nano", (16, 16), 4, options=SIZES | {"pos_embed": "none"}))
+    encoder = build_encoder(EncoderSpec("nano", (16, 16), 4, positions="none", options=SIZES))
     with pytest.raises(PatchloomError, match="needs an encoder with position embeddings"):
         DropPos(encoder)

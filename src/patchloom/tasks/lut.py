@@ -218,5 +218,6 @@ class LUT(Task):
 def first(encoded: Encoded, b: int) -> Encoded:
     """The first ``b`` images of a batch."""
     given = encoded.given
-    parts = {name: one[:b] for name, one in vars(given).items() if one is not None}
+    parts: dict[str, Any] = {name: one[:b] for name, one in vars(given).items() if isinstance(one, Tensor)}
+    parts["targets"] = {name: one[:b] for name, one in given.targets.items()}
     return replace(encoded, images=encoded.images[:b], given=replace(given, **parts), tokens=encoded.tokens[:b])

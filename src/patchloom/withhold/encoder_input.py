@@ -44,7 +44,7 @@ class EncoderInput:
     context: Tensor | None = None
     side_share: Tensor | None = None
     corner: Tensor | None = None
-    targets: Mapping[str, Tensor] = field(default_factory=dict)
+    targets: Mapping[str, Tensor] = field(default_factory=dict, hash=False)
 
     def has_content(self) -> Tensor:
         """[b k] True where a visible patch kept its content."""

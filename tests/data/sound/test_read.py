@@ -146,7 +146,7 @@ def test_a_length_that_a_pipe_did_not_know(tmp_path):
 def test_without_soundfile_the_extra_is_named(tmp_path, monkeypatch):
     path = written(tmp_path / "a.wav", tone(440, RATE))
     monkeypatch.setitem(__import__("sys").modules, "soundfile", None)
-    with pytest.raises(PatchloomError, match=r"pip install 'patchloom\[audio\]'"):
+    with pytest.raises(PatchloomError, match=r"pip install 'soundfile"):
         read_recording(path, RATE)
 
 

@@ -192,4 +192,4 @@ def test_errors_say_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda *what: (_ for _ in ()).throw(ConnectionError(f"no\n{what}")))
     refused("hf:name/of@part", r"^hf:name/of@part cannot be opened: no \('name/of', 'part'\)$")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    refused("hf:beans", r"^hf:beans needs the library datasets: pip install 'patchloom\[hf\]'$")
+    refused("hf:beans", r"^hf:beans needs the library datasets: pip install 'datasets")

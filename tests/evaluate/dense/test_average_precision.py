@@ -184,7 +184,7 @@ def test_what_does_not_fit_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="the answer has no masks"):
         average_precision(truth[:1], [boxes], CLASSES, "segm")
     monkeypatch.setitem(sys.modules, "faster_coco_eval.core.coco", None)
-    with pytest.raises(PatchloomError, match=r"pip install 'patchloom\[dense\]'"):
+    with pytest.raises(PatchloomError, match=r"pip install 'faster-coco-eval"):
         average_precision(truth, found, CLASSES, "bbox")
 
 

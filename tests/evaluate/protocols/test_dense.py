@@ -332,7 +332,6 @@ def test_what_vanishes_in_reduced_images_is_seen_in_native_windows(
         "scale": (1.0, 1.0),
         "batch_size": 4,
         "control": False,
-        **COMMON,
     }
     found = {}
     for side in ("auto", 144):

@@ -25,6 +25,7 @@ from patchloom.evaluate.trained import in_words
 from patchloom.memory import memory, memory_shortage
 from patchloom.nets.dense.segmenter import Segmenter
 from patchloom.nets.hierarchical import is_hierarchical
+from patchloom.nets.last_blocks import block_count
 from patchloom.nets.performance import attention_shape
 from patchloom.processes import rank, world
 from patchloom.waiting import duration, is_first
@@ -109,7 +110,7 @@ def _refuse_too_large(model: nn.Module, setup: Setup[T, R]) -> None:
     each = 16 * tokens * heads * side
     if setup.half and kind == "cpu" and isinstance(model, Segmenter):  # explicit, and not in windows
         each += 2 * heads * tokens**2
-    need = images * each * len(encoder.blocks) / 2**30
+    need = images * each * block_count(encoder) / 2**30
     there = memory(kind)[1] / (world() if kind == "cpu" else 1)
     if need > there:
         raise PatchloomError(
