@@ -45,6 +45,7 @@ _FOUND = {
     *("validation_accuracy", "validation_score", "validation_images", "agreement"),
 }
 _CHOSEN = "held_out_accuracy"  # where a row has it, what is quoted was chosen on held-out training images
+_WITHOUT_LABELS = ("positions", "position-sensitivity", "label-free")  # protocols that need none
 _LARGEST = 1.0  # share
 _MEASURED = {"knn": "kNN accuracy", "instance_knn": "kNN accuracy, instance"}  # columns of metrics.csv
 
@@ -99,6 +100,16 @@ def results_of(run: Gathered) -> list[Table]:
     note = "What evaluations quote, the newest of each; results.csv has all rows."
     title = f"Results: {title}" if title else "Results"
     return [Table(title, heading, [[row[name] for name in heading] for row in cells], note)]
+
+
+def with_labels(run: Gathered) -> bool:
+    """Whether a result of images with labels is quoted, such as kNN.
+
+    Raises:
+        ValueError: as `numbers_of`.
+    """
+    quoted = _reports(run.folder.path / "results.csv")
+    return any(reports[-1][0]["protocol"] not in _WITHOUT_LABELS for reports in quoted)
 
 
 def _own(run: Gathered) -> list[Number]:

@@ -24,13 +24,13 @@ from patchloom.report.dense import sliders_of
 from patchloom.report.files import files_of
 from patchloom.report.gather import Gathered, gather, told_apart
 from patchloom.report.images import Images, images_of
-from patchloom.report.numbers import numbers_of, results_of
+from patchloom.report.numbers import numbers_of, results_of, with_labels
 from patchloom.report.pictures import pictures_of
 from patchloom.report.places import is_comparison, places_of
 from patchloom.report.recordings import BUDGET as SOUNDS
 from patchloom.report.recordings import COUNT, recordings_of
 from patchloom.report.settings import command_of, settings_of
-from patchloom.runs.health import EARLY
+from patchloom.runs.health import EARLY, NO_LABELS
 from patchloom.version import __version__
 from patchloom.waiting import Waiting
 
@@ -153,7 +153,7 @@ def _part(run: Gathered, pictures: Sequence[Picture], data: DataLike | None, cou
         tone="plain" if health is None else _TONES.get(health.verdict, "plain"),
         why="" if health is None else health.why,
         then="" if health is None else health.then,
-        summary=run.summary or "",
+        summary=_summary(run),
         numbers=numbers,
         settings=settings_of(run),
         pictures=pictures,
@@ -174,6 +174,15 @@ def _verdict(run: Gathered) -> str:
         return ""
     verdict = run.health.verdict
     return verdict if run.finished or verdict == EARLY else f"{verdict} so far"
+
+
+def _summary(run: Gathered) -> str:
+    """The closing sentence; that the images have no labels is left out where later evaluations had some."""
+    summary = run.summary or ""
+    try:
+        return summary.replace(NO_LABELS, "").strip() if with_labels(run) else summary
+    except ValueError:  # a damaged results.csv, of which a note tells
+        return summary
 
 
 def _numbers(run: Gathered, notes: list[str]) -> tuple[list[Number], list[Table]]:
