@@ -51,6 +51,20 @@ def test_a_run_without_labels_that_was_evaluated_with_some_does_not_say_that_the
     assert NO_LABELS in page_of([run]).runs[0].summary
 
 
+def test_a_throw_away_evaluation_is_forgotten(run, pages, capsys):
+    results = run / "results.csv"
+    before = results.read_text()
+    head, first, *_ = before.splitlines()
+    tried = first.replace(first[: first.index(",")], "2031-01-02T03:04:05+00:00")
+    for which in ("2031-01-02T03:04:05+00:00", "2031-01-02", str(len({line[:25] for line in before.splitlines()}))):
+        results.write_text(f"{before}{tried}\n")
+        assert main(["report", str(run), "--forget", which]) == 0
+        assert results.read_text() == before
+    for which in ("2031", "0", "99", ""):
+        assert main(["report", str(run), "--forget", which]) == 2
+        assert "has no evaluation" in capsys.readouterr().err and results.read_text() == before
+
+
 def test_several_runs_share_a_page(run, pages, tmp_path, monkeypatch, capsys):
     other = shutil.copytree(run, tmp_path / "other")
     (other / "verdict.yaml").unlink()  # as of an older version
