@@ -1,5 +1,7 @@
 """The command line as a new user meets it: the main job on small data, and everything that can be typed wrongly."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -345,3 +347,13 @@ def test_no_words_give_a_traceback(words):
         parse_pretrain(words)
     except (patchloom.PatchloomError, SystemExit):
         pass
+
+
+def test_a_typo_in_the_data_does_not_wait_for_torch():
+    """It cost six seconds of imports."""
+    script = (
+        "import sys; from patchloom.cli import main; "
+        "code = main(['check', 'no/such/folder']); sys.exit(99 if 'torch' in sys.modules else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "no/such/folder does not exist" in done.stderr

@@ -11,9 +11,10 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from itertools import zip_longest
+from pathlib import Path
 
 from patchloom.errors import AlreadyReported, PatchloomError, Stopped
-from patchloom.files import mendable
+from patchloom.files import mendable, similar
 from patchloom.hints import listing, nearest
 from patchloom.options import parse_call, parse_evaluate, parse_pretrain
 from patchloom.recipes import recipe_named, recipe_names
@@ -141,8 +142,23 @@ def _starting() -> Waiting:
     return Waiting("starting")
 
 
+def _refuse_missing(data: object) -> None:
+    """Refuse a path of data that is not there before torch is loaded; of all else `open_data` decides.
+
+    Raises:
+        PatchloomError: it is plainly a path, and nothing is there.
+    """
+    if isinstance(data, str) and "/" in data and not any(sign in data for sign in "*?[]{}:@,|"):
+        path = os.path.expanduser(data)
+        if not os.path.lexists(path):
+            beside = similar(Path(path))
+            then = f"did you mean {beside}?" if beside else "give a folder, or a text file of paths"
+            raise PatchloomError(f"{data} does not exist: {then}")
+
+
 def _check(words: list[str]) -> None:
     given = parse_call("check", words)
+    _refuse_missing(given.get("data"))
     with _starting():
         from patchloom.check import check
 
@@ -153,6 +169,7 @@ def _check(words: list[str]) -> None:
 
 def _pretrain(words: list[str]) -> None:
     given, out = parse_pretrain(words)
+    _refuse_missing(given.get("data"))
     with _starting():
         from patchloom.train.pretrain import pretrain
 
@@ -161,6 +178,7 @@ def _pretrain(words: list[str]) -> None:
 
 def _evaluate(words: list[str]) -> None:
     given = parse_evaluate(words)
+    _refuse_missing(given.get("data"))
     with _starting():
         from rich.console import Console
 
@@ -173,6 +191,7 @@ def _evaluate(words: list[str]) -> None:
 
 def _compare(words: list[str]) -> None:
     given = parse_call("compare", words)
+    _refuse_missing(given.get("data"))
     with _starting():
         from patchloom.compare.verb import compare
 
@@ -181,6 +200,7 @@ def _compare(words: list[str]) -> None:
 
 def _embed(words: list[str]) -> None:
     given = parse_call("embed", words)
+    _refuse_missing(given.get("data"))
     with _starting():
         from patchloom.embed.verb import embed
 

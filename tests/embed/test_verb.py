@@ -285,3 +285,12 @@ def test_images_that_change_meanwhile(tiny: Path, photos: Path, tmp_path: Path, 
 def test_the_card_is_json_of_ascii(whole: dict[str, Path]):
     with np.load(whole[".npz"]) as file:
         assert str(file["card"]).isascii() and json.loads(str(file["card"]))
+
+
+def test_images_for_validation_are_there_too(tiny: Path, photos: Path, tmp_path: Path):
+    """They were left out, though every image is promised."""
+    folder = shutil.copytree(photos, tmp_path / "photos")
+    shutil.copytree(folder / "test", folder / "val")
+    patchloom.embed(tiny, folder, to=tmp_path / "f.npz", **SMALL)
+    splits = read(tmp_path / "f.npz").splits
+    assert splits.count("val") == splits.count("test") > 0 and set(splits) == {"train", "test", "val"}

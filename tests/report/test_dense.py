@@ -1,6 +1,7 @@
 """Truth and answer that an evaluation kept apart are a slider, of one size and within a budget."""
 
 import json
+import shutil
 
 import torch
 from PIL import Image
@@ -59,3 +60,11 @@ def test_nothing_outside_of_the_folder_is_shown(run):
     index.write_text("{")
     (run / "pictures" / "detect-small" / "1-truth.jpg").write_bytes(b"")
     assert sliders_of(gather(run)) == []
+
+
+def test_sliders_of_several_evaluations_say_of_which_they_are(run):
+    drawn(run)
+    shutil.copytree(run / "pictures" / "segment-small", run / "pictures" / "segment-large")
+    detected, large, small = sliders_of(gather(run))
+    assert [one.name for one in (large, small)] == ["segment-large: best: a.png", "segment-small: best: a.png"]
+    assert detected.name == "worst: <b>"

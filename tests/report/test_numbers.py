@@ -171,3 +171,27 @@ def test_cards_of_other_settings_have_other_titles(run):
     write(run, {}, {"settings": '"{""k"": 5}"', "date": "2026-11-23T10:00:00+00:00"})
     first, second = (one.label for one in numbers_of(gather(run))[1:])
     assert "20 neighbours" in first and "5 neighbours" in second and first != second
+
+
+def test_evaluations_that_differ_in_any_setting_have_their_own_cards(run):
+    """What no card tells, such as the temperature, did not keep the second from replacing the first."""
+    warm, later = '"{""k"": 20, ""temperature"": 0.5}"', {"date": "2026-11-23T10:00:00+00:00"}
+    write(run, {"settings": '"{""k"": 20, ""temperature"": 0.07}"'}, {"settings": warm, "value": 0.4, **later})
+    first, second = numbers_of(gather(run))[1:]
+    assert (first.value, second.value) == ("50.7 %", "40.0 %")
+    assert "temperature 0.07" in first.label and "temperature 0.5" in second.label
+
+
+def test_seeds_that_choose_differently_are_of_one_evaluation(run):
+    def settings(l2, accuracy):
+        return f'"{{""l2"": {l2}, ""held_out_accuracy"": {accuracy}}}"'
+
+    write(
+        run,
+        {"settings": settings(0.1, 0.5)},
+        {"settings": settings(0.2, 0.4), "pooling": "class", "quoted": False},
+        {"settings": settings(1.0, 0.6), "seed": 1, "quoted": False},
+        {"settings": settings(2.0, 0.7), "seed": 1, "pooling": "class", "value": 0.6},
+    )
+    (number,) = numbers_of(gather(run))[1:]
+    assert number.value == "60.0 %" and "Seeds 0, 1" in number.note

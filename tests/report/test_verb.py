@@ -9,7 +9,7 @@ from PIL import Image
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
 from patchloom.report.verb import page_of, report
-from patchloom.runs.health import Health, write_health
+from patchloom.runs.health import NO_LABELS, Health, write_health
 
 
 @pytest.fixture
@@ -42,6 +42,27 @@ def test_one_run_has_its_page_beside_it(run, pages, capsys, monkeypatch):
         part.numbers and part.settings and part.pictures and part.cloud and part.files and part.about and part.command
     )
     assert page.charts and part.tables and page.lead == ["12 % of the way"]
+
+
+def test_a_run_without_labels_that_was_evaluated_with_some_does_not_say_that_there_are_none(run):
+    (run / "summary.txt").write_text(f"The task is being learnt. {NO_LABELS}\n")
+    assert page_of([run]).runs[0].summary == "The task is being learnt."
+    (run / "results.csv").unlink()
+    assert NO_LABELS in page_of([run]).runs[0].summary
+
+
+def test_a_throw_away_evaluation_is_forgotten(run, pages, capsys):
+    results = run / "results.csv"
+    before = results.read_text()
+    head, first, *_ = before.splitlines()
+    tried = first.replace(first[: first.index(",")], "2031-01-02T03:04:05+00:00")
+    for which in ("2031-01-02T03:04:05+00:00", "2031-01-02", str(len({line[:25] for line in before.splitlines()}))):
+        results.write_text(f"{before}{tried}\n")
+        assert main(["report", str(run), "--forget", which]) == 0
+        assert results.read_text() == before
+    for which in ("2031", "0", "99", ""):
+        assert main(["report", str(run), "--forget", which]) == 2
+        assert "has no evaluation" in capsys.readouterr().err and results.read_text() == before
 
 
 def test_several_runs_share_a_page(run, pages, tmp_path, monkeypatch, capsys):

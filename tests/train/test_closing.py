@@ -6,8 +6,9 @@ import torch
 
 from patchloom.evaluate.report import Report, Row, compared
 from patchloom.questions.measure import Measure
+from patchloom.runs.health import NO_LABELS
 from patchloom.runs.held_out import HeldOut
-from patchloom.train.closing import NO_LABELS, closing_sentence
+from patchloom.train.closing import closing_sentence
 from patchloom.verdict import Claim
 
 NEW = HeldOut(np.array([0]), np.array([]))

@@ -84,6 +84,7 @@ def embed(
     with telling():
         opened = heard_by(open_and_tell(data), about.sound, about.name)
     sources = {"all": opened.train} if opened.test is None else {"train": opened.train, "test": opened.test}
+    sources |= {name: source for name, source in opened.others.items() if name not in sources}
     shape = shape_of(vit, about, encoding.take)
     if head is not None:
         head.to(settings.at)

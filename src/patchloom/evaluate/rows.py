@@ -19,6 +19,7 @@ _FIRST = (
     *("date", "protocol", "encoder", "pooling", "settings", "data", "data_fingerprint", "seed"),
     *("value", "low", "high", "n_test", "quoted"),
 )
+_YEAR = 4  # digits: what is as long is the beginning of a date, and no number
 COLUMNS = (*_FIRST, "against")  # files of before 0.1 end with quoted
 
 
@@ -95,6 +96,38 @@ def append_rows(path: Path, report: Report, once: bool = False) -> None:
         raise PatchloomError(
             f"{path} could not be written ({problem.strerror}): free space or choose another run"
         ) from problem
+
+
+def forget_rows(path: Path, which: str) -> int:
+    """Take the rows of evaluations out of a CSV of `COLUMNS`; all other rows stay as they are.
+
+    Args:
+        path: of the CSV.
+        which: the date of evaluations as it stands there, or the first letters of one; or the number of an evaluation,
+            1 for the first in the file.
+
+    Returns:
+        How many rows were taken out.
+
+    Raises:
+        PatchloomError: the file cannot be read or written, or no evaluation is that.
+    """
+    text = check_rows(path).decode("utf-8", "surrogateescape")
+    heading, *rows = [*csv.reader(io.StringIO(text, newline=""))] or [[]]
+    dates = list(dict.fromkeys(row[0] for row in rows if row))
+    number = int(which) if which.isdecimal() and len(which) < _YEAR else 0
+    if number:
+        gone = dates[number - 1 : number]
+    else:
+        gone = [date for date in dates if date.startswith(which)] if which else []
+    if not gone:
+        there = f"it has {', '.join(f'{i} of {date}' for i, date in enumerate(dates, 1))}" if dates else "it has none"
+        raise PatchloomError(f"{path} has no evaluation {which or 'without a date'}: {there}")
+    content = io.StringIO()
+    kept = [row for row in rows if row and row[0] not in gone]
+    csv.writer(content, lineterminator="\n").writerows([heading, *kept])
+    write_whole(path, content.getvalue())
+    return sum(map(bool, rows)) - len(kept)
 
 
 def _against(report: Report) -> dict[int, str]:

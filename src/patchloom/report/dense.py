@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,14 +21,22 @@ _STEPS = ((640, 75), (480, 65), (360, 55), (240, 50))  # width in pixels and qua
 def sliders_of(run: Gathered, budget: int = BUDGET) -> list[Slider]:
     """What `patchloom evaluate segment` and ``detect`` have drawn of a run; what cannot be read is left out.
 
+    Of several evaluations of one kind each slider says of which it is.
+
     Args:
         run: whose.
         budget: bytes of all pictures; where the smallest do not fit, the last ones are left out.
     """
     pairs = [(place.parent, pair) for place in _places(run) for pair in kept_apart(place.parent)]
+    kinds = Counter(caption_of(folder.name).text for folder in dict.fromkeys(folder for folder, _ in pairs))
+    several = {kind for kind, count in kinds.items() if count > 1}
     found = list[Slider]()
     for width, quality in _STEPS:
-        found = [one for folder, pair in pairs if (one := _slider(folder, pair, width, quality)) is not None]
+        found = [
+            one._replace(name=f"{folder.name}: {one.name}") if one.caption in several else one
+            for folder, pair in pairs
+            if (one := _slider(folder, pair, width, quality)) is not None
+        ]
         if _bytes(found) <= budget:
             return found
     while found and _bytes(found) > budget:

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,13 @@ _TOLD = {
     "head_on": "head on {}",
     "count": "{} blocks",
 }
+# what an evaluation found and wrote among its settings; the rest was set
+_FOUND = {
+    *("l2", "held_out", "held_out_accuracy", "best_epoch", "best_step"),
+    *("validation_accuracy", "validation_score", "validation_images", "agreement"),
+}
+_CHOSEN = "held_out_accuracy"  # where a row has it, what is quoted was chosen on held-out training images
+_WITHOUT_LABELS = ("positions", "position-sensitivity", "label-free")  # protocols that need none
 _LARGEST = 1.0  # share
 _MEASURED = {"knn": "kNN accuracy", "instance_knn": "kNN accuracy, instance"}  # columns of metrics.csv
 
@@ -60,11 +68,10 @@ def numbers_of(run: Gathered) -> list[Number]:
     on_the_way = [] if run.finished or any(one[-1][0]["protocol"] == "knn" for one in quoted) else _on_the_way(run)
     found = [_quoted(reports, noun) for reports in quoted]
     labels = [one.label for one in found]
-    told = [", ".join(filter(None, [_settings(one[-1][0]), f"on {one[-1][0]['data']}"])) for one in quoted]
-    found = [
-        one._replace(label=f"{one.label}, {how}") if labels.count(one.label) > 1 else one
-        for one, how in zip(found, told, strict=True)
-    ]
+    for label in {label for label in labels if labels.count(label) > 1}:
+        alike = [i for i, one in enumerate(labels) if one == label]
+        for i, how in zip(alike, _apart([quoted[i][-1][0] for i in alike]), strict=True):
+            found[i] = found[i]._replace(label=f"{label}, {how}")
     return [*_own(run), *on_the_way, *found]
 
 
@@ -93,6 +100,16 @@ def results_of(run: Gathered) -> list[Table]:
     note = "What evaluations quote, the newest of each; results.csv has all rows."
     title = f"Results: {title}" if title else "Results"
     return [Table(title, heading, [[row[name] for name in heading] for row in cells], note)]
+
+
+def with_labels(run: Gathered) -> bool:
+    """Whether a result of images with labels is quoted, such as kNN.
+
+    Raises:
+        ValueError: as `numbers_of`.
+    """
+    quoted = _reports(run.folder.path / "results.csv")
+    return any(reports[-1][0]["protocol"] not in _WITHOUT_LABELS for reports in quoted)
 
 
 def _own(run: Gathered) -> list[Number]:
@@ -135,16 +152,17 @@ def _epochs(count: float) -> str:
 
 
 def _rows(path: Path) -> list[Mapping[str, str]]:
-    """The quoted rows of a ``results.csv``, as they stand; [] without one."""
+    """The rows of a ``results.csv``, as they stand, of which the quoted ones are whole; [] without one."""
     try:
         with open(path, newline="", encoding="utf-8") as file:
             table = csv.DictReader(file)
             absent = [name for name in (*_WORDS, *_NUMERIC) if name not in (table.fieldnames or ())]
             if absent:
                 raise ValueError(f"no column {', '.join(absent)}")
-            rows = [row for row in table if row["quoted"] == "True"]
+            rows = list(table)
         for row in rows:
-            _check(row)
+            if row["quoted"] == "True":
+                _check(row)
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError, csv.Error, ValueError) as problem:
@@ -171,21 +189,68 @@ def _check(row: Mapping[str, str | None]) -> None:
 
 
 def _reports(path: Path) -> list[list[QuotedRows]]:
-    """Reports of which one number is told: of one protocol, data and settings, one of each seed, the newest last.
+    """Reports of which one number is told: of one protocol, data and all settings, one of each seed, the newest last.
 
     Raises:
         ValueError: ``results.csv`` is damaged.
     """
-    reports: dict[tuple[str, ...], QuotedRows] = {}
+    reports: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
     for row in _rows(path):
         reports.setdefault(tuple(row[name] for name in ("protocol", "data", "date", "seed")), []).append(row)
-    alike: dict[tuple[str, ...], dict[str, QuotedRows]] = {}
+    alike: dict[tuple[Any, ...], dict[str, QuotedRows]] = {}
     for report in reports.values():
-        first = report[0]
-        seeds = alike.setdefault((first["protocol"], first["data"], first["data_fingerprint"], _settings(first)), {})
+        quoted = [row for row in report if row["quoted"] == "True"]
+        if not quoted:
+            continue
+        first = quoted[0]
+        seeds = alike.setdefault((first["protocol"], first["data"], first["data_fingerprint"], _set(report)), {})
         seeds.pop(first["seed"], None)
-        seeds[first["seed"]] = report
+        seeds[first["seed"]] = quoted
     return [list(seeds.values()) for seeds in alike.values()]
+
+
+def _set(report: Sequence[Mapping[str, str]]) -> frozenset[tuple[str, str]]:
+    """All that was set for an evaluation, to compare it with another one.
+
+    What it quotes is enough, unless that was chosen: seeds may choose differently among the same candidates.
+    """
+    quoted = [row for row in report if row["quoted"] == "True"]
+    chosen = any(_CHOSEN in json.loads(row["settings"]) for row in quoted)
+    return frozenset(
+        (row["pooling"] or "-", json.dumps(_were_set(row), sort_keys=True)) for row in (report if chosen else quoted)
+    )
+
+
+def _were_set(row: Mapping[str, str]) -> dict[str, Any]:
+    """The settings of a row without what the evaluation found."""
+    try:
+        settings = json.loads(row["settings"] or "")
+    except (TypeError, ValueError):  # a row that is not quoted may be damaged
+        return {}
+    if not isinstance(settings, dict):
+        return {}
+    chosen = {"blr", "lr"} if _CHOSEN in settings else set[str]()
+    return {name: value for name, value in settings.items() if name not in _FOUND | chosen}
+
+
+def _apart(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """What tells results of one title apart: what every card tells, and whatever else was set differently."""
+    each = [_were_set(row) for row in rows]
+    every = dict.fromkeys(name for settings in each for name in settings if name not in _TOLD and name != "measure")
+    names = [name for name in every if len({json.dumps(settings.get(name)) for settings in each}) > 1]
+    return [
+        ", ".join(
+            filter(
+                None,
+                [
+                    _settings(row),
+                    *(f"{name.replace('_', ' ')} {settings[name]}" for name in names if name in settings),
+                    f"on {row['data']}",
+                ],
+            )
+        )
+        for row, settings in zip(rows, each, strict=True)
+    ]
 
 
 def _quoted(reports: Sequence[QuotedRows], noun: str) -> Number:

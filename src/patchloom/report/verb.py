@@ -13,6 +13,7 @@ from typing import NamedTuple
 from patchloom.calls import PathLike, checked
 from patchloom.data import DataLike
 from patchloom.errors import PatchloomError
+from patchloom.evaluate.rows import forget_rows
 from patchloom.files import write_whole
 from patchloom.hints import listing
 from patchloom.report.about import about_of
@@ -24,13 +25,13 @@ from patchloom.report.dense import sliders_of
 from patchloom.report.files import files_of
 from patchloom.report.gather import Gathered, gather, told_apart
 from patchloom.report.images import Images, images_of
-from patchloom.report.numbers import numbers_of, results_of
+from patchloom.report.numbers import numbers_of, results_of, with_labels
 from patchloom.report.pictures import pictures_of
 from patchloom.report.places import is_comparison, places_of
 from patchloom.report.recordings import BUDGET as SOUNDS
 from patchloom.report.recordings import COUNT, recordings_of
 from patchloom.report.settings import command_of, settings_of
-from patchloom.runs.health import EARLY
+from patchloom.runs.health import EARLY, NO_LABELS
 from patchloom.version import __version__
 from patchloom.waiting import Waiting
 
@@ -52,29 +53,37 @@ def report(
     *,
     out: str | Path | None = None,
     data: DataLike | None = None,
+    forget: str | None = None,
 ) -> Path:
     """Write what a run did, or several, as one page: an HTML file that needs no network and no other file.
 
     It holds the verdict, key numbers beside their controls, settings with the reason of each, curves, all pictures, a
-    map of embeddings, and how to repeat the run; also of one that is still training. Nothing is trained or changed.
+    map of embeddings, and how to repeat the run; also of one that is still training. Nothing is trained, and nothing
+    changed unless an evaluation is to be forgotten.
 
     Args:
         runs: folders of runs; that of a comparison stands for the runs in it, also while it trains.
         out: the file; report.html in the run's folder, or, of several runs, in the current one, if left out. Of a
             comparison runs.html in its folder, where its own report.html stays as it is.
         data: images for the map of embeddings; those that the run held out, if left out.
+        forget: take an evaluation out of the run's results.csv first: its date there, or its number, 1 for the oldest.
 
     Returns:
         The file.
 
     Raises:
-        PatchloomError: no run there, one that is given twice, or a file that cannot be written.
+        PatchloomError: no run there, one that is given twice, no evaluation to forget, or a file that cannot be
+            written.
     """
     places = [Path(runs)] if isinstance(runs, str | os.PathLike) else [Path(run) for run in runs]
     target = Path(out) if out is not None else _target(places)
     if target.is_dir():
         raise PatchloomError(f"--out {target} is a folder: give the file, such as {target / _FILE}")
     found = places_of(places)
+    if forget is not None:
+        if len(found.runs) != 1:
+            raise PatchloomError(f"--forget is of one run, and these are {len(found.runs)}: give the run alone")
+        forget_rows(found.runs[0] / "results.csv", forget)
     page = page_of(found.runs, data)
     if found.said:
         title = page.title if len(places) > 1 else f"Runs of {places[0].absolute().name}"
@@ -153,7 +162,7 @@ def _part(run: Gathered, pictures: Sequence[Picture], data: DataLike | None, cou
         tone="plain" if health is None else _TONES.get(health.verdict, "plain"),
         why="" if health is None else health.why,
         then="" if health is None else health.then,
-        summary=run.summary or "",
+        summary=_summary(run),
         numbers=numbers,
         settings=settings_of(run),
         pictures=pictures,
@@ -174,6 +183,15 @@ def _verdict(run: Gathered) -> str:
         return ""
     verdict = run.health.verdict
     return verdict if run.finished or verdict == EARLY else f"{verdict} so far"
+
+
+def _summary(run: Gathered) -> str:
+    """The closing sentence; that the images have no labels is left out where later evaluations had some."""
+    summary = run.summary or ""
+    try:
+        return summary.replace(NO_LABELS, "").strip() if with_labels(run) else summary
+    except ValueError:  # a damaged results.csv, of which a note tells
+        return summary
 
 
 def _numbers(run: Gathered, notes: list[str]) -> tuple[list[Number], list[Table]]:

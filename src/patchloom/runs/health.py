@@ -14,6 +14,10 @@ _FILE = "verdict.yaml"
 HEALTHY, WEAK, COLLAPSED = "healthy", "learning but weak", "collapsed"
 NOT_LEARNING, EARLY, UNKNOWN = "not learning", "too early to tell", "nothing can be told"
 VERDICTS = (HEALTHY, WEAK, COLLAPSED, NOT_LEARNING, EARLY, UNKNOWN)
+# what the closing sentence of a run without labels ends with
+NO_LABELS = (
+    "The images have no labels, so this says how well the pretext task is done, and not what the features are good for."
+)
 
 
 class Health(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from patchloom.evaluate import Report
 from patchloom.evaluate.report import Row, compared
 from patchloom.questions.measure import Measure
+from patchloom.runs.health import NO_LABELS
 from patchloom.runs.held_out import HeldOut
 from patchloom.verdict import Effect, Level, effect_between, level_beside
 
@@ -26,9 +27,6 @@ _CLASSES = {
     Level.WORSE: "its features tell classes worse than {other}",
     Level.UNKNOWN: "{images} too few to tell whether its features tell classes better than {other}",
 }
-NO_LABELS = (
-    "The images have no labels, so this says how well the pretext task is done, and not what the features are good for."
-)
 
 
 def closing_sentence(measure: Measure, knn: Report | None, held_out: HeldOut) -> str:

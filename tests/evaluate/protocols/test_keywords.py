@@ -117,6 +117,13 @@ def test_validation_decides_and_the_test_is_read_once_at_the_end(run: Path, monk
     assert "validation" not in record and "chosen on the data's own" not in report.protocol
 
 
+def test_the_conclusion_speaks_of_raw_features(run: Path, commands: Path) -> None:
+    """Raw features were far better than the encoder, and no sentence said so."""
+    report = evaluate("keywords", run, commands, **QUICK)
+    against = {one.control: one for one in report.against}
+    assert "raw features" in against and against["raw features"].sentence() in report.conclusion()
+
+
 def test_a_share_of_the_labels(run: Path, commands: Path) -> None:
     report = evaluate("keywords", run, commands, **QUICK, labels=0.5, control=False)
     assert report.rows[0].settings["labelled"] == report.rows[1].settings["labelled"] == 15

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -246,6 +247,20 @@ def test_from_the_command_line(run: Path, photos: Path, capsys: pytest.CaptureFi
             assert row["low"] == row["value"] == row["high"]
             if (one["measure"], one.get("position_mask_ratio"), one.get("mask_ratio")) == ("top-1", 0.25, 0.5):
                 assert float(row["value"]) == pytest.approx(1 / (16 - 6))
+
+
+def test_a_task_with_one_ratio_has_no_average(run: Path, photos: Path, monkeypatch) -> None:
+    """Of one ratio there is no average, and what is quoted was looked for among averages."""
+    module = sys.modules[positions.__module__]
+    of_task = module.measure_positions
+
+    def of_one(predict, axes, *rest):
+        return of_task(predict, {name: ratios[:1] for name, ratios in axes.items()}, *rest)
+
+    monkeypatch.setattr(module, "measure_positions", of_one)
+    report = positions(run, photos, EvalSettings(device="cpu"))
+    assert [row.encoder for row in report.quoted] == [run.name, "chance"]
+    assert "average" not in report.headline and "8 test images" in report.headline
 
 
 def test_it_says_what_pretraining_may_have_seen(run: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
@@ -175,16 +175,19 @@ class Data:
         train: training images.
         test: test images, if the data brings its own.
         notes: a line for each thing that was left out or taken otherwise than its name says: how many, which, why.
+        others: splits of a folder that are neither, such as val, by the name of the folder.
     """
 
     train: Source
     test: Source | None
     notes: tuple[str, ...] = ()
+    others: Mapping[str, Source] = field(default_factory=dict)
 
     def heard_as(self, sound: Sound) -> Data:
         """The same recordings by another `Sound`, as `Source.heard_as`."""
         test = None if self.test is None else self.test.heard_as(sound)
-        return replace(self, train=self.train.heard_as(sound), test=test)
+        others = {name: source.heard_as(sound) for name, source in self.others.items()}
+        return replace(self, train=self.train.heard_as(sound), test=test, others=others)
 
 
 def note_on_splits(train: str, test: str, left: Mapping[str, str], move: str) -> str:

@@ -161,7 +161,13 @@ def _of_splits(
     elif splits[1].lower() not in _TEST[:2]:
         notes = [f"{tested} is the test, as no folder is called so", *notes]
     source = _source(name, train)
-    return Data(source, _test_source(name, test, splits[1], source.classes), tuple(notes))
+    others = {}
+    for child, part in parts.items():
+        if child not in splits and len(part) and child.lower() in (*_TRAIN, *_TEST):
+            tops = {path.split("/")[0] for path in part.paths if "/" in path}
+            # classes that are not trained on are no reason to refuse what is neither trained on nor the test
+            others[child] = _test_source(name, part, child, source.classes if tops <= set(source.classes) else ())
+    return Data(source, _test_source(name, test, splits[1], source.classes), tuple(notes), others)
 
 
 def _source(name: str, part: _Part) -> Files:
