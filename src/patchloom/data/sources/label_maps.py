@@ -201,7 +201,7 @@ class _Search:
         by_word: dict[str, list[tuple[int, str]]] = {}
         there = any(word in letters and any(one in letters for one in endings) for word, endings in _BESIDE.items())
         names = (path.rpartition("/")[2] for path in self.paths) if there else ()
-        starts = ["", *sorted({found[0] for name in names if (found := _IMAGE_START.match(name))})]
+        starts = ["", *sorted({start[0] for name in names if (start := _IMAGE_START.match(name))})]
         for i, path in enumerate(self.paths) if there else ():
             word, image = self._image_beside(path, starts) if kept[i] else ("", "")
             if image:
