@@ -19,7 +19,10 @@ _LEAST = 1e-12  # the length of a vector, as torch's normalize has it
 
 
 class Neighbour(NamedTuple):
-    """A row: its path, split and class (None without one), the cosine, and whether it is of the asked image itself."""
+    """A row: its path, split and class (None without one), the cosine, and whether it is of the asked image itself.
+
+    The cosine is that of features without the mean of the file's rows.
+    """
 
     path: str
     split: str
@@ -67,7 +70,10 @@ def _same(path: str, other: Path) -> bool:
 
 
 def nearest(file: Path, vector: np.ndarray, top: int, own: Collection[tuple[str, str]] = ()) -> list[Neighbour]:
-    """The rows of a file whose cosine to ``vector`` is largest, the nearest first; equal ones in the file's order.
+    """Return the rows of a file whose cosine to ``vector`` is largest, the nearest first; equal ones in file order.
+
+    The mean of the file's vectors is taken from all first: encoders give all images much in common, which crowds plain
+    cosines near 1. Vectors in the file stay as they are.
 
     Of patch tokens all stand in a row, so that each is compared with that at the same place.
 
@@ -80,10 +86,17 @@ def nearest(file: Path, vector: np.ndarray, top: int, own: Collection[tuple[str,
     Raises:
         PatchloomError: the file is damaged.
     """
-    query = _unit(vector.reshape(1, -1))[0]
+    total, count = np.zeros(vector.size), 0
+    for some in read_chunks(file, vector.shape):
+        total += some.vectors.reshape(len(some.vectors), -1).sum(0, dtype=np.float64)
+        count += len(some.vectors)
+    mean = total / max(1, count)
+    if count < 2:  # nothing to centre by
+        mean[:] = 0
+    query = _unit(vector.reshape(1, -1) - mean)[0]
     best: list[Neighbour] = []
     for some in read_chunks(file, vector.shape):
-        cosines = _unit(some.vectors.reshape(len(some.vectors), -1)) @ query
+        cosines = _unit(some.vectors.reshape(len(some.vectors), -1) - mean) @ query
         for i in np.argsort(-cosines, kind="stable")[: top + len(own)]:
             place = (some.splits[i], some.paths[i])
             best.append(Neighbour(place[1], place[0], some.labels[i], float(cosines[i]), place in own))

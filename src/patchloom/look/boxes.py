@@ -40,9 +40,9 @@ def draw_boxes(
     labels = objects.labels.tolist()
     # the surest on top
     order = range(len(labels)) if scores is None else scores.argsort(stable=True).tolist()
-    if objects.masks is not None:
+    if objects.has_masks:
         for i in order:
-            where = _at_size(objects.masks[i], image.shape[:2])
+            where = _at_size(objects.mask(i), image.shape[:2])
             page[where] += _TINT * (colours[labels[i]] - page[where])
     canvas = Image.fromarray(page.round().astype(np.uint8))
     pen, type_face = ImageDraw.Draw(canvas), font(_TEXT, bold=True)

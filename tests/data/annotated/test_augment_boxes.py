@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import json
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
 
 from patchloom.data.annotated import BoxAugment, Objects, fit_for_test, to_original
+from patchloom.data.annotated.boxed import Boxed
+from patchloom.data.sources.files import Names
 from patchloom.data.sources.shapes import Shapes
 
 H, W = 60, 90
@@ -145,3 +150,23 @@ def test_what_is_given_is_not_written_into():
         BoxAugment(48, color=True)(image, truth, np.random.default_rng(seed))
     assert torch.equal(image, copies[0]) and torch.equal(truth.boxes, copies[1])
     assert torch.equal(truth.masks, copies[2])
+
+
+def test_masks_are_decoded_one_at_a_time():
+    m, side = 60, 512
+    corners = np.random.default_rng(0).integers(0, side - 40, (m, 2))
+    outlines = [[[x, y, x + 40, y, x + 40, y + 30, x, y + 30]] for x, y in corners.tolist()]
+    boxes = np.array([[x, y, x + 40, y + 30] for x, y in corners], np.float32)
+    numbers, crowd = np.zeros(m, np.int64), np.zeros(m, bool)
+    packed = Names([json.dumps(outline) for outline in outlines])
+    data = Boxed(Shapes(1), ("cell",), np.array([[side, side]]), np.array([m]), boxes, numbers, crowd, packed)
+    image, augment = torch.zeros(3, side, side, dtype=torch.uint8), BoxAugment(96, (0.5, 3.0))
+    expected = [augment(image, data.truth(0), np.random.default_rng(seed)) for seed in range(5)]
+    tracemalloc.start()
+    found = [augment(image, data.subset([0]).outlined(0), np.random.default_rng(seed)) for seed in range(5)]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < m * side * side / 2  # bytes: all masks at once would be twice that
+    for (_, one), (_, other) in zip(found, expected, strict=True):
+        assert one.size == other.size and len(one.objects.labels)
+        assert one.objects.boxes.equal(other.objects.boxes) and one.objects.masks.equal(other.objects.masks)

@@ -36,10 +36,18 @@ def test_without_a_list_classes_are_numbers(tmp_path):
     assert data.notes == ("2 of 4 classes have no pixel to train on (1, 2)",)
 
 
-@pytest.mark.parametrize("listed", [{}, {"classes.txt": "0 ground\n255 cell"}])
-def test_masks_of_0_and_255_are_two_classes(tmp_path, listed):
-    data = open_label_maps(labelled(tmp_path, {"a": ids(0, 255), "b": ids(255, 0)}, **listed))
-    assert data.train.classes == (("ground", "cell") if listed else ("background", "foreground"))
+@pytest.mark.parametrize(
+    ("listed", "maps", "classes"),
+    [
+        ({"classes.txt": "0 ground\n255 cell"}, (ids(0, 255), ids(255, 0)), ("ground", "cell")),
+        ({}, (ids(0, 0, 255), ids(255, 0, 0)), ("background", "foreground")),
+        ({}, (ids(0, 255, 255), ids(255, 255, 0)), ("0", "255")),  # 0 may be the structure
+        ({}, (ids(0, 255), ids(255, 0)), ("0", "255")),
+    ],
+)
+def test_masks_of_0_and_255_are_two_classes(tmp_path, listed, maps, classes):
+    data = open_label_maps(labelled(tmp_path, dict(zip("ab", maps, strict=True)), **listed))
+    assert data.train.classes == classes
     assert class_ids(data.train) == (0, 255) and data.train.truth(0).unique().tolist() == [0, 1]
     assert data.notes == (f"{tmp_path} holds 0 and 255 alone: both are classes, and all pixels count",)
 

@@ -5,7 +5,9 @@ import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from patchloom.data import open_data
 from patchloom.data.sources import listing as folder_file
 from patchloom.data.sources.listing import images_in
 
@@ -102,3 +104,20 @@ def test_a_damaged_list_is_made_again(keep, folder, walks):
     (kept,) = (Path(os.environ["XDG_CACHE_HOME"]) / "patchloom" / "listings").iterdir()
     kept.write_bytes(kept.read_bytes()[:keep])
     assert list(images_in(folder, "photos")) == PATHS and len(walks) == 2
+
+
+@pytest.mark.parametrize("split", ["", "train/"])
+@pytest.mark.parametrize("files", [("requested.yaml", "config.yaml"), ("compare.yaml", "comparison.csv")])
+def test_pictures_of_a_run_are_no_data(tmp_path, split, files):
+    for path in ("a.png", f"{split}b.png", "test/c.png" if split else "c.png", "runs/own/pictures/1.png"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / path)
+    before = open_data(tmp_path)
+    for file in files:
+        assert open_data(tmp_path).notes == before.notes  # one of the two files alone is no run
+        (tmp_path / "runs" / "own" / file).write_text("")
+    after = open_data(tmp_path)
+    assert len(after.train) == (1 if split else 3)
+    assert any("run" in note and "runs/own" in note and note.startswith("1 file") for note in after.notes)
+    assert not any(after.train.describe(i).endswith("1.png") for i in range(len(after.train)))
+    assert len(open_data(tmp_path / "runs" / "own").train) == 1  # named itself, it is data

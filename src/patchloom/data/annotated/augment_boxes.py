@@ -127,12 +127,14 @@ def _moved(truth: Objects, part: tuple[int, int, int, int], size: tuple[int, int
     reaching = (truth.boxes - truth.boxes.new_tensor([left, top, left, top])) * by
     boxes = _clipped(reaching, size)
     left_over = ((boxes[:, 2:] - boxes[:, :2]) >= _LEAST).all(1)
-    objects = _chosen(Objects(boxes, truth.labels, truth.masks, truth.crowd), left_over)
-    if objects.masks is None:
+    objects = _chosen(Objects(boxes, truth.labels, None, truth.crowd), left_over)
+    if not truth.has_masks:
         return objects
     # NumPy picks single bytes several times faster than torch, and stops at the first pixel that is there
-    masks = objects.masks.numpy()
-    masks = np.take(np.take(masks, left + nearest(w, out_w), 2), top + nearest(h, out_h), 1)
+    across, down = left + nearest(w, out_w), top + nearest(h, out_h)
+    masks = np.zeros((len(objects.labels), out_h, out_w), bool)
+    for mask, k in zip(masks, left_over.nonzero()[:, 0].tolist(), strict=True):  # one whole mask in memory at a time
+        mask[:] = np.take(np.take(truth.mask(k).numpy(), across, 1), down, 0)
     seen = torch.tensor([bool(mask.any()) for mask in masks], dtype=torch.bool)
     cut = ((reaching - boxes).abs().amax(1) > _CUT)[left_over]
     for k in (cut & seen).nonzero()[:, 0].tolist():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, TypeVar
@@ -25,12 +25,26 @@ class Objects:
         labels: int64 [m], numbers of classes, from 0.
         masks: bool [m h w]; None where the data has boxes alone.
         crowd: bool [m], groups or doubtful objects: whatever is found there is neither right nor wrong.
+        decode: returns the mask of object k, bool [h w]; in the place of ``masks``, so that not all are in memory.
     """
 
     boxes: Tensor
     labels: Tensor
     masks: Tensor | None
     crowd: Tensor
+    decode: Callable[[int], Tensor] | None = None
+
+    @property
+    def has_masks(self) -> bool:
+        """True if objects have masks, decoded or not."""
+        return self.masks is not None or self.decode is not None
+
+    def mask(self, k: int) -> Tensor:
+        """Return the mask of object k, bool [h w]."""
+        if self.decode is not None:
+            return self.decode(k)
+        assert self.masks is not None
+        return self.masks[k]
 
 
 T = TypeVar("T", Tensor, Objects)
@@ -58,6 +72,10 @@ class Annotated(ABC, Generic[T]):
             PatchloomError: the annotation cannot be read, or does not fit its image.
         """
 
+    def outlined(self, i: int) -> T:
+        """Return `truth`, with masks that are decoded one at a time where the data store outlines."""
+        return self.truth(i)
+
     def size(self, i: int) -> tuple[int, int]:
         """(h, w) of image i in pixels."""
         height, width = self.images.read(i).shape[1:]
@@ -81,6 +99,9 @@ class Subset(Annotated[T]):
 
     def truth(self, i: int) -> T:
         return self.whole.truth(int(self.indices[i]))
+
+    def outlined(self, i: int) -> T:
+        return self.whole.outlined(int(self.indices[i]))
 
     def size(self, i: int) -> tuple[int, int]:
         return self.whole.size(int(self.indices[i]))

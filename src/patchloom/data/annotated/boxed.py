@@ -123,18 +123,23 @@ class Boxed(Annotated[Objects]):
         return int(self.sizes[i, 0]), int(self.sizes[i, 1])
 
     def truth(self, i: int) -> Objects:
+        found = self.outlined(i)
+        if found.decode is None:
+            return found
+        masks = torch.zeros(len(found.labels), *self.size(i), dtype=torch.bool)
+        for k, mask in enumerate(masks):
+            mask.copy_(found.mask(k))
+        return Objects(found.boxes, found.labels, masks, found.crowd)
+
+    def outlined(self, i: int) -> Objects:
         end = int(self.ends[i])
         there = slice(end - int(self.counts[i]), end)
-        masks = None
-        if self.outlines is not None:
-            masks = torch.zeros(end - there.start, *self.size(i), dtype=torch.bool)
-            for k, mask in enumerate(masks):
-                mask.copy_(torch.from_numpy(self._mask(i, there.start + k)))
         return Objects(
             torch.from_numpy(self.boxes[there].copy()),
             torch.from_numpy(self.labels[there].copy()),
-            masks,
+            None,
             torch.from_numpy(self.crowd[there].copy()),
+            None if self.outlines is None else lambda k: torch.from_numpy(self._mask(i, there.start + k)),
         )
 
     def _mask(self, i: int, k: int) -> np.ndarray:

@@ -157,7 +157,10 @@ def assembled(
         ignored = set()
         said.append(f"{name} holds 0 and 255 alone: both are classes, and all pixels count")
         if classes is None:
-            classes = ClassList(("background", "foreground"), (0, 255), None, "the numbers in label maps")
+            # where 0 has fewer pixels, it may well be the structure
+            pixels = [sum(int(found[found[:, 1] == n, 2].sum()) for found in rows.values()) for n in numbers]
+            names = ("background", "foreground") if pixels[0] > pixels[1] else ("0", "255")
+            classes = ClassList(names, (0, 255), None, "the numbers in label maps")
     if classes is None:
         classes = numbered_classes(numbers, ignored, name)
     else:

@@ -14,7 +14,7 @@ from patchloom.data.sources.base import TEST_SPLITS, Data, note_on_splits
 from patchloom.data.sources.files import Files, Names
 from patchloom.data.sources.kinds import of_one_kind
 from patchloom.data.sources.label_maps import without_label_maps
-from patchloom.data.sources.listing import images_in, list_files, list_names, note_on_others, some_images
+from patchloom.data.sources.listing import images_in, list_files, list_names, note_on_others, some_images, without_runs
 from patchloom.errors import PatchloomError
 from patchloom.sound import Sound
 
@@ -77,11 +77,12 @@ def open_folder(folder: Path, name: str) -> Data:
         children = sorted(child for child, is_folder in seen if is_folder)
         if splits := _splits(children):
             return _split_here(folder, name, children, splits, [file for file, is_folder in seen if not is_folder])
-    kinds, sound, beside = of_one_kind({"": list_files(folder)}, name)
+    found, of_runs = without_runs(folder, list_files(folder))
+    kinds, sound, beside = of_one_kind({"": found}, name)
     listed = some_images(kinds[""], name)
     paths, notes = without_label_maps(folder, listed) if sound is None else (listed.paths, [])
     whole = _Part(folder, paths, "", sound)
-    others = [*beside, *note_on_others({"": listed})]
+    others = [*of_runs, *beside, *note_on_others({"": listed})]
     split_within: dict[str, list[str]] = {}
     for one in listed.folders:
         parent, _, child = one.rpartition("/")
@@ -112,13 +113,15 @@ def _splits(folders: Iterable[str]) -> tuple[str, str] | None:
 
 def _split_here(folder: Path, name: str, children: list[str], splits: tuple[str, str], files: list[str]) -> Data:
     """A folder in which the splits lie. Each is listed by itself, since links may lead from one into another."""
-    here = {"": list_names(files), **{f"{child}/": list_files(folder / child) for child in children}}
+    here, notes = {"": list_names(files)}, []
+    for child in children:
+        here[f"{child}/"], of_runs = without_runs(folder / child, list_files(folder / child), f"{child}/")
+        notes += of_runs
     here, sound, beside = of_one_kind(here, name)
     listings = {child: here[f"{child}/"] for child in children}
     for split in splits:
         some_images(listings[split], f"{name} ({split})")
     parts: dict[str, _Part] = {}
-    notes: list[str] = []
     holder = ""  # the sub-folder of a split that holds its images, beside one of label maps
     for child in [*splits, *(child for child in children if child not in splits)]:
         paths, said = listings[child].paths, []

@@ -1,13 +1,15 @@
 """Label maps among images: pictures whose pixels name classes, as ``masks/`` holds them beside ``images/``.
 
 They are recognised by three things together: each has the name of an image (in a sibling folder, in the folder above,
-or beside it but for an ending such as ``_mask``), it has few values, and that image has many more. Only a sample of the
-files is read. So a class folder that is called "masks" and holds photographs stays, and so do black-and-white images
+or beside it but for an ending such as ``_mask`` or a beginning such as ``mask_``), it has few values, and that image
+has many more. Only a sample of the files is read.
+So a class folder that is called "masks" and holds photographs stays, and so do black-and-white images
 without partners.
 """
 
 from __future__ import annotations
 
+import glob
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -34,8 +36,12 @@ _ENDINGS = (
     "|seg(mentation)?|matte|trimap|colou?r|L"
 )
 MAP_ENDING = re.compile(rf"(([ _.-]({_ENDINGS}))+([ _-]?\d+)?)$", re.IGNORECASE)
+_MAP_START = re.compile(r"(masks?|labels?|annot(?:ation)?|gt|seg(?:mentation)?|matte|trimap)(?:[ _.-]+|(?=\d))", re.I)
+_IMAGE_START = re.compile(r"(image|img|photo|picture|frame|rgb|input)(?:[ _.-]+|(?=\d))", re.I)
+_SIGNS = b" _.-"
 _BESIDE = {
-    word: [sign + word for sign in (b" ", b"_", b".", b"-")] for word in b"mask label annot gt seg matte trimap".split()
+    word: [bytes([sign]) + word for sign in _SIGNS] + [word + bytes([sign]) for sign in _SIGNS + b"0123456789"]
+    for word in b"mask label annot gt seg matte trimap truth".split()
 }
 IMAGE_ENDING = re.compile(r"[ _-](leftImg8bit|image|img|rgb|sat|orig|original)$", re.IGNORECASE)
 
@@ -113,7 +119,8 @@ def without_label_maps(root: Path, listed: Listing, where: str = "") -> tuple[Na
     examples = [where + listed.paths[int(i)] for i in np.flatnonzero(~kept)[:EXAMPLES]]
     return listed.paths.where(kept), [
         f"{files_were(count)} left out as label maps: they have few values, and the images beside them many "
-        f"({some_of(examples, count)})"
+        f"({some_of(examples, count)}); to keep them, name the files by a pattern, such as "
+        f"'{glob.escape(str(root))}/**/*{Path(examples[0]).suffix}'"
     ]
 
 
@@ -191,19 +198,40 @@ class _Search:
     def beside(self, kept: np.ndarray) -> np.ndarray:
         """The places of those that are label maps of an image in the same folder, by the ends of their names."""
         letters = self.paths.letters.lower()
-        by_ending: dict[str, list[tuple[int, str]]] = {}
+        by_word: dict[str, list[tuple[int, str]]] = {}
         there = any(word in letters and any(one in letters for one in endings) for word, endings in _BESIDE.items())
+        names = (path.rpartition("/")[2] for path in self.paths) if there else ()
+        starts = ["", *sorted({start[0] for name in names if (start := _IMAGE_START.match(name))})]
         for i, path in enumerate(self.paths) if there else ():
-            stem = path[: path.rfind(".")]
-            ending = MAP_ENDING.search(stem) if kept[i] else None
-            image = self._with_stem(stem[: ending.start()]) if ending else ""
-            if ending and image and image != path:
-                by_ending.setdefault(ending[2].lower(), []).append((i, image))
+            word, image = self._image_beside(path, starts) if kept[i] else ("", "")
+            if image:
+                by_word.setdefault(word, []).append((i, image))
         found: list[int] = []
-        for pairs in by_ending.values():
+        for pairs in by_word.values():
             if self._judge(_Kind("masks", "", []), [(self.paths[i], image) for i, image in _some(pairs, _READ)]):
                 found += [i for i, _ in pairs]
         return np.array(found, np.int64)
+
+    def _image_beside(self, path: str, starts: Sequence[str]) -> tuple[str, str]:
+        """Return the word that calls a file a label map, and its image in the same folder; "" twice without either.
+
+        Args:
+            path: of the file.
+            starts: "" and the beginnings of image names, such as ``image_``.
+        """
+        folder, slash, name = path[: path.rfind(".")].rpartition("/")
+        ending, start = MAP_ENDING.search(name), _MAP_START.match(name)
+        if ending and ending.start():
+            word, short = ending[2], name[: ending.start()]
+        elif start:
+            word, short = start[1] + "_", name[start.end() :]
+        else:
+            return "", ""
+        for begin in starts if short else ():
+            image = self._with_stem(f"{folder}{slash}{begin}{short}")
+            if image and image != path:
+                return word.lower(), image
+        return "", ""
 
     def _spread(self, kind: _Kind) -> Iterator[tuple[str, str]]:
         """A sample of the files that may be label maps: parent and path."""

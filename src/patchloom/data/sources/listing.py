@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ _FORMAT = "listing 3"
 _WORTH_CACHING = 20_000  # images and recordings; fewer are listed in no time
 # file systems that update a folder's mtime when its entries change; some mounts of cloud storage do not
 _TRUSTED = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay"}
+_RUNS = ("requested.yaml", "config.yaml"), ("compare.yaml", "comparison.csv")  # files of a run, of a comparison
 _SETTLED = 2 * 10**9  # nanoseconds: a change just after the listing could carry the same mtime
 
 
@@ -150,6 +151,44 @@ def some_images(listed: Listing, name: str) -> Listing:
     common = sorted(listed.others, key=lambda suffix: (-listed.others[suffix].count, not suffix, suffix))[:5]
     types = ", ".join(map(_with_remedy, common))
     raise PatchloomError(f"{name} holds no images, only files of other types ({types}): {endings()}")
+
+
+def without_runs(root: Path, listed: Listing, where: str = "") -> tuple[Listing, list[str]]:
+    """Leave out the files of runs and comparisons: their pictures are no data.
+
+    Args:
+        root: the folder.
+        listed: its files.
+        where: path of ``root`` in the sentence, with a slash; "": the folder that the user named, which stays.
+
+    Returns:
+        The listing without them, and a sentence if images or recordings were left out.
+    """
+    if ".yaml" not in listed.others:
+        return listed, []
+    found: list[str] = []
+    for folder in sorted(folder for folder in listed.folders if folder or where):
+        inside = any(f"{folder}/".startswith(f"{run}/" if run else "") for run in found)
+        if not inside and any(all((root / folder / file).is_file() for file in files) for files in _RUNS):
+            found.append(folder)
+    if not found:
+        return listed, []
+
+    def kept(paths: Names) -> Names:
+        those = np.ones(len(paths), bool)
+        for run in found:
+            there = paths.under(f"{run}/") if run else range(len(paths))
+            those[there.start : there.stop] = False
+        return paths.where(those)
+
+    paths, recordings = kept(listed.paths), kept(listed.recordings)
+    folders = tuple(
+        folder for folder in listed.folders if not any(f"{folder}/".startswith(f"{run}/") or not run for run in found)
+    )
+    count = len(listed.paths) + len(listed.recordings) - len(paths) - len(recordings)
+    names = some_of((f"{where}{run}".rstrip("/") for run in found), len(found))
+    notes = [f"{files_were(count)} left out: they lie in the folder of a run ({names})"] if count else []
+    return replace(listed, paths=paths, folders=folders, recordings=recordings), notes
 
 
 def note_on_others(listings: Mapping[str, Listing]) -> list[str]:

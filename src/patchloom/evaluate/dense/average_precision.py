@@ -72,11 +72,11 @@ def average_precision(
     images: list[dict[str, Any]] = []
     there: list[dict[str, Any]] = []
     for i in range(len(truth)):
-        objects = truth.truth(i) if isinstance(truth, Annotated) else truth[i]
-        _fits(kind, objects.masks, found[i].masks)
-        h, w = (0, 0) if objects.masks is None else objects.masks.shape[1:]
+        objects = truth.outlined(i) if isinstance(truth, Annotated) else truth[i]
+        _fits(kind, objects.has_masks, found[i].masks is not None)
+        some, (h, w) = _annotations(i, len(there), objects, kind)
         images.append({"id": i, "height": h, "width": w})
-        there += _annotations(i, len(there), objects, kind)
+        there += some
     categories = [{"id": i, "name": name} for i, name in enumerate(classes)]
     asked = coco_tool("coco").COCO({"images": images, "annotations": there, "categories": categories})
     answers = asked.loadRes([one for i, answer in enumerate(found) for one in _results(i, answer, kind)])
@@ -104,30 +104,32 @@ def _mean(precision: np.ndarray) -> float:
     return float(there.mean()) if there.size else math.nan
 
 
-def _fits(kind: Kind, asked: object, answered: object) -> None:
-    if kind == "segm" and (asked is None or answered is None):
-        raise ValueError(f"the {'truth' if asked is None else 'answer'} has no masks to be compared")
+def _fits(kind: Kind, asked: bool, answered: bool) -> None:
+    if kind == "segm" and not (asked and answered):
+        raise ValueError(f"the {'answer' if asked else 'truth'} has no masks to be compared")
 
 
-def _annotations(image: int, before: int, objects: Objects, kind: Kind) -> list[dict[str, Any]]:
-    """The objects of an image as COCO has them; ``before`` it, so many."""
-    masks = None if objects.masks is None else objects.masks.flatten(1).sum(1).tolist()
-    lengths = run_lengths(objects.masks) if kind == "segm" else ()
-    found = []
+def _annotations(image: int, before: int, objects: Objects, kind: Kind) -> tuple[list[dict[str, Any]], tuple[int, int]]:
+    """Return the objects of an image as COCO has them, and its (h, w), 0 without masks; ``before``: earlier objects."""
+    found, size = [], (0, 0) if objects.masks is None else (objects.masks.shape[1], objects.masks.shape[2])
     for i, (box, label, crowd) in enumerate(
         zip(objects.boxes.tolist(), objects.labels.tolist(), objects.crowd.tolist(), strict=True)
     ):
         x0, y0, x1, y1 = box
+        mask = objects.mask(i) if objects.has_masks else None  # one at a time: hundreds of large ones fill the memory
+        size = size if mask is None else (mask.shape[0], mask.shape[1])
         one = {
             "id": before + i + 1,  # 0 means that nothing is matched
             "image_id": image,
             "category_id": label,
             "bbox": [x0, y0, x1 - x0, y1 - y0],
-            "area": (x1 - x0) * (y1 - y0) if masks is None else masks[i],
+            "area": (x1 - x0) * (y1 - y0) if mask is None else int(mask.sum()),
             "iscrowd": int(crowd),
         }
-        found.append(one | ({"segmentation": lengths[i]} if lengths else {}))
-    return found
+        if kind == "segm" and mask is not None:
+            one["segmentation"] = run_lengths(mask[None])[0]
+        found.append(one)
+    return found, size
 
 
 def _results(image: int, found: Found, kind: Kind) -> list[dict[str, Any]]:

@@ -69,7 +69,7 @@ def matches_of(
     parts: list[list[tuple[np.ndarray, ...]]] = [[] for _ in range(classes)]
     objects = torch.zeros(classes, len(found), dtype=torch.int64)
     for i, answer in enumerate(found):
-        there = truth.truth(i) if isinstance(truth, Annotated) else truth[i]
+        there = truth.outlined(i) if isinstance(truth, Annotated) else truth[i]
         labels, crowd = there.labels.numpy(), there.crowd.numpy()
         objects[:, i] = torch.from_numpy(np.bincount(labels[~crowd], minlength=classes))
         answered = answer.labels.numpy()

@@ -60,7 +60,7 @@ class DenseTraining(Loop, Generic[T]):
         native: bool,
     ) -> None:
         self.recipe, self.card, self.settings, self.half, self.held = recipe, card, settings, half, held
-        self.source, self.truth = train.images, train.truth
+        self.source, self.truth = train.images, train.outlined
         self.device, self.seed, self.clip = settings.at, settings.seed, recipe.clip
         numbers, device = [card.mean, card.std, self.seed], [self.device.type, half, native, world()]
         images = [train.fingerprint(), None if held is None else held.fingerprint()]

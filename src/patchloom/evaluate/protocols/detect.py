@@ -144,12 +144,12 @@ def detect(
 
 def _check_objects(images: Annotated[Objects], what: str) -> None:
     # annotations alone are looked at, and no further than to the first object
-    if not any((~images.truth(i).crowd).any() for i in range(len(images))):
+    if not any((~images.outlined(i).crowd).any() for i in range(len(images))):
         raise PatchloomError(f"the {len(images):,} images {what} have no object: annotate some of them")
 
 
 def _has_masks(images: Annotated[Objects]) -> bool:
-    return all(images.truth(i).masks is not None for i in range(min(len(images), 100)))
+    return all(images.outlined(i).has_masks for i in range(min(len(images), 100)))
 
 
 def _scored(name: str, settings: dict[str, Any], test: Annotated[Objects], found: Sequence[Found | None]) -> list[Row]:
@@ -182,7 +182,7 @@ def _drawings(found: Sequence[Found | None], setup: Setup[Objects, DetectRecipe]
         return ()
     test = setup.parts.test
     scores = [
-        math.nan if one is None else average_precision([test.truth(i)], [one], test.classes, "bbox").ap
+        math.nan if one is None else average_precision([test.outlined(i)], [one], test.classes, "bbox").ap
         for i, one in enumerate(found)
     ]
     rows = []
@@ -192,7 +192,7 @@ def _drawings(found: Sequence[Found | None], setup: Setup[Objects, DetectRecipe]
         assert answer is not None
         title = f"{Path(test.images.describe(i)).name}: {scores[i]:.1%} AP"
         objects = answer.objects((image.shape[1], image.shape[2]))
-        rows.append(BoxRow(image, test.truth(i), objects, answer.scores, title))
+        rows.append(BoxRow(image, test.outlined(i), objects, answer.scores, title))
     if not rows:
         return ()
     return (Drawing("patchloom.look.dense.detection_picture", path, {"rows": rows, "classes": test.classes}),)
