@@ -145,3 +145,17 @@ def test_what_is_given_is_not_written_into():
         BoxAugment(48, color=True)(image, truth, np.random.default_rng(seed))
     assert torch.equal(image, copies[0]) and torch.equal(truth.boxes, copies[1])
     assert torch.equal(truth.masks, copies[2])
+
+
+@pytest.mark.parametrize(("shape", "largest"), [((30, 40), (48, 64)), ((20, 100), (16, 80)), ((100, 20), (80, 16))])
+def test_the_shorter_side_is_drawn_and_the_longer_one_bounded(shape: tuple[int, int], largest: tuple[int, int]) -> None:
+    """Multi-scale training and single-scale testing: shorter sides of 24 to 48 pixels, longer ones up to 80."""
+    image = torch.zeros(1, *shape, dtype=torch.uint8)
+    truth = Objects(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), None, torch.zeros(0, dtype=torch.bool))
+    augment = BoxAugment(96, flip=False, sides=(24, 48, 80))
+    sizes = {augment(image, truth, np.random.default_rng(seed))[1].size for seed in range(200)}
+    assert max(sizes) == largest and all(max(size) <= 80 and min(size) <= 48 for size in sizes)
+    if shape == (30, 40):
+        assert {min(size) for size in sizes} == set(range(24, 49))
+    canvas, factor, size = fit_for_test(image, 96, (48, 80))
+    assert size == largest and canvas.shape == (1, 96, 96) and factor == pytest.approx(largest[0] / shape[0])
