@@ -70,7 +70,7 @@ ROWS = {  # what the papers say: task, model, patch, images of an update, epochs
 PLACES = {
     **{name: "Table 5" for name in ("droppos-vit-b", "droppos-vit-b-200", "droppos-vit-l", "droppos-vit-l-200")},
     **{"droppos-swin-t": "Table S2", "mp3-cifar100": "Table 3", "mp3-tiny-imagenet": "Table 3"},
-    **{"mp3-vit-b": "Table 4", "mp3-vit-l": "Table 4", "mp3-vit-b-150": "Table 7", "mp3-speech": "Tables 1, 5 and 6"},
+    **{"mp3-vit-b": "Table 4", "mp3-vit-l": "Table 4", "mp3-vit-b-150": "Table 7", "mp3-speech": "Tables 5, 6"},
     **{f"restore-vit-b{name}": "Table 1" for name in ("", "-100", "-masked", "-zoom-out", "-blur", "-decolorize")},
     **{"restore-vit-b-fisheye-288": "Table 1", "restore-vit-b-fisheye": "Table 2", "restore-vit-b-zoom-in": "Table 2"},
     **{"restore-vit-b-50": "appendix A.4", "restore-vit-b-200": "Fig. 5", "restore-vit-b-zoom-in-320": "appendix A.1"},
