@@ -42,8 +42,11 @@ def write_page(study: Study, page: Path) -> None:
         found = decided(claim, scores, noises)
         part = Part(summary(claim, found, scores), measured(study, claim, found, scores, noises))
         if name in kept and part.count < kept[name].count:
-            part = kept[name]
-        print(f"{claim.title}: {part.cells.split(' | ')[1]}" + " (as before)" * (part == kept.get(name)))
+            part = with_published(kept[name], claim)
+        print(
+            f"{claim.title}: {part.cells.split(' | ')[1]}"
+            + " (as before)" * (name in kept and part.cells == kept[name].cells)
+        )
         count += part.count
         rows.append(f"| {claim.title} | {claim.published} | {part.cells} |")
         said = f"{claim.source}. {claim.published}", f"Tested: {claim.hypothesis}"
@@ -170,7 +173,7 @@ def measured(
     for one, its in zip(claim.comparisons, found, strict=True):
         notes.update(remarks := remarks_on(study, one, its))
         marks = "".join(f" {remark[0]}" for remark in remarks)
-        published = "" if one.published is None else f"{one.published:+.1f}"
+        published = in_points(one.published)
         cells = [f"{NOT_RUN}{marks}", "", "", published, ""]
         if its is not None:
             each = ", ".join(f"{100 * value:+.1f}" for value in its.each)
@@ -194,6 +197,25 @@ def measured(
     said = f"Measured {places}. " * bool(places)
     said += f"Standard deviation of one run over seeds, of all arms that were measured together: {spreads}."
     return "\n".join([*lines, said])
+
+
+def in_points(published: float | None) -> str:
+    """A paper's difference with as many places as it has."""
+    if published is None:
+        return ""
+    return f"{published:+.2f}" if round(published, 1) != published else f"{published:+.1f}"
+
+
+def with_published(part: Part, claim: Claim) -> Part:
+    """What a page keeps of a claim, with the papers' differences as they are declared now."""
+    published = {(one.measure, one.better, one.worse): in_points(one.published) for one in claim.comparisons}
+    lines = []
+    for line in part.tables.splitlines():
+        cells = line.split(" | ")
+        if len(cells) == 8 and (key := (cells[0].removeprefix("| "), cells[1], cells[2])) in published:
+            line = " | ".join([*cells[:6], published[key], cells[7]])
+        lines.append(line)
+    return part._replace(tables="\n".join(lines))
 
 
 def encoder_of(arm: str, measure: str) -> str:

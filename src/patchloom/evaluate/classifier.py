@@ -119,7 +119,7 @@ def fresh_blocks(vit: VisionTransformer, count: int) -> nn.Sequential:
 
 
 def variant_of(positions: PositionChoice, vit: VisionTransformer) -> Variant:
-    """Resolve ``auto``: keep the encoder's positions; learned ones where it has none (MP3, section 4)."""
+    """Resolve ``auto``: keep the encoder's positions; learned ones where it has none (MP3, section 3.3)."""
     if positions == "auto":
         return "keep" if has_positions(vit) else "learned"
     return positions

@@ -31,7 +31,7 @@ _SMALL = Recipe(
     validation="auto",
     patience=0.3,
 )
-# SimMIM's, which LUT takes over where it stands on SimMIM (LUT, Table A); its rate is 1.25e-3 for 512 images
+# SimMIM's, which LUT takes over where it stands on SimMIM (LUT, appendix B.1); its rate is 1.25e-3 for 512 images
 _SIMMIM = Recipe(warmup_epochs=20, batch=2048, blr=6.25e-4, layer_decay=0.65, erasing=0.25, clip=5.0)
 # DeiT, Table 9, on which MP3 builds, with the batch of MP3 on ImageNet; DeiT states its rate as 5e-4 for 512 images
 _MP3 = Recipe(epochs=150, batch=2048, blr=2.5e-4, layer_decay=1.0, erasing=0.25, repeats=3, pooling="class")

@@ -18,7 +18,7 @@ from patchloom.nets.hierarchical import Encoder, is_hierarchical
 from patchloom.nets.weights import EncoderCard
 from patchloom.patches.positions import sincos_2d
 
-# what MP3 compares (section 4), and what the encoder has
+# what MP3 compares (section 4.2.3, Table 3), and what the encoder has
 Variant = Literal["keep", "fixed", "learned", "relative", "none"]
 
 

@@ -152,7 +152,7 @@ def cosine(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def byol_loss(student: Tensor, teacher: Tensor) -> Tensor:
-    """Squared distance of the normalised outputs [... d], averaged: 2 - 2 cos (BYOL Eq. 2, ExtreMA section 3.1)."""
+    """Squared distance of the normalised outputs [... d], averaged: 2 - 2 cos (BYOL Eq. 2, ExtreMA section 3)."""
     return (2 - 2 * cosine(student, teacher)).mean()
 
 

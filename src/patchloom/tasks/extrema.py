@@ -37,7 +37,7 @@ class ExtreMA(Task):
         encoder: the ViT to train; without a class token, unless ``class_token`` is vit.
         mask_ratio: share γ of the patches that is removed.
         masks: disjoint masks of one image, for all of which the teacher runs once; auto: 5, as for the paper's main
-            result (section 5.2), or as many as there are patches for.
+            result (Table 7), or as many as there are patches for.
         loss: byol, or infonce with the other images of all processes as negatives; auto: byol, as for the paper's main
             results, but infonce in trainings of fewer than 20,000 updates, where byol collapses.
         temperature: τ of infonce; auto: 0.2.

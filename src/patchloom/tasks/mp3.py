@@ -113,7 +113,7 @@ class MP3(Task):
 
 
 def _usual_ratio(n: int, p: tuple[int, int]) -> tuple[float, str]:
-    """The paper's η for so many patches of so many pixels (section 4), and why.
+    """The paper's η for so many patches of so many pixels (section 4.2), and why.
 
     CIFAR-100 and Tiny ImageNet have 64 patches both. Those of 8 pixels tell more than those of 4, so fewer suffice.
     """

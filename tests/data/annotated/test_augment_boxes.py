@@ -170,3 +170,17 @@ def test_masks_are_decoded_one_at_a_time():
     for (_, one), (_, other) in zip(found, expected, strict=True):
         assert one.size == other.size and len(one.objects.labels)
         assert one.objects.boxes.equal(other.objects.boxes) and one.objects.masks.equal(other.objects.masks)
+
+
+@pytest.mark.parametrize(("shape", "largest"), [((30, 40), (48, 64)), ((20, 100), (16, 80)), ((100, 20), (80, 16))])
+def test_the_shorter_side_is_drawn_and_the_longer_one_bounded(shape: tuple[int, int], largest: tuple[int, int]) -> None:
+    """Multi-scale training and single-scale testing: shorter sides of 24 to 48 pixels, longer ones up to 80."""
+    image = torch.zeros(1, *shape, dtype=torch.uint8)
+    truth = Objects(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), None, torch.zeros(0, dtype=torch.bool))
+    augment = BoxAugment(96, flip=False, sides=(24, 48, 80))
+    sizes = {augment(image, truth, np.random.default_rng(seed))[1].size for seed in range(200)}
+    assert max(sizes) == largest and all(max(size) <= 80 and min(size) <= 48 for size in sizes)
+    if shape == (30, 40):
+        assert {min(size) for size in sizes} == set(range(24, 49))
+    canvas, factor, size = fit_for_test(image, 96, (48, 80))
+    assert size == largest and canvas.shape == (1, 96, 96) and factor == pytest.approx(largest[0] / shape[0])

@@ -1,10 +1,12 @@
 """Values by which segmentation and detection are trained, and what of them is refused."""
 
 import pytest
+import torch
 
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.dense.recipes import DETECT, PROBE, SEGMENT, dense_recipe, usual_crops
 from patchloom.evaluate.dense.setup import native_or_reduced, window_count
+from patchloom.evaluate.dense.training import rate_schedule
 
 
 @pytest.mark.parametrize("name", [*SEGMENT, *DETECT])
@@ -16,13 +18,77 @@ def test_every_recipe_is_sound_and_resolves(name: str) -> None:
         assert settled.size % 16 == 0 and settled.batch <= 16
 
 
-def test_values_of_the_papers() -> None:
-    mae = SEGMENT["mae"]
-    assert (mae.steps, mae.warmup_steps, mae.batch, mae.size, mae.lr) == (160_000, 1_500, 16, 512, 1e-4)
-    assert (mae.layer_decay, mae.weight_decay, mae.drop_path, mae.decay) == (0.65, 0.05, 0.1, "linear")
-    assert mae.settled(20_210, "cuda", 0, 224, 16, 768).head_width == 512
-    vitdet = DETECT["vitdet"]
-    assert (vitdet.size, vitdet.scale, vitdet.lr, vitdet.layer_decay) == (1024, (0.1, 2.0), 3e-4, 0.75)
+STATED = {  # what each paper states, with the place; what it does not state is pinned by no row
+    # MAE, appendix A.4 (with BEiT's) and LUT, Table E
+    "mae": {"steps": 160_000, "batch": 16, "lr": 1e-4, "layer_decay": 0.65, "size": 512, "weight_decay": 0.05},
+    "lut": {
+        **{"steps": 160_000, "batch": 16, "lr": 1e-4, "layer_decay": 0.65, "size": 512, "weight_decay": 0.05},
+        **{"warmup_steps": 1_500, "betas": (0.9, 0.999), "drop_path": 0.1, "decay": "linear"},
+    },
+    # DropPos, appendix A.3
+    "droppos": {
+        **{"steps": 80_000, "batch": 16, "lr": 7e-4, "size": 512, "weight_decay": 0.05, "warmup_steps": 1_500},
+        "decay": "linear",
+    },
+    # Beyond Masking, section 4.4: the better of two rates
+    "restore": {"steps": 160_000, "batch": 16, "lr": 3e-4, "size": 512},
+    "restore-4e-4": {"steps": 160_000, "batch": 16, "lr": 4e-4, "size": 512},
+    # ExtreMA, section 5.3
+    "extrema": {"steps": 80_000, "batch": 16, "lr": 1e-4, "layer_decay": 0.85, "weight_decay": 0.05},
+}
+STATED_OF_DETECTION = {
+    # DropPos, appendix A.2; the decay by layer is ViTDet's for ViT-B, whose configuration it follows
+    "vitdet": {"steps": 88_750, "batch": 16, "lr": 3e-4, "size": 1024, "layer_decay": 0.7, "decay": "steps"},
+    # Beyond Masking, section 4.4
+    "restore": {"lr": 3e-4, "layer_decay": 0.75, "decay": "steps", "shorter": (480, 800), "longer": 1333},
+}
+
+
+@pytest.mark.parametrize(
+    ("known", "name", "stated"),
+    [
+        *((SEGMENT, name, values) for name, values in STATED.items()),
+        *((DETECT, name, values) for name, values in STATED_OF_DETECTION.items()),
+    ],
+)
+def test_values_of_the_papers(known: dict, name: str, stated: dict[str, object]) -> None:
+    assert {field: getattr(known[name], field) for field in stated} == stated
+
+
+def test_every_paper_s_recipe_has_its_values_here() -> None:
+    assert {*STATED, "small"} == {*SEGMENT} and {*STATED_OF_DETECTION, "small"} == {*DETECT}
+    assert SEGMENT["mae"].settled(20_210, "cuda", 0, 224, 16, 768).head_width == 512
+    twelve = DETECT["restore"]  # epochs of COCO's training images
+    assert twelve.steps == 12 * (118_287 // twelve.batch) and twelve.size >= 1333
+
+
+@pytest.mark.parametrize(("name", "drops"), [("vitdet", (78_889, 85_463)), ("restore", (9 * 7_392, 11 * 7_392))])
+def test_the_rate_of_detection_drops_where_the_papers_say(name: str, drops: tuple[int, int]) -> None:
+    recipe = DETECT[name]
+    weight = torch.nn.Parameter(torch.zeros(()))
+    schedule = rate_schedule(torch.optim.AdamW([weight], recipe.lr), recipe)
+
+    def rate(update: int) -> float:  # the first one is 1
+        schedule.step_update(update)
+        return schedule.optimizer.param_groups[0]["lr"]
+
+    assert rate(1) < rate(recipe.warmup_steps - 1) < rate(recipe.warmup_steps) == pytest.approx(3e-4)
+    for drop, before in zip(drops, (3e-4, 3e-5), strict=True):
+        assert [rate(drop), rate(drop + 1)] == pytest.approx([before, before / 10])
+
+
+def test_sides_that_do_not_act_are_left_out() -> None:
+    assert {"shorter", "longer", "drops"}.isdisjoint(dense_recipe("small", DETECT, {}).plain())
+    plain = dense_recipe("restore", DETECT, {}).plain()
+    assert "scale" not in plain and (plain["shorter"], plain["longer"]) == ([480, 800], 1333)
+    assert dense_recipe("small", DETECT, {"shorter": [64, 96]}).sides == (64, 96, 2**14)
+    for changes, said in (
+        ({"shorter": [96, 64]}, "larger number first"),
+        ({"shorter": [0, 64]}, "0 pixels"),
+        ({"longer": 64}, "without --shorter"),
+    ):
+        with pytest.raises(PatchloomError, match=said):
+            dense_recipe("small", DETECT, changes)
 
 
 def test_what_auto_becomes() -> None:
@@ -77,6 +143,7 @@ def test_the_warm_up_follows_the_steps() -> None:
     [
         ({"lr": 0.0}, "--lr must be above 0"),
         ({"scale": [2.0, 0.5]}, r"--scale \[2.0, 0.5\] has the larger number first"),
+        ({"drops": [0.9, 0.8]}, r"--drops \[0.9, 0.8\] has the larger number first"),
         ({"scale": [0.0, 1.0]}, "--scale must be 0.01 to 100"),
         ({"steps": 10, "warmup_steps": 20}, "--warmup_steps 20 is more than --steps 10"),
         ({"side": 2}, "--side must be 8 to 16384"),

@@ -110,7 +110,7 @@ def test_logits_are_resized_as_torch_does():
 class OneBox(nn.Module):
     """Finds what is brightest on the canvas, and something unsure."""
 
-    size = (20, 20)
+    size, sides = (20, 20), None
 
     def forward(self, images: torch.Tensor, sizes: list[tuple[int, int]]) -> list[Detections]:
         h, w = sizes[0]

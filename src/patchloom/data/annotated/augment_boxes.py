@@ -41,6 +41,8 @@ class BoxAugment:
         flip: whether to mirror, with probability 0.5.
         color: whether to change brightness, contrast, saturation and hue, each with probability 0.5, where there are 3
             channels.
+        sides: (least, largest) of the shorter side in pixels, drawn evenly in place of ``scale``, and the largest
+            longer side, as mmdetection resizes; what is larger than the canvas is still cropped.
     """
 
     def __init__(
@@ -49,8 +51,9 @@ class BoxAugment:
         scale: tuple[float, float] = (0.1, 2.0),
         flip: bool = True,
         color: bool = False,
+        sides: tuple[int, int, int] | None = None,
     ) -> None:
-        self.canvas, self.scale, self.flip = _both(size), scale, flip
+        self.canvas, self.scale, self.flip, self.sides = _both(size), scale, flip, sides
         self.distort = Distort() if color else None
 
     def __call__(self, image: Tensor, truth: Objects, rng: np.random.Generator) -> tuple[tuple[Tensor, ...], BoxTarget]:
@@ -60,7 +63,11 @@ class BoxAugment:
         box is that of the mask that is left, where there are masks.
         """
         height, width = image.shape[-2:]
-        factor = _factor((height, width), self.canvas) * rng.uniform(*self.scale)
+        if self.sides is None:
+            factor = _factor((height, width), self.canvas) * rng.uniform(*self.scale)
+        else:
+            least, largest, longer = self.sides
+            factor = _by_sides((height, width), (int(rng.integers(least, largest + 1)), longer))
         # whole pixels of the image are cut out, so that only these are resized and boxes stay where their pixels are
         (h, out_h), (w, out_w) = cut(height, factor, self.canvas[0]), cut(width, factor, self.canvas[1])
         top, left = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))
@@ -77,12 +84,15 @@ class BoxAugment:
         return (_padded(view, self.canvas),), BoxTarget(objects, (out_h, out_w))
 
 
-def fit_for_test(image: Tensor, size: int | tuple[int, int]) -> tuple[Tensor, float, tuple[int, int]]:
+def fit_for_test(
+    image: Tensor, size: int | tuple[int, int], sides: tuple[int, int] | None = None
+) -> tuple[Tensor, float, tuple[int, int]]:
     """An image [c h w] resized to fit just into a canvas, at its top left, with zeros around.
 
     Args:
         image: uint8, or float32 in [0, 1].
         size: of the canvas in pixels, (h, w) or both.
+        sides: largest shorter and longer side in pixels; the image becomes no larger than that.
 
     Returns:
         The canvas [c h w]; by how much the image was resized, for `to_original`; and (h, w) of what is not padding.
@@ -90,6 +100,8 @@ def fit_for_test(image: Tensor, size: int | tuple[int, int]) -> tuple[Tensor, fl
     canvas = _both(size)
     height, width = image.shape[-2:]
     factor = _factor((height, width), canvas)
+    if sides is not None:
+        factor = min(factor, _by_sides((height, width), sides))
     fitted = _resized(height, canvas[0], factor), _resized(width, canvas[1], factor)
     return _padded(resize_part(image, 0, 0, height, width, fitted, "bilinear"), canvas), factor, fitted
 
@@ -114,6 +126,11 @@ def _both(size: int | tuple[int, int]) -> tuple[int, int]:
 
 def _factor(size: tuple[int, int], canvas: tuple[int, int]) -> float:
     return min(canvas[0] / size[0], canvas[1] / size[1])
+
+
+def _by_sides(size: tuple[int, int], sides: tuple[int, int]) -> float:
+    """The factor that makes the shorter side the first of ``sides``, unless the longer one would exceed the second."""
+    return min(sides[0] / min(size), sides[1] / max(size))
 
 
 def _resized(length: int, canvas: int, factor: float) -> int:

@@ -20,7 +20,7 @@ _LEAST, _MOST = -(2**15), 2**15 - 1
 class RandomExcerpt:
     """A random excerpt of a recording: a place in a longer one, a shift of it, and perhaps noise behind it.
 
-    Shift and noise are those of the public program of TC-ResNet, whose preparation of the data MP3 keeps (section 4.3).
+    Shift and noise are those of the public program of TC-ResNet, whose preparation of the data MP3 keeps (section 4.1).
 
     Args:
         sound: the length.

@@ -22,7 +22,7 @@ FULL = 2**15  # of 16 bits
 
 
 def features(waves: Tensor, sound: Sound) -> Tensor:
-    """The features of recordings, as the speech experiments of MP3 take them (section 4.3).
+    """The features of recordings, as the speech experiments of MP3 take them (section 3.1).
 
     A frame is weighted by a Hann window; the power of its spectrum is summed in triangular bands that are evenly spaced
     on the mel scale (HTK's); of their natural logarithms the cosine transform (DCT-II, orthonormal) gives the

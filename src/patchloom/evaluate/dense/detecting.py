@@ -35,7 +35,7 @@ class DetectTraining(DenseTraining[Objects]):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         recipe = self.recipe
-        self.augment = BoxAugment(self.model.size, recipe.scale, recipe.flip, recipe.color)
+        self.augment = BoxAugment(self.model.size, recipe.scale, recipe.flip, recipe.color, recipe.sides)
 
     def _loss(self, batch: Batch) -> Tensor:
         sizes = [target.size for target in batch.truths]

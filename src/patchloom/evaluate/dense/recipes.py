@@ -31,8 +31,9 @@ class DenseRecipe:
         betas: of AdamW.
         layer_decay: ratio of the learning rates of a block and the next one; 1 switches it off.
         drop_path: rate of stochastic depth in the last block; it grows linearly from 0.
-        decay: how the rate falls after the warm-up: linear (poly of power 1), to 0; or steps, to a tenth after 8/12 of
-            the training, and again after 11/12.
+        decay: how the rate falls after the warm-up: linear (poly of power 1), to 0; or steps, to a tenth at each of the
+            drops.
+        drops: shares of the training at which a rate that falls in steps does so.
         size: height and width in pixels of what the encoder is given in training and in testing; auto is 1.5 times what
             it was pre-trained at.
         scale: range of the random factor by which training images are resized.
@@ -55,6 +56,7 @@ class DenseRecipe:
     layer_decay: float = 0.65
     drop_path: float = 0.1
     decay: Literal["linear", "steps"] = "linear"
+    drops: tuple[float, float] = (8 / 12, 11 / 12)
     size: int | Auto = 512
     scale: tuple[float, float] = (0.5, 2.0)
     flip: bool = True
@@ -70,10 +72,15 @@ class DenseRecipe:
             PatchloomError: a value of another type, or out of its range.
         """
         check_values(self, _RANGES, ("lr", "layer_decay", "patience"))
-        if self.scale[0] > self.scale[1]:
-            raise PatchloomError(f"--scale {list(self.scale)} has the larger number first: turn them round")
+        for name in ("scale", "drops"):
+            self._rises(name)
         if "auto" not in (self.steps, self.warmup_steps) and self.warmup_steps > self.steps:
             raise PatchloomError(f"--warmup_steps {self.warmup_steps} is more than --steps {self.steps}: lower it")
+
+    def _rises(self, name: str) -> None:
+        pair = getattr(self, name)
+        if pair[0] > pair[1]:
+            raise PatchloomError(f"--{name} {list(pair)} has the larger number first: turn them round")
 
     def settled(self: R, n: int, device: str, own_validation: int, side: int, patch: int, width: int) -> R:
         """The recipe with every ``auto`` resolved.
@@ -108,8 +115,13 @@ class DenseRecipe:
         return {}
 
     def plain(self) -> dict[str, Any]:
-        """As a dict for JSON."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        """As a dict for JSON, without what does not act."""
+        found = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {name: value for name, value in found.items() if name not in self._idle()}
+
+    def _idle(self) -> set[str]:
+        """Fields that have no effect."""
+        return set() if self.decay == "steps" else {"drops"}
 
     @classmethod
     def options(cls) -> tuple[str, ...]:
@@ -161,17 +173,36 @@ class DetectRecipe(DenseRecipe):
         window: side in patches of the windows in which all but four blocks attend; auto is about the grid at which the
             encoder was pre-trained, where the images are larger than that; 0 has none.
         score: lowest score of what is counted as found.
+        shorter: range of the random shorter side in pixels of training images, in place of scale; the larger one in
+            testing. 0 0 fits images into the canvas.
+        longer: largest longer side in pixels, where shorter is given; 0: that of the canvas.
     """
 
     heads: Literal["papers", "light"] = "papers"
     head_width: int | Auto = "auto"
     window: int | Auto = "auto"
     score: float = 0.05
+    shorter: tuple[int, int] = (0, 0)
+    longer: int = 0
+
+    @property
+    def sides(self) -> tuple[int, int, int] | None:
+        """Range of the shorter side and largest longer side in pixels; None: images are fitted into the canvas."""
+        return (*self.shorter, self.longer or 2**14) if self.shorter[1] else None
 
     def check(self) -> None:
         """See `DenseRecipe`."""
         super().check()
-        check_values(self, {"head_width": (1, 2**14), "window": (0, 2**14), "score": (0, 1)}, ())
+        sides = {name: (0, 2**14) for name in ("window", "shorter", "longer")}
+        check_values(self, {"head_width": (1, 2**14), "score": (0, 1), **sides}, ())
+        self._rises("shorter")
+        if self.shorter[1] and not self.shorter[0]:
+            raise PatchloomError(f"--shorter {list(self.shorter)} begins at 0 pixels: raise it")
+        if self.longer and not self.shorter[1]:
+            raise PatchloomError(f"--longer {self.longer} has no effect without --shorter: give both")
+
+    def _idle(self) -> set[str]:
+        return super()._idle() | ({"scale"} if self.shorter[1] else {"shorter", "longer"})
 
     def _of_head(self, size: int, width: int) -> dict[str, Any]:
         usual = 256 if self.heads == "papers" else min(256, _within(width))
@@ -186,6 +217,7 @@ _ANY = (0, float("inf"))
 _RANGES = {
     **{"steps": (1, float("inf")), "warmup_steps": _ANY, "batch": (1, float("inf")), "lr": _ANY, "weight_decay": _ANY},
     **{"layer_decay": (0, 1), "drop_path": (0, 0.99), "size": (8, 2**14), "scale": (0.01, 100), "clip": _ANY},
+    "drops": (0, 1),
     **{"validation": (0, 0.9), "patience": (0, 1)},
 }
 
@@ -194,31 +226,46 @@ _SMALL: dict[str, Any] = {
     **{"steps": "auto", "warmup_steps": "auto", "batch": "auto", "size": "auto", "lr": 1e-3, "layer_decay": 0.75},
     **{"drop_path": 0.0, "clip": 5.0, "validation": "auto"},
 }
-# UPerNet on ADE20K: MAE's (160,000 steps, 1e-4, 0.65), which LUT takes over; DropPos trains half as long
+# UPerNet on ADE20K. MAE's values stand in for what a paper does not state
 _PAPERS = SegmentRecipe()
 SEGMENT: dict[str, SegmentRecipe] = {
     "small": SegmentRecipe(**_SMALL, side="auto"),
     "mae": _PAPERS,
-    "lut": _PAPERS,
-    "droppos": replace(_PAPERS, steps=80_000),
-    "restore": _PAPERS,
-    "extrema": _PAPERS,
+    "lut": _PAPERS,  # Table E
+    "droppos": replace(_PAPERS, steps=80_000, lr=7e-4),  # appendix A.3
+    "restore": replace(_PAPERS, lr=3e-4),  # section 4.4: the better of two rates; it does not say which that was
+    "restore-4e-4": replace(_PAPERS, lr=4e-4),
+    "extrema": replace(_PAPERS, steps=80_000, layer_decay=0.85),  # section 5.3
 }
 # a linear layer on the frozen encoder, which neither decays by layer nor drops paths
 PROBE = replace(SEGMENT["small"], lr=5e-3, weight_decay=0.0, layer_decay=1.0, auxiliary=0.0)
-# ViTDet (Li et al. 2022) with the papers' rate and layer decay, at the length of the 1x schedule
+_VITDET = DetectRecipe(
+    # DropPos, appendix A.2, at the length of the 1x schedule; what it does not state is ViTDet's for ViT-B (Li et al.
+    # 2022), at whose shares of the training the rate drops
+    steps=88_750,
+    warmup_steps=250,
+    lr=3e-4,
+    weight_decay=0.1,
+    layer_decay=0.7,
+    decay="steps",
+    drops=(78_889 / 88_750, 85_463 / 88_750),
+    size=1024,
+    scale=(0.1, 2.0),
+    color=False,
+)
 DETECT: dict[str, DetectRecipe] = {
     "small": DetectRecipe(**_SMALL | {"scale": (0.5, 1.5)}, heads="light"),
-    "vitdet": DetectRecipe(
-        steps=90_000,
-        warmup_steps=1_000,
-        lr=3e-4,
-        weight_decay=0.1,
+    "vitdet": _VITDET,
+    # Beyond Masking, section 4.4: 12 epochs of COCO's 118,287 images, of which the rate drops after 9 and 11. Batch,
+    # warm-up and weight decay are not stated: the above. The canvas is a multiple of 16 that holds every image
+    "restore": replace(
+        _VITDET,
+        steps=12 * (118_287 // 16),
         layer_decay=0.75,
-        decay="steps",
-        size=1024,
-        scale=(0.1, 2.0),
-        color=False,
+        drops=(9 / 12, 11 / 12),
+        size=1344,
+        shorter=(480, 800),
+        longer=1333,
     ),
 }
 

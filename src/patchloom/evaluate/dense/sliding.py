@@ -165,7 +165,8 @@ def detect_image(
 ) -> Found:
     """The objects of at least a ``score`` in an image, in its own pixels.
 
-    The image is resized so that it just fits into what the model is given, as `fit_for_test` has it.
+    The image is resized so that it just fits into what the model is given, or to the model's sides, as `fit_for_test`
+    has it.
 
     Args:
         model: on the device, in eval mode.
@@ -179,7 +180,7 @@ def detect_image(
         PatchloomError: masks, but faster-coco-eval is not installed.
     """
     device, own = torch.device(device), (int(image.shape[1]), int(image.shape[2]))
-    canvas, factor, fitted = fit_for_test(image, model.size)
+    canvas, factor, fitted = fit_for_test(image, model.size, model.sides)
     model.least_score = score
     with torch.autocast(device.type, torch.bfloat16, enabled=half):
         (found,) = model(padded_out(normalize(canvas[None].to(device), mean, std), [fitted]), [fitted])

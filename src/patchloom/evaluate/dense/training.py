@@ -80,7 +80,7 @@ class DenseTraining(Loop, Generic[T]):
         groups = self.model.groups(recipe.weight_decay, recipe.layer_decay)
         fused = self.device.type in ("cpu", "cuda")
         self.optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=fused)
-        self.schedule = _schedule(self.optimizer, recipe)
+        self.schedule = rate_schedule(self.optimizer, recipe)
         self.unreadable: set[str] = set()
 
     @abstractmethod
@@ -139,11 +139,12 @@ def padded_out(images: Tensor, sizes: list[tuple[int, int]]) -> Tensor:
     return images * inside[:, None]
 
 
-def _schedule(optimizer: torch.optim.Optimizer, recipe: DenseRecipe) -> Any:
+def rate_schedule(optimizer: torch.optim.Optimizer, recipe: DenseRecipe) -> Any:
     """The learning rate of each step. It never is 0: of the linear decay there is one step more than is made."""
     warmup = min(recipe.warmup_steps, recipe.steps - 1)
     if recipe.decay == "steps":
-        drops = [recipe.steps * eighth // 12 for eighth in (8, 11)]
-        return MultiStepLRScheduler(optimizer, drops, 0.1, warmup_t=warmup, t_in_epochs=False)
+        # timm lowers the rate at the number before a drop, and updates count from 1: as many have the rate before it
+        drops = [round(share * recipe.steps) + 2 for share in recipe.drops]
+        return MultiStepLRScheduler(optimizer, drops, 0.1, warmup_t=warmup, warmup_prefix=False, t_in_epochs=False)
     total = recipe.steps - warmup + 1
     return PolyLRScheduler(optimizer, total, power=1.0, warmup_t=warmup, warmup_prefix=True, t_in_epochs=False)

@@ -80,7 +80,8 @@ def detect(
     Args:
         run, settings: as in `patchloom.evaluate.evaluate`.
         data: images with boxes, as `patchloom.data.annotated.open_boxes` takes them.
-        recipe: small (ours), or vitdet, the papers'; each value below replaces one of its own.
+        recipe: small (ours), vitdet (DropPos' and ViTDet's), or restore (Beyond Masking's); each value below replaces
+            one of its own.
         masks: find the mask of each object, too; auto does where all training images have masks.
         positions: keep the encoder's, fixed sine-cosine, learned, relative, or none; auto is keep, or learned for an
             encoder without positions.
@@ -110,6 +111,8 @@ def detect(
     if values.window == "auto":
         window = window_of(setup.encoder(setup.vit), grid_size(setup.vit))
     options = {"masks": with_masks, "width": values.head_width, "window": window, "light": values.heads == "light"}
+    if values.sides is not None:
+        options["sides"] = values.sides[1:]
 
     def begin(model: Detector) -> DetectTraining:
         images = setup.train, setup.held, values, setup.card, settings

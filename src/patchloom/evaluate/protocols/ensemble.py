@@ -1,4 +1,4 @@
-"""An ensemble of fine-tuned classifiers whose encoders were pre-trained by different tasks (MP3 section 4)."""
+"""An ensemble of fine-tuned classifiers whose encoders were pre-trained by different tasks (MP3 section 4.2.3)."""
 
 from __future__ import annotations
 

@@ -84,8 +84,8 @@ def segment(
     Args:
         run, settings: as in `patchloom.evaluate.evaluate`.
         data: images with a class for each pixel, as `patchloom.data.annotated.open_label_maps` takes them.
-        recipe: small (ours), or a paper's, which train UPerNet: mae, lut, droppos, restore or extrema; each value below
-            replaces one of its own.
+        recipe: small (ours), or a paper's, which train UPerNet: mae, lut, droppos, restore, restore-4e-4 or extrema;
+            each value below replaces one of its own.
         head: upernet, or linear on the frozen encoder.
         positions: keep the encoder's, fixed sine-cosine, learned, relative, or none; auto is keep, or learned for an
             encoder without positions; a frozen encoder keeps its own.

@@ -5,6 +5,7 @@ Letters: b batch, c channels, H W height and width of the canvas in pixels, m ob
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -74,6 +75,7 @@ class Detector(OnEncoder):
         width: channels of pyramid and heads.
         window: side in patches of the windows in which most blocks attend; None: all attend to all.
         light: light heads.
+        sides: largest shorter and longer side in pixels of an image in testing; None: it fills the canvas.
 
     Attributes:
         least_score: what is found with a lower one is left out.
@@ -90,9 +92,11 @@ class Detector(OnEncoder):
         width: int = 256,
         window: int | None = None,
         light: bool = False,
+        sides: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         self.classes, self.masks = classes, masks
+        self.sides = None if sides is None else (sides[0], sides[1])
         self.least_score = LEAST_SCORE
         heads = LIGHT if light else FULL
         self.maps = FeatureMaps(encoder, four_levels(encoder) if is_hierarchical(encoder) else None, window)
