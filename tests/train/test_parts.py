@@ -185,6 +185,14 @@ def test_auto_sizes_always_fit(side):
     assert settings.img_size[0] % settings.patch_size == 0 and settings.img_size[0] >= 2 * settings.patch_size
 
 
+def test_images_of_a_pixel_are_refused():
+    stats = STATS._replace(height=1, width=300)
+    with pytest.raises(PatchloomError, match="1 pixel or fewer"):
+        resolve(Settings("x", {"name": "mae"}, {"name": "auto"}, device="cpu"), 900, 3, stats)
+    asked = Settings("x", {"name": "mae"}, {"name": "auto"}, (32, 32), device="cpu")
+    assert resolve(asked, 900, 3, stats)[0].patch_size == 4
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

@@ -31,7 +31,7 @@ from patchloom.machine import cores
 from patchloom.waiting import Waiting
 
 _EACH = 64  # images in a part, at most
-_SILENT = 2**15 // 1000  # the largest sample of a recording that is silent
+_SILENT = 2**15 // 1000  # largest distance of the samples of a silent recording from their middle
 _ROW = np.dtype(
     [
         ("index", np.int64),
@@ -225,7 +225,8 @@ def _row(i: int, image: Tensor) -> tuple[int | bool | bytes, ...]:
     digest.update(pixels)
     c, h, w = image.shape
     if image.dtype == torch.int16:
-        return i, h, w, c, False, bool((np.abs(pixels.astype(np.int32)) <= _SILENT).all()), digest.digest()
+        samples = pixels.astype(np.int32)  # a constant offset (DC) is no sound
+        return i, h, w, c, False, bool(samples.max() - samples.min() <= 2 * _SILENT), digest.digest()
     flat = bool((pixels[0] == pixels[0, 0]).all() and (pixels == pixels[0, 0]).all())
     return i, h, w, c, image.dtype != torch.uint8, flat, digest.digest()
 

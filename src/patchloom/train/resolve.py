@@ -33,6 +33,7 @@ _MAX_EPOCHS = 1600
 _LEAST_FOR_UPDATES = 32  # images of a step, which are not made fewer for the sake of more updates
 
 # Measured (benchmarks/README.md): with few, large patches, positions on `shapes` can be learnt within minutes.
+_SMALLEST = 4  # pixels of a side: two patches of two
 _ON_SHAPES = {"img_size": (32, 32), "patch_size": 8}
 _USUAL_SCALE = 0.2  # MAE's, of crops
 LARGE = 2.0  # sides of images over those of what is trained on, from which on crops at native scale are thought of
@@ -104,7 +105,9 @@ def resolve(
             auto(name, value, "measured best on shapes within minutes") for name, value in _ON_SHAPES.items()
         )
     else:
-        h, w = auto("img_size", *_img_size(device, min(stats.height, stats.width), settings.patch_size))
+        h, w = auto(
+            "img_size", *_img_size(settings.img_size, device, min(stats.height, stats.width), settings.patch_size)
+        )
         patch = auto("patch_size", _patch(min(h, w)), f"common for {min(h, w)} pixels")
     if stats.sound is None:
         found("crop_scale", _crop_scale, settings, (h, w), (stats.height, stats.width), images)
@@ -198,7 +201,12 @@ def _of_swin(device: str, median: int, settings: Settings, patch: int | None, al
     return [("patch_size", patch, why), ("img_size", (fitting, fitting), reason)]
 
 
-def _img_size(device: str, median: int, patch: PatchSize | Auto) -> tuple[tuple[int, int], str]:
+def _img_size(asked: Any, device: str, median: int, patch: PatchSize | Auto) -> tuple[tuple[int, int], str]:
+    if asked == "auto" and median < _SMALLEST:
+        raise PatchloomError(
+            f"half of the images have {median} pixel{'s' * (median != 1)} or fewer on a side, too few to be cut into "
+            "patches: give larger images, or --img_size to enlarge them"
+        )
     ceiling = 96 if device == "cpu" else 224
     steps = both(_patch(min(median, ceiling)) if patch == "auto" else patch)
     h, w = (max(1, round(min(median, ceiling) / step)) * step for step in steps)

@@ -78,3 +78,12 @@ def test_neighbours_in_name_are_not_compared(mixed, tmp_path):
     source = open_data(mixed).train
     assert len(source) >= 12 and near_copies(source) is None
     assert np.unique(source.contents()).size == 19
+
+
+def test_a_constant_offset_is_no_sound(tmp_path, record):
+    import soundfile
+
+    record("a.wav")
+    soundfile.write(tmp_path / "offset.wav", np.full(16_000, 0.25), 16_000)
+    found = survey(open_data(tmp_path).train, workers=0)
+    assert [found.name(i) for i in found.flat] == [str(tmp_path / "offset.wav")]
