@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +9,8 @@ from killing import SMALL, draw_images
 from PIL import Image
 
 from patchloom.cli import main
-from patchloom.nets.weights import load_encoder, save_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
 from patchloom.sound import Sound
 from patchloom.train.pretrain import pretrain
 
@@ -113,8 +113,8 @@ def test_all_of_what_has_diverged_is_a_failure(run, photos, tmp_path, capsys):
 
 
 def test_an_encoder_of_recordings_does_not_stand_beside_one_of_images(run, tmp_path, capsys):
-    vit, card = load_encoder(run)
-    heard = tmp_path / "heard.safetensors"
-    save_encoder(vit, replace(card, name="heard", sound=Sound()), heard)
+    heard, size = tmp_path / "heard.safetensors", {"embed_dim": 32, "depth": 1, "num_heads": 2}
+    spec = EncoderSpec("nano", Sound().size, (40, 1), channels=1, options=size)
+    save_encoder(build_encoder(spec), EncoderCard(spec, (0.5,), (0.2,), "mae", "heard", sound=Sound()), heard)
     assert main(["look", str(run), "--what", "depth", "--beside", str(heard), "--out", str(tmp_path)]) == 2
     assert "heard cannot stand beside one: one of them is of recordings" in capsys.readouterr().err

@@ -106,7 +106,13 @@ def aside(counter: Counter | Warned, of: Any, name: str, patch: pytest.MonkeyPat
 def counted(request, monkeypatch):
     """The device; the reads of each update, and last those after the last one."""
     counter, each = request.param(), []
-    asides = [(Validation, "run"), (journal, "in_words"), (journal, "health_of"), (training, "save_checkpoint")]
+    asides = [
+        (Validation, "run"),
+        (journal, "in_words"),
+        (journal, "each_result"),
+        (journal, "health_of"),
+        (training, "save_checkpoint"),
+    ]
     if request.param is Counter:  # reading is done on the CPU, there as here
         asides += [(Arriving, "__next__"), (Arriving, "send")]
     for of, name in asides:

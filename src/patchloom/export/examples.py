@@ -82,8 +82,8 @@ def examples_of(run: str | Path, data: DataLike | None, card: EncoderCard) -> Ex
     if not Path(run).is_dir():
         why = f"{run} does not tell which {noun} it was trained on"
     else:
+        stored = RunFolder(run).read_config().data
         try:
-            stored = RunFolder(run).read_config().data
             return _real(open_stored(stored, os.fspath(run), f"--data {noun.upper()}"), card)
         except PatchloomError as problem:
             why = f"the {noun} of the run are not to be had ({problem})"

@@ -161,7 +161,7 @@ class Journal:
         self.reporter.flash(f"measuring on {len(self.validation.held_out):,} images")
         self.measure, columns = self.validation.run(self.stepper.fabric.device, self.stepper.autocast, first=first)
         state.measured = in_words(self.measure)
-        state.results[str(state.step)] = [float(f"{value:.6g}") for value in self.measure.values.tolist()]
+        state.results[str(state.step)] = each_result(self.measure)
         if self.settings.patience is not None:
             state.best.compare(state.step, self.measure, self.stepper.task)
         if not first:  # that one has more to do than the others
@@ -184,3 +184,8 @@ class Journal:
 
 def _losses(mean: float | None) -> str:
     return "no update was made" if mean is None else f"loss {mean:.4f}"
+
+
+def each_result(measure: Measure) -> list[float]:
+    """Return the result of a measure on each held-out image, rounded to six digits, as a checkpoint keeps it."""
+    return [float(f"{value:.6g}") for value in measure.values.tolist()]
