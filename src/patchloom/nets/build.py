@@ -71,9 +71,8 @@ OPTIONS: dict[str, tuple[Any, float, float]] = {
         (bool, 0, 1),
     ),
 }
-_NAME = re.compile(
-    r"[a-z0-9_]+(\.[a-z0-9_]+)?"
-)  # of a model, perhaps with the tag of its weights: no place, no address
+# of a model, perhaps with the tag of its weights: no place, no address
+_NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)?")
 
 
 @dataclass(frozen=True)

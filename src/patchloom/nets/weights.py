@@ -127,15 +127,8 @@ def card_from(about: Any) -> EncoderCard:
         raise ValueError("mean and std are of another number of channels")
     if not all(re.fullmatch(r"\w[\w-]{0,99}", name) for name in card.extra_modules):
         raise ValueError("a module beside the encoder has a name that no file of ours has")
-    if (
-        card.sound is not None
-        and card.spec is not None
-        and (1, *card.sound.size)
-        != (
-            card.spec.channels,
-            *card.spec.img_size,
-        )
-    ):
+    takes = None if card.spec is None else (card.spec.channels, *card.spec.img_size)
+    if card.sound is not None and takes not in (None, (1, *card.sound.size)):
         raise ValueError("the pictures of its recordings have another size than its images")
     if card.spec is None:
         try:

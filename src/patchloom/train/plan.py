@@ -171,10 +171,7 @@ class Planner:
             return asked
         begun, now = read_sealed(folder.requested), folder.read_config()
         first = {name: begun.get(name, default) for name, default in (("epochs", "auto"), ("minutes", None))}
-        if self._elsewhere():
-            if folder.read_data()["fingerprint"] == self.data.train.fingerprint():
-                asked = replace(asked, data=begun.get("data", asked.data))
-        else:
+        if not self._elsewhere() or folder.read_data()["fingerprint"] == self.data.train.fingerprint():
             asked = replace(asked, data=begun.get("data", asked.data))
         if self.longer() or asked.epochs == now.epochs:
             scaled = {"warmup_epochs": begun.get("warmup_epochs", "auto")} if asked.recipe else {}  # with the epochs
