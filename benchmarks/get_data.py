@@ -36,7 +36,8 @@ def cifar10(place: Path) -> None:
     from torchvision.datasets import CIFAR10
 
     for part in ("train", "test"):
-        images = CIFAR10(str(place / "archive"), train=part == "train", download=True)
+        # the archive stays beside the images: a download that fails leaves nothing in their folder
+        images = CIFAR10(str(place.with_name("cifar10-archive")), train=part == "train", download=True)
         counts = dict.fromkeys(images.classes, 0)
         for image, label in images:
             name = images.classes[label]
