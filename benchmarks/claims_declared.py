@@ -119,7 +119,8 @@ CLAIMS: dict[str, Claim] = {
         "ViT-B, 100 epochs: MAE 82.1, LUT 82.6, the context alone 82.0; SimMIM 81.6, with the context 81.8.",
         "The context loss adds to MAE and to SimMIM, for as many epochs (in which LUT takes twice MAE's time); by "
         "itself it is less than LUT, and than MAE, and still better than nothing. The weights of the losses (Table B)"
-        " are not tested; by itself the context keeps its weight of 0.25, which AdamW makes up for.",
+        " are not tested; by itself the context keeps its weight of 0.25, which AdamW makes up for. The views are two "
+        "random crops; those of the authors' program, which hardly crops and recolours the second, were not tried.",
         _over(
             "few",
             ("lut", "mae", 0.5),

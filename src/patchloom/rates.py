@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-_LOW = 0.1  # share of the peak at which a constant warm-up goes; MP3 calls it small and gives no number
+_LOW = 0.1  # share of the peak at which a constant warm-up goes; MP3's number is not in the text at hand
 
 
 def cosine_rate(step: int, steps: int, warmup: int, peak: float) -> float:

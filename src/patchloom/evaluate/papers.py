@@ -37,7 +37,7 @@ _SIMMIM = Recipe(warmup_epochs=20, batch=2048, blr=6.25e-4, layer_decay=0.65, er
 _MP3 = Recipe(epochs=150, batch=2048, blr=2.5e-4, layer_decay=1.0, erasing=0.25, repeats=3, pooling="class")
 # as long as MP3 trains from scratch on small sets, of which it states the batch, too
 _MP3_SMALL = replace(_MP3, epochs=400)
-# MP3 on speech, section 4.3. It states neither the learning rate nor the patience: these are ours
+# MP3 on speech, section 4.3. The text at hand lacks both learning rates, and states no patience: these are ours
 _MP3_SPEECH = Recipe(
     updates=30_000,
     warmup_updates=500,

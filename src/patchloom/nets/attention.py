@@ -39,7 +39,7 @@ def attention_each(vit: VisionTransformer, tokens: Tensor) -> Iterator[tuple[Ten
 
 
 def class_attention_each(head: InstanceHead, patches: Tensor) -> Iterator[Tensor]:
-    """Attention of the class token in each block of a head (CaiT; ExtreMA section 3.2).
+    """Attention of the class token in each block of a head (CaiT; ExtreMA section 3).
 
     Args:
         head: in eval mode.

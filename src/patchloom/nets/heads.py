@@ -70,7 +70,7 @@ class InstanceHead(nn.Module):
     """ExtreMA's instance representation: a class token that asks the patch tokens and never answers them.
 
     In each block the class token alone is the query, keys and values are class and patch tokens, and the patch tokens
-    stay as they are (CaiT, Touvron et al. 2021; ExtreMA section 3.2). What comes out still wants the encoder's last
+    stay as they are (CaiT, Touvron et al. 2021; ExtreMA section 3). What comes out still wants the encoder's last
     norm.
 
     Args:

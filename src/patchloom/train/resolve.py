@@ -36,6 +36,7 @@ _LEAST_FOR_UPDATES = 32  # images of a step, which are not made fewer for the sa
 _SMALLEST = 4  # pixels of a side: two patches of two
 _ON_SHAPES = {"img_size": (32, 32), "patch_size": 8}
 _USUAL_SCALE = 0.2  # MAE's, of crops
+_PROGRAMS = "as in the papers' programs"
 LARGE = 2.0  # sides of images over those of what is trained on, from which on crops at native scale are thought of
 _FINE = 0.25  # share of the variance of images whose structure is too fine to be reduced (benchmarks/resolution.py)
 _FRAMES_ON_TONES = 7  # of a patch: of single frames hardly a position was learnt in as long
@@ -220,12 +221,12 @@ def _crop_scale(
     """What crops are cut, where images (h, w) are trained on at ``size`` (h, w)."""
     factor = min(image[0] / size[0], image[1] / size[1])
     if factor < LARGE or images is None or not task_class(settings.task["name"]).native_crops:
-        return _USUAL_SCALE, "the papers'"
+        return _USUAL_SCALE, _PROGRAMS
     if isinstance(settings.cache, int):
-        return _USUAL_SCALE, f"the papers'; --cache {settings.cache} reduces the images before crops are cut"
+        return _USUAL_SCALE, f"{_PROGRAMS}; --cache {settings.cache} reduces the images before crops are cut"
     lost = variance_lost(images, size)
     said = f"images of {in_pixels(image)} would lose {lost:.0%} of their variance reduced to {in_pixels(size)}"
-    return ("native", said) if lost > _FINE else (_USUAL_SCALE, f"the papers'; {said}")
+    return ("native", said) if lost > _FINE else (_USUAL_SCALE, f"{_PROGRAMS}; {said}")
 
 
 def _patch(side: int) -> int:

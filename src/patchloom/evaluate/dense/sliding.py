@@ -21,7 +21,7 @@ from patchloom.evaluate.dense.training import padded_out
 from patchloom.nets.dense.detector import Detector, pasted
 from patchloom.nets.dense.segmenter import SegmentLogits
 
-_STRIDE = 2 / 3  # of a window's side, from one to the next, as in the papers (341 of 512 pixels)
+_STRIDE = 2 / 3  # of a window's side, from one to the next, as in mmseg (341 of 512 pixels)
 _AT_ONCE = 8  # windows
 _BAND = 2**24  # logits of a band that are in memory at once, each of 4 bytes
 
