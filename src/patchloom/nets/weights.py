@@ -331,6 +331,8 @@ def _from_timm(name: str) -> tuple[VisionTransformer, EncoderCard]:
     stock_encoder(name)  # what cannot be served is refused before gigabytes are fetched
     offline = why_offline()
     try:
+        if offline and not _has_repository(name):  # only the hub's library takes what is here alone
+            raise PatchloomError(offline)
         with from_cache_alone(bool(offline)):
             vit = timm.create_model(name, pretrained=True, num_classes=0)
     except Exception as problem:  # hubs fail in many ways, and every one of them means: no weights
@@ -342,6 +344,12 @@ def _from_timm(name: str) -> tuple[VisionTransformer, EncoderCard]:
         ) from problem
     about = vit.pretrained_cfg
     return vit.eval(), EncoderCard(None, tuple(about["mean"]), tuple(about["std"]), f"timm:{name}", name)
+
+
+def _has_repository(name: str) -> bool:
+    """Whether timm takes the weights of a model from the hub; from an address of its own, or from nowhere, if not."""
+    home = timm.models.get_pretrained_cfg(name)
+    return home is not None and bool(home.hf_hub_id)
 
 
 def untrained_twin(
