@@ -135,7 +135,7 @@ def card_from(about: Any) -> EncoderCard:
             stock_encoder(card.timm_name)
         except PatchloomError as problem:
             raise ValueError(str(problem)) from problem
-    return replace(card, name=_line(card.name), task=_line(card.task), note=_line(card.note, 5000))
+    return replace(card, name=printable(card.name), task=printable(card.task), note=printable(card.note, 5000))
 
 
 def _spec_from(given: Any) -> EncoderSpec | None:
@@ -161,8 +161,8 @@ def _spec_from(given: Any) -> EncoderSpec | None:
     return spec
 
 
-def _line(text: str, most: int = 500) -> str:
-    """A text of a card as it may be printed: no control characters, such as those that rule a terminal."""
+def printable(text: str, most: int = 500) -> str:
+    """Return a text of a card as it may be printed: no control characters, such as those that rule a terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:most])
 
 
