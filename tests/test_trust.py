@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -28,15 +29,18 @@ import patchloom
 from patchloom import options
 from patchloom.cli import main
 from patchloom.compare import plan as comparing
-from patchloom.data import open_data, open_stored
+from patchloom.compare import runner
+from patchloom.data import Unreadable, open_data, open_stored
+from patchloom.data.read import decode_image, read_image
 from patchloom.data.sources import builtin
 from patchloom.data.sources.addresses import elsewhere, expanded
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.dense.models import FORMAT as DENSE
 from patchloom.evaluate.dense.models import load_dense
 from patchloom.export import export
+from patchloom.files import append
 from patchloom.hints import typed_fields
-from patchloom.nets import weights
+from patchloom.nets import online, weights
 from patchloom.nets.build import OPTIONS, EncoderSpec, build_encoder, check_options
 from patchloom.nets.extra_modules import load_extra_module, save_extra_module
 from patchloom.nets.heads import InstanceHead
@@ -44,6 +48,7 @@ from patchloom.nets.weights import EncoderCard, card_from, load_encoder, save_en
 from patchloom.options import parse_call, parse_evaluate, parse_pretrain
 from patchloom.report.gather import gather
 from patchloom.report.images import images_of
+from patchloom.report.pictures import pictures_of
 from patchloom.runs.encoder import named_extra_module
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.sealed import read_sealed, write_sealed
@@ -60,15 +65,24 @@ def photos(tmp_path_factory) -> Path:
     return photographs(tmp_path_factory.mktemp("photos") / "photos")
 
 
+@pytest.fixture(scope="module")
+def made(photos, tmp_path_factory) -> Path:
+    """A run and an encoder, of which each test has copies that it may forge."""
+    folder = tmp_path_factory.mktemp("made")
+    a_run(folder / "run", photos)
+    an_encoder(folder / "encoder", photos)
+    return folder
+
+
 @pytest.fixture
-def run(photos, tmp_path) -> Path:
+def run(made, tmp_path) -> Path:
     """The folder of a finished run, as it came in an archive."""
-    return a_run(tmp_path / "run", photos)
+    return Path(shutil.copytree(made / "run", tmp_path / "run"))
 
 
 @pytest.fixture
-def encoder(photos, tmp_path) -> Path:
-    return an_encoder(tmp_path / "encoder", photos)
+def encoder(made, tmp_path) -> Path:
+    return Path(shutil.copytree(made / "encoder", tmp_path / "encoder"), "e.safetensors")
 
 
 @pytest.fixture(autouse=True)
@@ -449,6 +463,10 @@ DENSES: dict[str, tuple[str, Any]] = {
     "classes": ("classes", [1, 2]),
     "a seed": ("seed", "0"),
     "ids": ("ids", {"a": 1}),
+    "a negative id": ("ids", [0, -1]),
+    "an id of 10^9": ("ids", [0, 10**9]),
+    "too few ids": ("ids", [0]),
+    "an id twice": ("ids", [1, 1]),
 }
 
 
@@ -463,7 +481,9 @@ def test_a_dense_models_card_is_checked(forgery, encoder, tmp_path):
     model = Segmenter(at_size(vit, card, (16, 16), "keep"), 2, **arguments)
     path = tmp_path / "model.safetensors"
     save_dense(model, DenseCard("segment", card, "keep", (16, 16), 16, arguments, ("a", "b"), "d", "t", 0, {}), path)
-    assert load_dense(path)[1].kind == "segment"
+    assert (load_dense(path)[1].kind, load_dense(path)[1].ids) == ("segment", (0, 1))
+    with_card(path, lambda about: about.update(classes=["a\x1b[2J", "b\nc"], data="\x1b[2J"))
+    assert all(map(str.isprintable, (*load_dense(path)[1].classes, load_dense(path)[1].data)))
 
     def forge(about: dict[str, Any]) -> None:
         place, value = DENSES[forgery]
@@ -724,7 +744,8 @@ def test_a_task_that_a_run_names_by_hand_is_not_run(name, run, photos, tmp_path,
             load_task(run)
         # patchloom writes no name without a digest, so the configuration is refused; else the encoder alone is read
         assert main(["export", str(run)]) == (0 if digest else 2)
-        failed(capsys, "pretrain", photos, "--task", "mae", "--out", run)
+        # kernels are named, since a choice among them is measured
+        failed(capsys, "pretrain", photos, "--task", "mae", "--kernels", "torch", "--out", run)
     assert not [*tmp_path.rglob("touched")]
 
 
@@ -827,3 +848,133 @@ def test_a_teacher_that_a_run_names_is_not_fetched(run, monkeypatch):
     monkeypatch.setattr("patchloom.nets.online.answers", lambda *given: pytest.fail("something is fetched"))
     with pytest.raises(PatchloomError, match="not fetched"):
         load_task(run)
+
+
+# ---- what a folder of a stranger may hold besides
+
+FOLDERS = ("pipe:touch touched", "pipe:touch touched/x", "hf:nobody", "http:/127.0.0.1/x.tar", "a::b")
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_that_is_called_like_a_command_is_none_in_a_configuration(name, tmp_path, monkeypatch, capsys):
+    """Its author ships a folder of that name beside the configuration."""
+    monkeypatch.chdir(tmp_path)
+    Path(name).mkdir(parents=True)
+    name = name.replace(":/", "://")  # the same path, and an address
+    Path("run.yaml").write_text(yaml.safe_dump({"data": name}))
+    assert "types it" in failed(capsys, "pretrain", "--config", "run.yaml")
+    assert not Path("touched").exists()
+
+
+@pytest.mark.parametrize("key", ["foo", "data ", "data+", "", "task.name ", "--data", "{a", "-data"])
+def test_an_unknown_setting_of_a_configuration_is_no_data(key, photos, tmp_path, monkeypatch, capsys):
+    """Argparse takes an unknown option with a blank for a word that stands by its place."""
+    monkeypatch.chdir(tmp_path)
+    photographs(Path(f"--{key.replace('-', '_')}=a b"))
+    Path("run.yaml").write_text(yaml.safe_dump({key: "a b,pipe:touch touched"}))
+    assert "there is no option --" in failed(capsys, "pretrain", "--config", "run.yaml")
+    assert "there is no option --foo" in failed(capsys, "look", "--foo=a b")
+    assert not Path("touched").exists()
+
+
+def test_a_pattern_finds_folders_and_no_names(photos, tmp_path, monkeypatch):
+    """Of what a pattern finds, every name is that of a folder, whatever else it would mean to who types it."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("hf:nobody", "cifar10", "shapes:10"):
+        photographs(Path("some", name))
+    monkeypatch.chdir("some")
+    monkeypatch.setattr("datasets.load_dataset", lambda *given, **named: pytest.fail("something is fetched"))
+    monkeypatch.setattr("torchvision.datasets.CIFAR10", lambda *given, **named: pytest.fail("something is fetched"))
+    for pattern, n in (("h*", 10), ("cif*", 10), ("shapes[:]*", 10), ("*", 30), ("{cifar10,hf:nobody}", 20)):
+        assert len(open_data(pattern).train) == n
+    assert len(open_stored("h*", "a run", "").train) == 10
+
+
+@pytest.mark.parametrize("file", ["README.md", ".huggingface.yaml", "stored.py"])
+def test_a_data_set_that_a_run_names_has_no_configuration_of_its_own(file, run, server, capsys, tmp_path):
+    """The library datasets fetches what the card of a local folder names."""
+    import datasets
+
+    home, asked = server
+    stored = tmp_path / "stored"
+    pixels = [torch.zeros(16, 16, 3, dtype=torch.uint8).numpy()] * 4
+    some = datasets.Dataset.from_dict({"image": pixels}, datasets.Features({"image": datasets.Image()}))
+    stored.mkdir()
+    some.to_parquet(stored / "x.parquet")
+    assert len(open_stored(f"hf:{stored}", "a run", "").train) == 4
+    configs = {"configs": [{"config_name": "default", "data_files": [{"split": "train", "path": f"{home}/x.parquet"}]}]}
+    text = yaml.safe_dump(configs)
+    (stored / file).write_text(f"---\n{text}---\n" if file == "README.md" else text)
+    before = len(asked)
+    assert "types it" in look(capsys, forged(run, data=f"hf:{stored}"))
+    assert len(asked) == before
+
+
+def test_a_teacher_from_an_address_is_not_fetched(monkeypatch):
+    """Of some models timm has an address, and no repository of the hub, whose library alone knows the cache."""
+    name = "vit_huge_patch14_gap_224.in1k_ijepa"
+    assert not timm.models.get_pretrained_cfg(name).hf_hub_id
+    monkeypatch.setattr(timm, "create_model", only_sizes := sizes_alone(timm.create_model))
+    with online.from_cache_alone(True, "a run names it"), pytest.raises(PatchloomError, match="a run names it"):
+        load_encoder(f"timm:{name}")
+    assert only_sizes.asked == [False]
+
+
+def sizes_alone(create: Callable[..., Any]) -> Any:
+    """``timm.create_model`` that notes whether weights were asked for, and fetches none."""
+
+    def made(name: str, pretrained: bool = False, **named: Any) -> Any:
+        made.asked.append(pretrained)
+        assert not pretrained, "something is fetched"
+        return create(name, **named)
+
+    made.asked = []
+    return made
+
+
+EPS = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".tif", ".bmp", ".gif"])
+def test_postscript_is_no_image(suffix, tmp_path, monkeypatch, capsys, run):
+    """Pillow knows formats by their content, and has Ghostscript run those that are programs."""
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *given, **named: pytest.fail("a program is run"))
+    file = tmp_path / f"x{suffix}"
+    file.write_text(EPS)
+    with pytest.raises(Unreadable):
+        read_image(file)
+    with pytest.raises(Unreadable):
+        decode_image(file.read_bytes(), "x")
+    if suffix == ".png":
+        (run / "pictures").mkdir(exist_ok=True)
+        (run / "pictures/x.png").write_text(EPS)
+        found, said = pictures_of([gather(run)])
+        assert "x.png" in said[0]
+
+
+@pytest.mark.parametrize("name", ["log.txt", ".lock", "skipped.txt"])
+def test_nothing_is_written_through_a_link_of_a_run(name, run, tmp_path):
+    """An archive may hold links: what is added to such a file would be added to one of the user's."""
+    other = tmp_path / "bashrc"
+    other.write_text("theirs\n")
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(other)
+    folder = RunFolder(run)
+    with pytest.raises(PatchloomError, match="link"):
+        folder.lock()
+        append(folder.log, "touch x\n")
+        folder.note_skipped("touch x")
+    folder.unlock()
+    assert other.read_text() == "theirs\n"
+
+
+def test_nothing_is_written_through_a_link_of_a_comparison(tmp_path):
+    other = tmp_path / "bashrc"
+    other.write_text("theirs\n")
+    log = tmp_path / "logs" / "mae.txt"
+    log.parent.mkdir()
+    log.symlink_to(other)
+    job = runner.Job("mae", 0, tmp_path / "run", ["--version"], log, 1.0)
+    with pytest.raises(PatchloomError, match="link"):
+        runner._start(job, 0, ())
+    assert other.read_text() == "theirs\n"

@@ -146,13 +146,27 @@ def append(path: Path, text: str) -> None:
     """Add ``text`` to the end of a file.
 
     Raises:
-        PatchloomError: it cannot be written.
+        PatchloomError: it cannot be written, or is a link.
     """
     try:
-        with open(path, "a", encoding="utf-8", errors="surrogateescape") as file:
+        with open(path, "a", encoding="utf-8", errors="surrogateescape", opener=no_link) as file:
             file.write(text)
     except OSError as problem:
         raise unwritable(path, problem) from problem
+
+
+def no_link(path: str, flags: int) -> int:
+    """Open a file that is written in place, as ``opener`` of `open`; never what a link leads to.
+
+    A folder may come from a stranger, whose links would lead to files of the user's.
+
+    Raises:
+        PatchloomError: it is a link.
+        OSError: it cannot be opened.
+    """
+    if os.path.islink(path):
+        raise PatchloomError(f"{path} is a link, through which nothing is written: put the file itself there")
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def similar(path: Path) -> Path | None:

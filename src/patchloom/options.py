@@ -162,6 +162,10 @@ def _parse(parser: ArgumentParser, words: list[str]) -> dict[str, Any]:
     words = [re.sub(r"^(--(?:ks|few)=)([\d.]+(?:,[\d.]+)*)$", r"\1[\2]", word) for word in words]
     words = [re.sub(r"^(--(?:img|patch)_size=)(\d+)x(\d+)$", r"\1[\2, \3]", word) for word in words]  # 40x1
     for word in words:
+        name = word.partition("=")[0]
+        if word.startswith("--") and " " in word and name not in parser._option_string_actions:
+            # argparse takes it for a word that is given by its place
+            raise PatchloomError(sentence(f"Unrecognized arguments: {name}", parser, _owners))
         if long := re.match(r"(--[\w.]+)=[-+]?[\d_]{300,}$", word):  # more than a float, or a file's name, can have
             raise PatchloomError(f"{long[1]} cannot be a number of {len(word) - len(long[1]) - 1} digits")
     try:
@@ -242,7 +246,8 @@ def _refuse_untyped(file: str, data: Sequence[str], options: Sequence[str], type
     for name in (part.strip() for one in data for part in one.split(",")):
         made = re.fullmatch(r"(shapes|tones):\d+", name)
         # braces may make a command or an address of a name, but none without a colon
-        if (":" in name and not made and not os.path.exists(name)) or name.partition("@")[0] in FETCHED:
+        colon = ":" in name and not made and (not os.path.exists(name) or _untyped(name))
+        if colon or name.partition("@")[0] in FETCHED:
             raise PatchloomError(
                 f"the configuration {file} names the data {name[:80]}: commands are run, and what is not on this "
                 "machine is fetched, only for who types it: give the data on the command line, too"
@@ -258,6 +263,13 @@ def _refuse_untyped(file: str, data: Sequence[str], options: Sequence[str], type
                 f"the configuration {file} {what} {value[:80]}, which is done only for who types it: give "
                 f"{short(option)} {value.partition('#')[0][:80]} on the command line, too"
             )
+
+
+def _untyped(name: str) -> bool:
+    """Whether data is opened only for who types it, also where a folder has that name."""
+    from patchloom.data.sources.open import untyped  # which imports torch
+
+    return untyped(name) is not None
 
 
 def _several(words: list[str], before: int, taken: Listed) -> tuple[list[str], dict[str, list[str]]]:

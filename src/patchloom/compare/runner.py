@@ -16,7 +16,7 @@ from typing import IO, NamedTuple
 
 from patchloom.compare.alone import is_held
 from patchloom.errors import Stopped
-from patchloom.files import make_folder
+from patchloom.files import make_folder, no_link
 from patchloom.runs.folder import RunFolder
 from patchloom.stopping import ENDS_WITH_STDIN, Stop
 from patchloom.waiting import Waiting, duration
@@ -214,7 +214,7 @@ def _start(job: Job, slot: int, devices: Sequence[str]) -> _Process:
     environment = {**os.environ, ENDS_WITH_STDIN: "1"}
     if devices:
         environment["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
-    share, log = job.done(), open(job.log, "ab")  # noqa: SIM115, it is closed when the process has ended
+    share, log = job.done(), open(job.log, "ab", opener=no_link)  # noqa: SIM115, it is closed when the process has ended
     words = [*_PROGRAM, *job.words]
     # the pipe is never written to: its end tells the process that this one is gone
     options = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log, "env": environment}

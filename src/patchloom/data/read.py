@@ -40,6 +40,10 @@ _BEGINNINGS = {
 }
 
 
+# of Pillow's formats; it knows them by their content, whatever a file is called, and has other programs run some
+_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "MPO", "DIB", "HEIF", "AVIF", "JPEG2000", "PPM", "TGA", "ICO")
+
+
 class Unreadable(PatchloomError):
     """An image that cannot be decoded; the message begins with its path."""
 
@@ -101,6 +105,16 @@ def silent() -> Iterator[None]:
         yield
 
 
+def open_pillow(source: Path | BinaryIO) -> Image.Image:
+    """Open an image file by Pillow, if it is of a format that is only decoded: PostScript would be run.
+
+    Raises:
+        OSError, ValueError, SyntaxError, Image.DecompressionBombError: as ``Image.open``.
+    """
+    Image.init()
+    return Image.open(source, formats=[name for name in _FORMATS if name in Image.OPEN])
+
+
 def _decoded(source: Path | BytesIO, suffix: str) -> Tensor:
     if isinstance(source, Path) and not stat.S_ISREG(os.stat(source).st_mode):  # reading a pipe could block for ever
         raise ValueError("it is no file")
@@ -124,7 +138,7 @@ def _decoded(source: Path | BytesIO, suffix: str) -> Tensor:
     quick = _read_jpeg(source) if suffix in (".jpg", ".jpeg") else None
     if quick is not None:
         return quick
-    with Image.open(source) as image:
+    with open_pillow(source) as image:
         return from_pil(image)
 
 
@@ -193,7 +207,7 @@ def _read_jpeg(source: Path | BytesIO) -> Tensor | None:
     try:
         with (
             _opened(source) as file,
-            Image.open(file) as image,
+            open_pillow(file) as image,
         ):  # reads the header, and refuses decompression bombs
             if image.format not in ("JPEG", "MPO") or image.mode not in ("L", "RGB"):
                 return None
@@ -222,7 +236,7 @@ def _is_16_bit_png(source: Path | BytesIO) -> bool:
 
 def _read_deep_png(source: Path | BytesIO) -> Tensor:
     # PIL would silently drop the low byte of 16-bit colour.
-    with _opened(source) as file, Image.open(file) as image:  # reads the head alone, and refuses bombs
+    with _opened(source) as file, open_pillow(file) as image:  # reads the head alone, and refuses bombs
         orientation = image.getexif().get(_ORIENTATION, 1)
         file.seek(0)
         content = file.read()
@@ -251,7 +265,7 @@ def _read_tiff(source: Path | BytesIO) -> Tensor:
         if page.bitspersample <= 8 and plain and not channel_pages:
             # PIL knows palettes, CMYK and transparency. It gets an open file, since from a path it would map the pixels
             # into memory and, as of Pillow 13, scramble those of a file whose orientation tag swaps its sides.
-            with _opened(source) as file, Image.open(file) as image:
+            with _opened(source) as file, open_pillow(file) as image:
                 return from_pil(image)
         array = series.asarray() if channel_pages else page.asarray()
         if channel_pages or (page.planarconfig == tifffile.PLANARCONFIG.SEPARATE and page.samplesperpixel > 1):

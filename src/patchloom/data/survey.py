@@ -16,12 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from patchloom.data.noticed import Noticed, noticing
-from patchloom.data.read import Unreadable, silent
+from patchloom.data.read import Unreadable, open_pillow, silent
 from patchloom.data.sound.read import head_of
 from patchloom.data.sources.base import Source
 from patchloom.data.stats import Moments, Stats, drawn
@@ -234,7 +233,7 @@ def _row(i: int, image: Tensor) -> tuple[int | bool | bytes, ...]:
 def _kind(path: Path) -> str:
     """Format and mode from the file's header, such as "PNG RGB", or the suffix."""
     try:
-        with silent(), Image.open(path) as image:
+        with silent(), open_pillow(path) as image:
             return f"{image.format} {image.mode}"
     except Exception:  # any exception means that PIL does not read this file
         return path.suffix[1:].upper()

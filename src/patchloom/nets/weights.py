@@ -135,7 +135,7 @@ def card_from(about: Any) -> EncoderCard:
             stock_encoder(card.timm_name)
         except PatchloomError as problem:
             raise ValueError(str(problem)) from problem
-    return replace(card, name=_line(card.name), task=_line(card.task), note=_line(card.note, 5000))
+    return replace(card, name=printable(card.name), task=printable(card.task), note=printable(card.note, 5000))
 
 
 def _spec_from(given: Any) -> EncoderSpec | None:
@@ -161,8 +161,8 @@ def _spec_from(given: Any) -> EncoderSpec | None:
     return spec
 
 
-def _line(text: str, most: int = 500) -> str:
-    """A text of a card as it may be printed: no control characters, such as those that rule a terminal."""
+def printable(text: str, most: int = 500) -> str:
+    """Return a text of a card as it may be printed: no control characters, such as those that rule a terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:most])
 
 
@@ -331,6 +331,8 @@ def _from_timm(name: str) -> tuple[VisionTransformer, EncoderCard]:
     stock_encoder(name)  # what cannot be served is refused before gigabytes are fetched
     offline = why_offline()
     try:
+        if offline and not _has_repository(name):  # only the hub's library takes what is here alone
+            raise PatchloomError(offline)
         with from_cache_alone(bool(offline)):
             vit = timm.create_model(name, pretrained=True, num_classes=0)
     except Exception as problem:  # hubs fail in many ways, and every one of them means: no weights
@@ -342,6 +344,12 @@ def _from_timm(name: str) -> tuple[VisionTransformer, EncoderCard]:
         ) from problem
     about = vit.pretrained_cfg
     return vit.eval(), EncoderCard(None, tuple(about["mean"]), tuple(about["std"]), f"timm:{name}", name)
+
+
+def _has_repository(name: str) -> bool:
+    """Whether timm takes the weights of a model from the hub; from an address of its own, or from nowhere, if not."""
+    home = timm.models.get_pretrained_cfg(name)
+    return home is not None and bool(home.hf_hub_id)
 
 
 def untrained_twin(

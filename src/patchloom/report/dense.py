@@ -8,6 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from patchloom.data.read import open_pillow
 from patchloom.look.apart import INDEX, PairFiles, kept_apart
 from patchloom.report.captions import caption_of
 from patchloom.report.content import Picture, Slider
@@ -56,7 +57,7 @@ def _slider(folder: Path, pair: PairFiles, width: int, quality: int) -> Slider |
     made = []
     for kind, path in (("truth", pair.truth), ("answer", pair.answer)):
         try:
-            with Image.open(path) as image:
+            with open_pillow(path) as image:
                 uri, wide, high = webp(image.convert("RGB"), width, quality)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
             return None

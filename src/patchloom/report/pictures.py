@@ -9,6 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from patchloom.data.read import open_pillow
 from patchloom.report.captions import caption_of
 from patchloom.report.content import Picture
 from patchloom.report.gather import Gathered
@@ -38,7 +39,7 @@ def encoded(sheets: Mapping[Path, tuple[Gathered, str]], budget: int = BUDGET) -
     said = []
     for path in sheets:
         try:
-            with Image.open(path) as image:
+            with open_pillow(path) as image:
                 if image.width * image.height > _MOST_PIXELS:
                     raise ValueError(f"it has {image.width}x{image.height} pixels")
                 opened[path] = _reduced(image.convert("RGB"), _STEPS[0][0])

@@ -18,7 +18,7 @@ from typing import IO, Any, Literal
 from patchloom.data import DataLike, Stats, is_object, lasting, named
 from patchloom.data.sources.pattern import is_pattern, is_single
 from patchloom.errors import PatchloomError
-from patchloom.files import append, make_folder, remove_leftovers, unwritable, write_whole
+from patchloom.files import append, make_folder, no_link, remove_leftovers, unwritable, write_whole
 from patchloom.hints import conforms, typed_fields
 from patchloom.nets.build import check_options
 from patchloom.nets.build import plain_name as plain_model
@@ -115,10 +115,10 @@ class RunFolder:
 
         Raises:
             Locked: another one is training there.
-            PatchloomError: the folder was replaced meanwhile.
+            PatchloomError: the folder was replaced meanwhile, or its lock is a link.
         """
         with suppress(OSError):  # read-only, or a file system without locks: what is written next will tell
-            self._lock = open(self.path / ".lock", "w")
+            self._lock = open(self.path / ".lock", "w", opener=no_link)
             if fcntl is None:
                 return
             try:

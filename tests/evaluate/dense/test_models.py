@@ -49,6 +49,7 @@ def test_what_is_no_such_model_is_refused(tmp_path: Path) -> None:
     save_dense(model, replace(card, classes=("a", "b")), tmp_path / "model.safetensors")
     with pytest.raises(PatchloomError, match="is not what patchloom wrote"):
         load_dense(tmp_path / "model.safetensors")
+    save_dense(model, card, tmp_path / "model.safetensors")
     whole = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(PatchloomError, match="checksum"):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from patchloom.data.read import Unreadable, decode_image, read_image, silent
+from patchloom.data.read import Unreadable, decode_image, open_pillow, read_image, silent
 
 _ORIENTATION = 274  # EXIF's tag
 _SWAPPED = range(5, 9)  # orientations that exchange height and width
@@ -44,7 +44,7 @@ def header_of(stored: Path | bytes, name: str) -> Header:
     if isinstance(stored, Path) and stored.suffix.lower() in _ARRAYS:
         return _of_array(stored)
     try:
-        with silent(), Image.open(stored if isinstance(stored, Path) else BytesIO(stored)) as image:
+        with silent(), open_pillow(stored if isinstance(stored, Path) else BytesIO(stored)) as image:
             width, height = image.size
             orientation = 1 if image.format == "TIFF" else orientation_of(image)  # of a TIFF PIL has turned the size
     except FileNotFoundError:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import tifffile
-from PIL import Image
 
 from patchloom.data.annotated.header import orientation_of
 from patchloom.data.arrays import refuse_bomb, upright
-from patchloom.data.read import Unreadable, silent
+from patchloom.data.read import Unreadable, open_pillow, silent
 from patchloom.errors import PatchloomError
 
 _ORIENTATION = 274  # TIFF's tag
@@ -68,7 +67,7 @@ def _decoded(content: bytes) -> tuple[np.ndarray, str]:
             page = tiff.pages.first
             refuse_bomb(page.imagelength, page.imagewidth)
             return upright(page.asarray(), int(page.tags.valueof(_ORIENTATION, 1))), "TIFF"
-    with Image.open(BytesIO(content)) as image:
+    with open_pillow(BytesIO(content)) as image:
         kind, orientation = str(image.format), orientation_of(image)
         array = np.asarray(image)
         if kind == "PNG" and content[25:26] == b"\0":  # grey: bits follow width and height in the head, then colours

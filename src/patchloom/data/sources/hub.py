@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # slow to import, and an extra
 _BEGIN = "hf:"
 _STORED = (".parquet", ".arrow")
 _SAVED = ("dataset_dict.json", "state.json")
+_CONFIGURED = ("README.md", ".huggingface.yaml")  # where the library looks for addresses of files
 
 
 class Hub(Source):
@@ -125,8 +126,14 @@ def is_hub(name: str) -> bool:
 
 
 def hub_folder(name: str) -> bool:
-    """Whether the user typed a folder of this machine, and not a name on the hub."""
-    return Path(_parts(name)[0]).expanduser().is_dir()
+    """Whether this is a folder of this machine that holds data alone, and not a name on the hub.
+
+    With a card or a script beside the data, the library would fetch what that names, or run it.
+    """
+    folder = Path(_parts(name)[0]).expanduser()
+    return folder.is_dir() and not any(
+        (folder / one).exists() for one in (*_CONFIGURED, f"{folder.absolute().name}.py")
+    )
 
 
 def lasting_hub(name: str) -> str:

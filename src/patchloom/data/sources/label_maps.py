@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from PIL import Image
 
 from patchloom.data.noticed import EXAMPLES, some_of
-from patchloom.data.read import Unreadable, read_image, silent
+from patchloom.data.read import Unreadable, open_pillow, read_image, silent
 from patchloom.data.sources.files import Names
 from patchloom.data.sources.listing import Listing, files_were
 
@@ -298,7 +297,7 @@ def _looked_at(path: Path) -> _Look | None:
     try:
         if path.stat().st_size > _LARGE:
             return None
-        with silent(), Image.open(path) as image:
+        with silent(), open_pillow(path) as image:
             mode = image.mode
             if image.width * image.height > _LARGE:
                 return None

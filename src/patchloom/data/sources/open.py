@@ -62,15 +62,26 @@ def open_stored(data: DataLike, of: str, instead: str, *, group: str | None = No
         PatchloomError: it is no file of this machine; or as `open_data`.
     """
     for name in [] if is_object(data) else map(os.fspath, named(data)):
-        found = elsewhere(name)
-        if found is None and is_hub(name) and not hub_folder(name):
-            found = name
+        found = untyped(name)
         if found is not None:
             kind = "what a command gives" if PIPE in found.lower() else f"{found[:80]}, which is not on this machine"
             raise PatchloomError(
                 f"{of} names {kind}: commands are run, and addresses are opened, only for who types it: {instead}"
             )
     return _open(data, 0, group, fetch=False)
+
+
+def untyped(name: str) -> str | None:
+    """The first thing in a name that is opened only for who types it; None if all of it is on this machine.
+
+    Args:
+        name: one name of data, as a file gives it.
+
+    Raises:
+        PatchloomError: its braces stand for more names than anybody means.
+    """
+    found = elsewhere(name)
+    return name if found is None and is_hub(name) and not hub_folder(name) else found
 
 
 def _open(data: DataLike, seed: int, group: str | None, fetch: bool) -> Data:
@@ -151,8 +162,8 @@ def _open_one(data: str | Path, seed: int, fetch: bool) -> Data:
         builtin = open_builtin(data, seed, fetch)
         if builtin is not None:
             return builtin
-    if is_hub(name):
-        return open_hub(name)
+        if is_hub(name):
+            return open_hub(name)
     path = Path(data).expanduser()
     if path.is_dir():
         if holds_shards(path):
@@ -180,7 +191,7 @@ def _open_pattern(name: str, seed: int, fetch: bool) -> Data:
     """Folders, if a pattern stands for these alone; shards, likewise; otherwise the images among what matches."""
     found = matches(name)
     if all(map(os.path.isdir, found)):
-        return open_several(found, name, partial(_open_one, seed=seed, fetch=fetch))
+        return open_several([*map(Path, found)], name, partial(_open_one, seed=seed, fetch=fetch))
     if all(path.endswith(".tar") for path in found):
         return open_shards(name, name)
     return open_images(found, name)

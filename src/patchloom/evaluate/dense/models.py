@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from patchloom.nets.weights import (
     EncoderCard,
     as_patchloom_wrote,
     card_from,
+    printable,
     read_about,
     read_metadata,
     read_weights,
@@ -28,7 +29,7 @@ from patchloom.nets.weights import (
 )
 
 FORMAT = "patchloom-dense-1"
-_RANGES = {"size": (1, 2**14), "side": (1, 2**16)}
+_RANGES = {"size": (1, 2**14), "side": (1, 2**16), "ids": (0, 2**16 - 1)}  # a label map has 16 bits
 # of `Segmenter` and `Detector`, as a card may name them
 _ARGUMENTS: dict[str, Any] = {
     **{"head": Head, "head_width": int, "auxiliary": bool},
@@ -116,4 +117,7 @@ def read_dense(path: str | Path) -> DenseCard:
             if name not in _ARGUMENTS or not conforms(value, _ARGUMENTS[name]):
                 raise ValueError(f"it has the argument {str(name)[:40]!r} of {str(value)[:40]!r}")
             check_range(name, value, 1, 2**14)
-        return card
+        if len({*card.ids}) not in (0, len(card.classes)) or len({*card.ids}) < len(card.ids):
+            raise ValueError(f"it has {len(card.ids)} ids of {len(card.classes)} classes")
+        ids = card.ids or tuple(range(len(card.classes))) * (card.kind == "segment")
+        return replace(card, ids=ids, classes=tuple(map(printable, card.classes)), data=printable(card.data))
