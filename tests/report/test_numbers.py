@@ -240,6 +240,28 @@ def test_scores_over_several_seeds_are_the_means_that_the_difference_is_of(run):
     assert row[1:] == ("60.0 %", "from scratch", "40.0 %", "+20.0 [+10.0, +30.0]", "better over 2 trainings")
 
 
+def test_seeds_with_test_splits_of_their_own_are_one_evaluation(run):
+    """Each had a card and a line of its own, all of the same title."""
+    over = Difference("from scratch", 0.1, -0.3, 0.5, 20, 2, True)
+    rows = []
+    for seed, ours, theirs in ((0, 0.5, 0.4), (1, 0.7, 0.6)):
+        about = {"protocol": "finetune", "settings": "{}", "seed": seed, "data_fingerprint": f"f{seed}"}
+        rows += [{**about, "value": ours}, {**about, "encoder": "from scratch", "value": theirs}]
+    rows[0]["against"] = [Difference("from scratch", 0.1, -0.1, 0.3, 20, 1, True)]
+    rows[2]["against"] = [over]
+    write_with_differences(run, *rows)
+    (row,) = gains_of(gather(run)).rows
+    assert row[1:] == ("60.0 %", "from scratch", "50.0 %", "+10.0 [-30.0, +50.0]", "not told apart over 2 trainings")
+    (number,) = numbers_of(gather(run))[1:]
+    assert "Seeds 0, 1 gave 50.0 %, 70.0 %" in number.note
+
+
+def test_a_number_of_trainings_that_cannot_be_costs_nothing(run):
+    for trainings in (0, -3, 10**15):
+        write_with_differences(run, {"against": [Difference("untrained", 0.2, 0.1, 0.3, 99, trainings)]})
+        assert gains_of(gather(run)).rows[0][1] == "50.7 %"
+
+
 def test_a_control_of_the_same_name_is_that_of_the_difference(run):
     write_with_differences(
         run,

@@ -85,7 +85,7 @@ def gains_of(run: Gathered) -> Table | None:
     for reports, label in zip(quoted, _labels(quoted), strict=True):
         for place, row in enumerate(reports[-1]):
             for one in differences_of(row.get("against")):
-                seeds = [report for report in reports[-one.trainings :] if len(report) == len(reports[-1])]
+                seeds = [report for report in reports[-max(1, one.trainings) :] if len(report) == len(reports[-1])]
                 ours, theirs = _mean(seeds, place), _control(seeds, place, one)
                 each = [_shown(value, _is_share(row)) for value in (ours, theirs) if value is not None]
                 rows.append((label, each[0], one.control, "".join(each[1:]), _apart_by(one), one.short()))
@@ -271,7 +271,29 @@ def _reports(path: Path) -> list[list[QuotedRows]]:
         seeds = alike.setdefault((first["protocol"], first["data"], first["data_fingerprint"], _set(report)), {})
         seeds.pop(first["seed"], None)
         seeds[first["seed"]] = quoted
-    return [list(seeds.values()) for seeds in alike.values()]
+    _join_seeds(alike)
+    return [list(seeds.values()) for seeds in alike.values() if seeds]
+
+
+def _join_seeds(alike: Mapping[tuple[Any, ...], dict[str, QuotedRows]]) -> None:
+    """Move the seeds of a difference over several to its newest, where each seed drew a test split of its own.
+
+    Args:
+        alike: reports by seed, of each protocol, data, fingerprint and settings.
+    """
+    for (protocol, data, fingerprint, chosen), seeds in alike.items():
+        if not seeds:
+            continue
+        seed, newest = [*seeds.items()][-1]
+        trainings = max((one.trainings for row in newest for one in differences_of(row.get("against"))), default=1)
+        if trainings < 2 or not seed.isdecimal():
+            continue
+        for key, others in alike.items():
+            if key[:2] == (protocol, data) and key[2] != fingerprint and key[3] == chosen:
+                # --seeds takes consecutive ones
+                before = [one for one in others if one.isdecimal() and 0 < int(seed) - int(one) < trainings]
+                seeds |= {one: others.pop(one) for one in before if one not in seeds}
+        seeds[seed] = seeds.pop(seed)  # the newest is the last
 
 
 def _set(report: Sequence[Mapping[str, str]]) -> frozenset[tuple[str, str]]:
