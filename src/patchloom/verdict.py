@@ -245,6 +245,16 @@ class Difference:
             return f"The encoder is not told apart from {called}{over} ({self.text()})."
         return f"The encoder is {by} {claim.value} than {called}{over} {self.interval()}."
 
+    def short(self) -> str:
+        """What may be said in a few words, as `sentence` says it, without the numbers."""
+        several = f" over {self.trainings} {'trainings' if self.trained else 'seeds'}" if self.trainings > 1 else ""
+        return {
+            Claim.APART: f"no claim: different {self.noun}",
+            Claim.FEW: f"no claim below {LEAST} test {self.noun}",
+            Claim.NONE: f"not told apart{several}",
+            Claim.ONCE: f"{'ahead' if self.value > 0 else 'behind'} in this one training; --seeds 3 tells",
+        }.get(self.claim, f"{self.claim.value}{several}")
+
     def plain(self) -> dict[str, Any]:
         """As values for JSON."""
         names = ("control", "low", "high", "n", "trainings", "trained", "unit", "noun")

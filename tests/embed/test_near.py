@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from PIL import Image
 import patchloom
 from patchloom.cli import main
 from patchloom.embed import files
+from patchloom.embed import near as search
 from patchloom.errors import PatchloomError
 
 
@@ -41,6 +43,10 @@ def test_the_nearest_are_those_of_a_plain_search(tiny: Path, photos: Path, tmp_p
     assert [one.split for one in done.neighbours] == [found.splits[i] for i in order]
     np.testing.assert_allclose([one.cosine for one in done.neighbours], cosines[order], atol=1e-5)
     assert [one.itself for one in done.neighbours] == [True] + [False] * 6
+    assert [one.rank for one in done.neighbours] == [0, 1, 2, 3, 4, 5, 6]
+    pairs = (unit @ unit.T)[np.triu_indices(len(unit), 1)]
+    expected = [np.mean(pairs >= cosines[i] - 1e-6) for i in order]
+    np.testing.assert_allclose([one.as_near for one in done.neighbours], expected, atol=1.5 / len(pairs))
 
 
 def test_a_copy_elsewhere_is_a_row_like_others(tiny: Path, photos: Path, tmp_path: Path):
@@ -48,6 +54,27 @@ def test_a_copy_elsewhere_is_a_row_like_others(tiny: Path, photos: Path, tmp_pat
     done = patchloom.embed(tiny, photos, to=tmp_path / "f.npz", near=tmp_path / "5.png", top=2, **SMALL)
     assert [(one.path, one.itself) for one in done.neighbours][0] == ("train/b/5.png", False)
     assert done.neighbours[0].cosine == pytest.approx(1, abs=1e-5) and len(done.neighbours) == 2
+
+
+def test_of_many_rows_a_sample_is_the_scale(tiny: Path, photos: Path, tmp_path: Path, monkeypatch):
+    near = {"near": photos / "train" / "b" / "5.png", "top": 100}
+    whole = patchloom.embed(tiny, photos, to=tmp_path / "f.npz", **near, **SMALL)
+    monkeypatch.setattr(search, "_SAMPLED", 20)
+    monkeypatch.setattr(files, "_BYTES", 7 * 4 * 16)
+    sampled = patchloom.embed(tiny, photos, to=tmp_path / "f.npz", **near, **SMALL)
+    assert [one.path for one in sampled.neighbours] == [one.path for one in whole.neighbours]
+    one, other = (np.array([row.as_near for row in done.neighbours]) for done in (sampled, whole))
+    assert (one != other).any() and np.abs(one - other).max() < 0.2 and np.all(np.diff(one) >= 0)
+    assert np.allclose(one * 190, np.round(one * 190), atol=1e-6)  # 190 pairs of 20 rows
+
+
+def test_a_file_of_one_row_has_no_scale(tiny: Path, photos: Path, tmp_path: Path):
+    near = tmp_path / "one" / "5.png"
+    near.parent.mkdir()
+    shutil.copy(photos / "train" / "b" / "5.png", near)
+    done = patchloom.embed(tiny, near.parent, to=tmp_path / "f.npz", near=near, **SMALL)
+    assert [one.itself for one in done.neighbours] == [True] and np.isnan(done.neighbours[0].as_near)
+    assert "as near" not in done.table()[0]
 
 
 def test_patch_tokens_are_compared_at_their_places(tiny: Path, photos: Path, tmp_path: Path):
@@ -66,11 +93,13 @@ def test_what_is_printed(tiny: Path, photos: Path, others: Path, tmp_path: Path,
     words = ["embed", str(tiny), str(photos), "--to", str(tmp_path / "f.npz"), "--top", "3", "--device", "cpu"]
     assert main([*words, "--near", str(photos / "test" / "a" / "26.png")]) == 0
     lines = capsys.readouterr().out.splitlines()[-5:]
-    assert lines[0].split() == ["cosine", "split", "label", "path"]
+    assert lines[0].split() == ["rank", "cosine", "as", "near", "split", "label", "path"]
     assert lines[1].split() == ["1.0000", "test", "a", "test/a/26.png", "(the", "image", "itself)"]
     assert main([*words, "--near", str(others / "new.png")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-5] == f"Nearest to {others / 'new.png'}, by the cosine of the vectors:" and len(lines[-3:]) == 3
+    assert lines[-5].startswith(f"Nearest to {others / 'new.png'}, by the cosine")
+    assert [line.split()[0] for line in lines[-3:]] == ["1", "2", "3"]
+    assert all(re.match(r"\d  +[\d.-]+  1 pair in [\d.,]+  ", line) for line in lines[-3:])
 
 
 @pytest.mark.parametrize(

@@ -294,3 +294,25 @@ def test_images_for_validation_are_there_too(tiny: Path, photos: Path, tmp_path:
     patchloom.embed(tiny, folder, to=tmp_path / "f.npz", **SMALL)
     splits = read(tmp_path / "f.npz").splits
     assert splits.count("val") == splits.count("test") > 0 and set(splits) == {"train", "test", "val"}
+
+
+def test_rows_of_a_table_for_validation_are_there_too(tiny: Path, photos: Path, tmp_path: Path):
+    """They were left out, though every image is promised."""
+    paths = sorted((photos / "test").glob("*/*.png"), key=lambda path: int(path.stem))  # a and b in turn
+    splits = ["train"] * 5 + ["test"] * 2 + ["val"] * 3
+    rows = [f"{path},{path.parent.name},{split}" for path, split in zip(paths, splits, strict=True)]
+    (tmp_path / "table.csv").write_text("\n".join(["path,label,split", *rows]))
+    patchloom.embed(tiny, tmp_path / "table.csv", to=tmp_path / "f.npz", **SMALL)
+    found = read(tmp_path / "f.npz")
+    assert found.splits == splits and [Path(path).name for path in found.paths] == [path.name for path in paths]
+    kept = read(patchloom.embed(tiny, photos, to=tmp_path / "g.npz", **SMALL).file)
+    by_path = dict(zip(kept.paths, kept.vectors, strict=True))
+    expected = [by_path[str(path.relative_to(photos))] for path in paths]
+    np.testing.assert_allclose(found.vectors, expected, atol=1e-5)
+
+
+def test_without_a_test_split_the_rest_keep_their_names(tiny: Path, tmp_path: Path):
+    digits = open_data("digits").train
+    data = Data(digits.subset(range(4)), None, (), {"val": digits.subset(range(4, 6))})
+    patchloom.embed(tiny, data, to=tmp_path / "f.npz", **SMALL)
+    assert read(tmp_path / "f.npz").splits == ["train"] * 4 + ["val"] * 2

@@ -15,7 +15,7 @@ from patchloom.evaluate.settings import EvalSettings
 from patchloom.train.pretrain import pretrain
 
 VAL = (
-    "Of 26 images, train (20) is trained on, test (4) is the test, and val (2) is left out: choose between runs by it, "
+    "Of 26 images, train (20) is trained on, test (4) is the test, and val (2) is neither: choose between runs by it, "
     "or move it into train to train on it"
 )
 

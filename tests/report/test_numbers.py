@@ -2,13 +2,15 @@
 
 import csv
 import json
+import re
 
 import pytest
 
 from patchloom.errors import PatchloomError
 from patchloom.report import verb
 from patchloom.report.gather import gather
-from patchloom.report.numbers import numbers_of, results_of
+from patchloom.report.numbers import gains_of, numbers_of, results_of
+from patchloom.report.render import render
 from patchloom.report.verb import page_of
 from patchloom.verdict import Difference
 
@@ -154,17 +156,120 @@ def test_without_results_and_rows_there_are_none(run):
     assert numbers_of(gather(run)) == [] == results_of(gather(run))
 
 
-def test_a_number_ends_with_what_its_difference_allows_to_say(run):
-    """Beside 50.7 % and 30.0 % nothing said whether the two are told apart."""
-    one = Difference("untrained", 0.01, -0.02, 0.04, 2000)
-    write(run, {}, {"encoder": "untrained", "value": 0.497})
-    head, first, second = (run / "results.csv").read_text().splitlines()
+def write_with_differences(run, *rows):
+    """Write results, of which each may have differences."""
+    write(run, *({name: cell for name, cell in row.items() if name != "against"} for row in rows))
+    head, *lines = (run / "results.csv").read_text().splitlines()
     with (run / "results.csv").open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow([*head.split(","), "against"])
-        table.writerow([*next(csv.reader([first])), json.dumps([one.plain()])])
-        table.writerow([*next(csv.reader([second])), ""])
+        for line, row in zip(lines, rows, strict=True):
+            against = [one.plain() for one in row.get("against", ())]
+            table.writerow([*next(csv.reader([line])), json.dumps(against) if against else ""])
+
+
+def test_a_number_ends_with_what_its_difference_allows_to_say(run):
+    """Beside 50.7 % and 30.0 % nothing said whether the two are told apart."""
+    one = Difference("untrained", 0.01, -0.02, 0.04, 2000)
+    write_with_differences(run, {"against": [one]}, {"encoder": "untrained", "value": 0.497})
     assert numbers_of(gather(run))[1].note.endswith(one.sentence())
+
+
+def test_one_table_answers_whether_pre_training_helped(run):
+    """The differences were sentences below the cards, and nothing had all of them."""
+    linear = {"protocol": "linear", "settings": "{}", "pooling": "both"}
+    pixels = {"encoder": "raw pixels", "pooling": "pixels"}
+    write_with_differences(
+        run,
+        {
+            "against": [
+                Difference("untrained", 0.207, 0.19, 0.22, 2000),
+                Difference("raw pixels", 0.007, -0.01, 0.02, 2000),
+            ]
+        },
+        {"encoder": "untrained", "value": 0.3},
+        {**pixels, "value": 0.5},
+        {**linear, "value": 0.6, "against": [Difference("untrained", -0.1, -0.2, -0.05, 2000)]},
+        {**linear, "encoder": "untrained", "value": 0.7},
+    )
+    table = gains_of(gather(run))
+    assert table.heading == ("measure", "this run", "control", "its score", "difference", "verdict")
+    assert [tuple(row) for row in table.rows] == [
+        ("kNN accuracy", "50.7 %", "untrained", "30.0 %", "+20.7 [+19.0, +22.0]", "better"),
+        ("kNN accuracy", "50.7 %", "raw pixels", "50.0 %", "+0.7 [-1.0, +2.0]", "not told apart"),
+        ("linear probe", "60.0 %", "untrained", "70.0 %", "-10.0 [-20.0, -5.0]", "worse"),
+    ]
+    assert "better in 1 and worse in 1; no claim is made in 1" in table.note
+    assert page_of([run]).runs[0].gains == table
+    (run / "results.csv").unlink()
+    assert gains_of(gather(run)) is None is page_of([run]).runs[0].gains
+
+
+def test_few_images_and_single_trainings_make_no_claim_on_the_page(run):
+    tuned = {"protocol": "finetune", "settings": "{}"}
+    few = Difference("untrained", 0.5, 0.2, 0.8, 9)
+    once = Difference("from scratch", 0.2, 0.1, 0.3, 2000, trained=True)
+    elsewhere = Difference("from scratch", 0.2, -1.0, 1.0, 0, trained=True)
+    write_with_differences(
+        run,
+        {"against": [few], "n_test": 9},
+        {"encoder": "untrained", "value": 0.007, "n_test": 9},
+        {**tuned, "against": [once]},
+        {**tuned, "encoder": "from scratch", "value": 0.307},
+        {**tuned, "data": "bees", "against": [elsewhere]},
+    )
+    table = gains_of(gather(run))
+    assert [row[4] for row in table.rows] == ["+50.0", "+20.0 [+10.0, +30.0]", ""]
+    verdicts = [row[5] for row in table.rows]
+    assert "no claim below 10" in verdicts[0] and "in this one training" in verdicts[1] and "different" in verdicts[2]
+    assert table.note.startswith("3 comparisons and no claim")
+    page = render(page_of([run]))
+    assert "no claim is made below 10" in page and "--seeds 3 tells" in page
+    assert not re.search(r"points (better|worse) than|better in \d", page)
+
+
+def test_scores_over_several_seeds_are_the_means_that_the_difference_is_of(run):
+    over = Difference("from scratch", 0.2, 0.1, 0.3, 2000, 2, True)
+    rows = []
+    for seed, ours, theirs in ((0, 0.9, 0.1), (1, 0.5, 0.2), (2, 0.7, 0.6)):  # seed 0 is of an earlier command
+        about = {"protocol": "finetune", "settings": "{}", "seed": seed, "date": f"2026-11-22T10:00:0{seed}+00:00"}
+        rows += [{**about, "value": ours}, {**about, "encoder": "from scratch", "value": theirs}]
+    rows[-2]["against"] = [over]
+    write_with_differences(run, *rows)
+    (row,) = gains_of(gather(run)).rows
+    assert row[1:] == ("60.0 %", "from scratch", "40.0 %", "+20.0 [+10.0, +30.0]", "better over 2 trainings")
+
+
+def test_seeds_with_test_splits_of_their_own_are_one_evaluation(run):
+    """Each had a card and a line of its own, all of the same title."""
+    over = Difference("from scratch", 0.1, -0.3, 0.5, 20, 2, True)
+    rows = []
+    for seed, ours, theirs in ((0, 0.5, 0.4), (1, 0.7, 0.6)):
+        about = {"protocol": "finetune", "settings": "{}", "seed": seed, "data_fingerprint": f"f{seed}"}
+        rows += [{**about, "value": ours}, {**about, "encoder": "from scratch", "value": theirs}]
+    rows[0]["against"] = [Difference("from scratch", 0.1, -0.1, 0.3, 20, 1, True)]
+    rows[2]["against"] = [over]
+    write_with_differences(run, *rows)
+    (row,) = gains_of(gather(run)).rows
+    assert row[1:] == ("60.0 %", "from scratch", "50.0 %", "+10.0 [-30.0, +50.0]", "not told apart over 2 trainings")
+    (number,) = numbers_of(gather(run))[1:]
+    assert "Seeds 0, 1 gave 50.0 %, 70.0 %" in number.note
+
+
+def test_a_number_of_trainings_that_cannot_be_costs_nothing(run):
+    for trainings in (0, -3, 10**15):
+        write_with_differences(run, {"against": [Difference("untrained", 0.2, 0.1, 0.3, 99, trainings)]})
+        assert gains_of(gather(run)).rows[0][1] == "50.7 %"
+
+
+def test_a_control_of_the_same_name_is_that_of_the_difference(run):
+    write_with_differences(
+        run,
+        {"against": [Difference("untrained", 0.207, 0.19, 0.22, 2000)]},
+        {"encoder": "untrained", "value": 0.4, "pooling": "class"},
+        {"encoder": "untrained", "value": 0.3},
+    )
+    assert gains_of(gather(run)).rows[0][3] == "30.0 %"
 
 
 def test_cards_of_other_settings_have_other_titles(run):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -16,12 +17,20 @@ from patchloom.embed.rows import path_of
 from patchloom.errors import PatchloomError
 
 _LEAST = 1e-12  # the length of a vector, as torch's normalize has it
+_ROUNDED = 1e-6  # between the cosines of one pair in two products
+_SAMPLED, _SAMPLED_BYTES = 1000, 2**26  # most rows whose pairs are the scale, and most bytes of them
 
 
 class Neighbour(NamedTuple):
-    """A row: its path, split and class (None without one), the cosine, and whether it is of the asked image itself.
+    """Row of a file near to an image.
 
-    The cosine is that of features without the mean of the file's rows.
+    Attributes:
+        path, split, label: of the row; no label is None.
+        cosine: of the vectors without the mean of the file's rows.
+        itself: whether it is the row of the image itself.
+        rank: 1 for the nearest; 0 for the image itself.
+        as_near: fraction of the pairs of rows with this cosine or a larger one, from a sample of rows; nan if there are
+            none.
     """
 
     path: str
@@ -29,6 +38,8 @@ class Neighbour(NamedTuple):
     label: str | None
     cosine: float
     itself: bool
+    rank: int = 0
+    as_near: float = math.nan
 
 
 def open_one(image: str | Path) -> Data:
@@ -73,7 +84,8 @@ def nearest(file: Path, vector: np.ndarray, top: int, own: Collection[tuple[str,
     """Return the rows of a file whose cosine to ``vector`` is largest, the nearest first; equal ones in file order.
 
     The mean of the file's vectors is taken from all first: encoders give all images much in common, which crowds plain
-    cosines near 1. Vectors in the file stay as they are.
+    cosines near 1. Vectors in the file stay as they are. Centred cosines of the nearest may still be crowded, so each
+    comes with the fraction of pairs of rows that are as near.
 
     Of patch tokens all stand in a row, so that each is compared with that at the same place.
 
@@ -94,15 +106,31 @@ def nearest(file: Path, vector: np.ndarray, top: int, own: Collection[tuple[str,
     if count < 2:  # nothing to centre by
         mean[:] = 0
     query = _unit(vector.reshape(1, -1) - mean)[0]
+    sampled = np.sort(
+        np.random.default_rng(0).permutation(count)[: max(2, min(_SAMPLED, _SAMPLED_BYTES // mean.nbytes))]
+    )
+    sample, start = list[np.ndarray](), 0
     best: list[Neighbour] = []
     for some in read_chunks(file, vector.shape):
-        cosines = _unit(some.vectors.reshape(len(some.vectors), -1) - mean) @ query
+        units = _unit(some.vectors.reshape(len(some.vectors), -1) - mean)
+        sample.append(units[sampled[(sampled >= start) & (sampled < start + len(units))] - start])
+        start += len(units)
+        cosines = units @ query
         for i in np.argsort(-cosines, kind="stable")[: top + len(own)]:
             place = (some.splits[i], some.paths[i])
             best.append(Neighbour(place[1], place[0], some.labels[i], float(cosines[i]), place in own))
         best = sorted(best, key=lambda one: -one.cosine)[: top + len(own)]
     others = [one for one in best if not one.itself][:top]
-    return [one for one in best if one.itself or one in others]
+    found = [one for one in best if one.itself or one in others]
+    ranks = [0 if one.itself else others.index(one) + 1 for one in found]
+    pairs = _pairs(np.concatenate(sample)) if sample else np.empty(0, np.float32)
+    as_near = [float(np.mean(pairs >= one.cosine - _ROUNDED)) if len(pairs) else math.nan for one in found]
+    return [one._replace(rank=r, as_near=a) for one, r, a in zip(found, ranks, as_near, strict=True)]
+
+
+def _pairs(units: np.ndarray) -> np.ndarray:
+    """Cosines [m (m - 1) / 2] of all pairs of vectors [m d] of length 1."""
+    return (units @ units.T)[np.triu_indices(len(units), 1)]
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:

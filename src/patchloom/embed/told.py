@@ -14,6 +14,7 @@ from patchloom.nets.pooling import POOLED
 from patchloom.shown import Grid, Shown, Verbatim
 from patchloom.waiting import duration
 
+_SCALE = "and how many pairs of rows are as near"
 _WHICH = POOLED | {"patches": "the patch tokens"}
 
 
@@ -78,18 +79,33 @@ class Embedded(Shown):
             if self.made
             else f"{self.file} is there already, made in this very way: {holds}. Nothing was computed again."
         ]
-        return said + ([f"Nearest to {self.near}, by the cosine of the vectors:"] if self.neighbours else [])
+        if not self.neighbours:
+            return said
+        return [*said, f"Nearest to {self.near}, by the cosine of the vectors without their mean, {_SCALE}:"]
 
     def table(self) -> list[tuple[str, ...]]:
         """The nearest below a heading; without splits or labels where there are none."""
         columns = {
+            "rank": [str(one.rank or "") for one in self.neighbours],
             "cosine": [f"{one.cosine:.4f}" for one in self.neighbours],
+            "as near": ["" if one.itself else _one_in(one.as_near) for one in self.neighbours],
             "split": [one.split for one in self.neighbours],
             "label": [one.label or "" for one in self.neighbours],
             "path": [f"{one.path}{' (the image itself)' if one.itself else ''}" for one in self.neighbours],
         }
         if len(self.card["data"]["splits"]) == 1:
             del columns["split"]
-        if not any(columns["label"]):
-            del columns["label"]
+        for name in ("as near", "label"):
+            if not any(columns[name]):
+                del columns[name]
         return [tuple(columns), *zip(*columns.values(), strict=True)]
+
+
+def _one_in(share: float) -> str:
+    """A fraction of pairs, such as "1 pair in 120"; "" if it is not known."""
+    if math.isnan(share):
+        return ""
+    if not share:
+        return "no pair"
+    count = 1 / share
+    return f"1 pair in {count:.1f}" if count < 10 else f"1 pair in {float(f'{count:.2g}'):,.0f}"

@@ -83,16 +83,17 @@ def embed(
     one = None if asked is None else heard_by(asked, about.sound, about.name).train
     with telling():
         opened = heard_by(open_and_tell(data), about.sound, about.name)
-    sources = {"all": opened.train} if opened.test is None else {"train": opened.train, "test": opened.test}
-    sources |= {name: source for name, source in opened.others.items() if name not in sources}
+    parts = {"train": opened.train} if opened.test is None else {"train": opened.train, "test": opened.test}
+    parts |= {name: source for name, source in opened.others.items() if name not in parts}
+    sources = parts if len(parts) > 1 else {"all": opened.train}
     shape = shape_of(vit, about, encoding.take)
     if head is not None:
         head.to(settings.at)
     with Waiting("looking at the encoder and the images"):
         how = {"pooling": pooling, "layer": named, "shape": shape, "dtype": dtype}
         card = card_of(vit, about, head, sources, settings, **how)
-    parts = Parts(file, sources, shape, np.dtype(dtype), settings.at_once)
-    done = there(file, card, parts) or make(file, card, parts, encoding)
+    written = Parts(file, sources, shape, np.dtype(dtype), settings.at_once)
+    done = there(file, card, written) or make(file, card, written, encoding)
     done = replace(done, notes=(about.note, *done.notes) if about.note else done.notes)
     if one is None or near is None:
         return done

@@ -147,6 +147,7 @@ class RunPart:
         verdict: a word or a few, such as "healthy"; tone: how it is coloured.
         why: the figures that say so; then: what to try next.
         summary: its closing sentence, "" while it trains.
+        gains: differences from controls, which answer whether pre-training helped; None without any.
         numbers: key numbers, the most telling first.
         settings, pictures, cloud, recordings, sliders, tables: as their classes say; empty or None without any.
         files: sentences on broken files, exact and near copies.
@@ -161,6 +162,7 @@ class RunPart:
     why: str = ""
     then: str = ""
     summary: str = ""
+    gains: Table | None = None
     numbers: Sequence[Number] = ()
     settings: Sequence[Setting] = ()
     pictures: Sequence[Picture] = ()

@@ -16,6 +16,7 @@ from patchloom.look.curves import curve_of
 from patchloom.report.content import Number, Table
 from patchloom.report.gather import Gathered
 from patchloom.sound import in_words, noun_of
+from patchloom.verdict import Claim, Difference
 
 _TITLES = {
     "knn": "kNN accuracy",
@@ -66,13 +67,77 @@ def numbers_of(run: Gathered) -> list[Number]:
     noun = noun_of(run.sound)
     quoted = _reports(run.folder.path / "results.csv")
     on_the_way = [] if run.finished or any(one[-1][0]["protocol"] == "knn" for one in quoted) else _on_the_way(run)
-    found = [_quoted(reports, noun) for reports in quoted]
-    labels = [one.label for one in found]
-    for label in {label for label in labels if labels.count(label) > 1}:
-        alike = [i for i, one in enumerate(labels) if one == label]
-        for i, how in zip(alike, _apart([quoted[i][-1][0] for i in alike]), strict=True):
-            found[i] = found[i]._replace(label=f"{label}, {how}")
+    found = [_quoted(reports, label, noun) for reports, label in zip(quoted, _labels(quoted), strict=True)]
     return [*_own(run), *on_the_way, *found]
+
+
+def gains_of(run: Gathered) -> Table | None:
+    """Return the differences from all controls that evaluations stored, with what each allows to say; None without any.
+
+    Of several seeds, scores are means over those that the difference is of.
+
+    Raises:
+        ValueError: as `numbers_of`.
+    """
+    quoted = _reports(run.folder.path / "results.csv")
+    rows: list[tuple[str, ...]] = []
+    claims: list[Claim] = []
+    for reports, label in zip(quoted, _labels(quoted), strict=True):
+        for place, row in enumerate(reports[-1]):
+            for one in differences_of(row.get("against")):
+                seeds = [report for report in reports[-max(1, one.trainings) :] if len(report) == len(reports[-1])]
+                ours, theirs = _mean(seeds, place), _control(seeds, place, one)
+                each = [_shown(value, _is_share(row)) for value in (ours, theirs) if value is not None]
+                rows.append((label, each[0], one.control, "".join(each[1:]), _apart_by(one), one.short()))
+                claims.append(one.claim)
+    if not rows:
+        return None
+    heading = ("measure", "this run", "control", "its score", "difference", "verdict")
+    return Table("Difference from each control, with its 95 % interval", heading, rows, _counted(claims))
+
+
+def _apart_by(one: Difference) -> str:
+    """The difference; without an interval if there are too few images for one."""
+    if one.claim is Claim.APART:
+        return ""
+    unit = "" if one.unit == "%" else f" {one.unit}"
+    amount = f"{one.amount(one.value)}{unit}"
+    return amount if one.claim is Claim.FEW else f"{amount} {one.interval()}"
+
+
+def _counted(claims: Sequence[Claim]) -> str:
+    """A sentence on all comparisons together."""
+    better, worse = (claims.count(one) for one in (Claim.BETTER, Claim.WORSE))
+    rest = len(claims) - better - worse
+    comparisons = f"{len(claims):,} comparison{'s' * (len(claims) != 1)}"
+    if rest == len(claims):
+        return f"{comparisons} and no claim: the encoder is shown to be neither better nor worse than a control."
+    said = f"Of {comparisons}, the encoder is better in {better or 'none'} and worse in {worse or 'none'}"
+    return f"{said}; no claim is made in {rest}." if rest else f"{said}."
+
+
+def _mean(reports: Sequence[QuotedRows], place: int) -> float:
+    return sum(float(report[place]["value"]) for report in reports) / len(reports)
+
+
+def _control(reports: Sequence[QuotedRows], place: int, one: Difference) -> float | None:
+    """The control's score: of several rows of its name, the one at that difference; None if it is not quoted."""
+    ours, newest = _mean(reports, place), reports[-1]
+    found = [_mean(reports, i) for i, row in enumerate(newest) if i != place and row["encoder"] == one.control]
+    return min(found, key=lambda value: abs(ours - value - one.value), default=None)
+
+
+def _labels(quoted: Sequence[Sequence[QuotedRows]]) -> list[str]:
+    """What was measured by each evaluation; those of one title are told apart by their settings."""
+    found = [_title(reports[-1][0]) for reports in quoted]
+    alike: dict[str, list[int]] = {}
+    for i, label in enumerate(found):
+        alike.setdefault(label, []).append(i)
+    for label, places in alike.items():
+        if len(places) > 1:
+            for i, how in zip(places, _apart([quoted[i][-1][0] for i in places]), strict=True):
+                found[i] = f"{label}, {how}"
+    return found
 
 
 def results_of(run: Gathered) -> list[Table]:
@@ -206,7 +271,29 @@ def _reports(path: Path) -> list[list[QuotedRows]]:
         seeds = alike.setdefault((first["protocol"], first["data"], first["data_fingerprint"], _set(report)), {})
         seeds.pop(first["seed"], None)
         seeds[first["seed"]] = quoted
-    return [list(seeds.values()) for seeds in alike.values()]
+    _join_seeds(alike)
+    return [list(seeds.values()) for seeds in alike.values() if seeds]
+
+
+def _join_seeds(alike: Mapping[tuple[Any, ...], dict[str, QuotedRows]]) -> None:
+    """Move the seeds of a difference over several to its newest, where each seed drew a test split of its own.
+
+    Args:
+        alike: reports by seed, of each protocol, data, fingerprint and settings.
+    """
+    for (protocol, data, fingerprint, chosen), seeds in alike.items():
+        if not seeds:
+            continue
+        seed, newest = [*seeds.items()][-1]
+        trainings = max((one.trainings for row in newest for one in differences_of(row.get("against"))), default=1)
+        if trainings < 2 or not seed.isdecimal():
+            continue
+        for key, others in alike.items():
+            if key[:2] == (protocol, data) and key[2] != fingerprint and key[3] == chosen:
+                # --seeds takes consecutive ones
+                before = [one for one in others if one.isdecimal() and 0 < int(seed) - int(one) < trainings]
+                seeds |= {one: others.pop(one) for one in before if one not in seeds}
+        seeds[seed] = seeds.pop(seed)  # the newest is the last
 
 
 def _set(report: Sequence[Mapping[str, str]]) -> frozenset[tuple[str, str]]:
@@ -253,7 +340,7 @@ def _apart(rows: Sequence[Mapping[str, str]]) -> list[str]:
     ]
 
 
-def _quoted(reports: Sequence[QuotedRows], noun: str) -> Number:
+def _quoted(reports: Sequence[QuotedRows], label: str, noun: str) -> Number:
     """A number of the quoted rows of reports: the encoder's first, then what it stands beside; the newest seed's."""
     first, *controls = reports[-1]
     told, several = _settings(first), len({row["encoder"] for row in controls}) < len(controls)
@@ -268,7 +355,7 @@ def _quoted(reports: Sequence[QuotedRows], noun: str) -> Number:
         each = ", ".join(_value(report[0]) for report in reports)
         note += f" Seeds {', '.join(report[0]['seed'] for report in reports)} gave {each}."
     note = " ".join([note, *(one.sentence() for row in reports[-1] for one in differences_of(row.get("against")))])
-    return Number(_title(first), _value(first), _interval(first), beside, f"{note[0].upper()}{note[1:]}")
+    return Number(label, _value(first), _interval(first), beside, f"{note[0].upper()}{note[1:]}")
 
 
 def _title(row: Mapping[str, str]) -> str:

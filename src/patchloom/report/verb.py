@@ -25,7 +25,7 @@ from patchloom.report.dense import sliders_of
 from patchloom.report.files import files_of
 from patchloom.report.gather import Gathered, gather, told_apart
 from patchloom.report.images import Images, images_of
-from patchloom.report.numbers import numbers_of, results_of, with_labels
+from patchloom.report.numbers import gains_of, numbers_of, results_of, with_labels
 from patchloom.report.pictures import pictures_of
 from patchloom.report.places import is_comparison, places_of
 from patchloom.report.recordings import BUDGET as SOUNDS
@@ -151,7 +151,7 @@ class _OfImages(NamedTuple):
 def _part(run: Gathered, pictures: Sequence[Picture], data: DataLike | None, count: int) -> tuple[RunPart, list[str]]:
     """What the page has of a run, one of ``count``; and sentences on what it has not."""
     notes = [*run.problems]
-    numbers, tables = _numbers(run, notes)
+    gains, numbers, tables = _numbers(run, notes)
     images = images_of(run, data)
     of_images = _of_images(run, images, count)
     health = run.health
@@ -163,6 +163,7 @@ def _part(run: Gathered, pictures: Sequence[Picture], data: DataLike | None, cou
         why="" if health is None else health.why,
         then="" if health is None else health.then,
         summary=_summary(run),
+        gains=gains,
         numbers=numbers,
         settings=settings_of(run),
         pictures=pictures,
@@ -194,12 +195,12 @@ def _summary(run: Gathered) -> str:
         return summary
 
 
-def _numbers(run: Gathered, notes: list[str]) -> tuple[list[Number], list[Table]]:
+def _numbers(run: Gathered, notes: list[str]) -> tuple[Table | None, list[Number], list[Table]]:
     try:
-        return numbers_of(run), results_of(run)
+        return gains_of(run), numbers_of(run), results_of(run)
     except ValueError as problem:
         notes.append(str(problem))
-        return [], []
+        return None, [], []
 
 
 def _of_images(run: Gathered, images: Images, count: int) -> _OfImages:

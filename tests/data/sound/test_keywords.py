@@ -55,9 +55,10 @@ def test_the_layout_opens_as_any_data(commands):
     assert data.train.classes == ("bed", "cat", "no", "up", "yes") == data.test.classes
     assert (len(data.train), len(data.test)) == (30, 10)
     assert {Path(path).name for path in named(data.test)} == {"8.wav", "9.wav"}
+    assert len(data.others["val"]) == 10 and not set(named(data.others["val"])) & set(named(data.train))
     assert data.notes == (
         "Of 50 recordings, what no list names (30) is trained on, what testing_list.txt names (10) is the test, and "
-        "validation_list.txt (10) is left out: choose between runs by it, or empty it to train on it",
+        "validation_list.txt (10) is neither: choose between runs by it, or empty it to train on it",
         "_background_noise_ (1) is left out: it is no word",
     )
 

@@ -92,9 +92,17 @@ def test_further_splits_are_left_out_and_counted(tmp_path):
     data = open_data(saved(tmp_path / "three", train=made(range(5)), validation=made([5, 6]), test=made([7])))
     assert (len(data.train), len(data.test)) == (5, 1)
     (note,) = data.notes
-    assert note.startswith("train (5) is trained on, test (1) is the test, and validation (2) is left out: choose")
+    assert note.startswith("train (5) is trained on, test (1) is the test, and validation (2) is neither: choose")
+    assert data.others.keys() == {"validation"}
+    assert_holds(data.others["validation"], [5, 6])
     (note,) = open_data(saved(tmp_path / "two", train=made(range(5)), more=made([5, 6]))).notes
-    assert note.startswith("train (5) is trained on, and more (2) is left out: choose between runs by it, or join it")
+    assert note.startswith("train (5) is trained on, and more (2) is not: choose between runs by it, or join it")
+
+
+def test_further_splits_of_other_columns_refuse_nothing(tmp_path):
+    strange = datasets.Dataset.from_dict({"text": ["a"]})
+    data = open_data(saved(tmp_path / "three", train=made(range(5)), test=made([7]), extra=strange))
+    assert (len(data.train), len(data.test), data.others) == (5, 1, {})
 
 
 def test_one_split_is_the_training_data(tmp_path):

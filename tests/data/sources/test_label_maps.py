@@ -208,7 +208,7 @@ def test_splits_within_and_without(tmp_path: Path) -> None:
         within = "" if before else "/images"
         assert data.notes[0] == (
             f"Of 12 images, {before}train{within} (5) is trained on, {before}test{within} (4) is the test, and "
-            f"{before}val{within} (3) is left out: choose between runs by it, or move it into train to train on it"
+            f"{before}val{within} (3) is neither: choose between runs by it, or move it into train to train on it"
         )
         told = sum(int(count) for note in data.notes for count in re.findall(r"(\d+) files were left out as", note))
         assert len(data.notes) == 1 + maps and told == 12

@@ -38,7 +38,7 @@ def test_further_splits_are_left_out_and_counted(tmp_path, draw, case):
     assert (len(data.train), len(data.test)) == (5, 2) and data.train.labels is None
     train, val, test = map(case, ("train", "val", "test"))
     assert data.notes == (
-        f"Of 10 images, {train} (5) is trained on, {test} (2) is the test, and {val} (3) is left out: choose between "
+        f"Of 10 images, {train} (5) is trained on, {test} (2) is the test, and {val} (3) is neither: choose between "
         f"runs by it, or move it into {train} to train on it",
     )
 
@@ -49,7 +49,7 @@ def test_other_folders_beside_the_splits_are_counted(tmp_path, draw):
     (tmp_path / "clip.mp4").touch()
     note, other = open_data(tmp_path).notes
     assert other == "1 file was left out, in formats that are not read: 1 .mp4 (clip.mp4)"
-    assert "and extra (3) and the folder itself (1) are left out: choose between runs by them" in note
+    assert "and extra (3) and the folder itself (1) are neither: choose between runs by them" in note
 
 
 def test_splits_in_another_folder(tmp_path, draw):
@@ -64,7 +64,7 @@ def test_splits_in_another_folder(tmp_path, draw):
     draw("images/2.png")
     data = open_data(tmp_path)
     assert (len(data.train), len(data.test)) == (10, 6)
-    assert "Of 18 images" in data.notes[0] and "images itself (1) and other folders (1) are left out" in data.notes[0]
+    assert "Of 18 images" in data.notes[0] and "images itself (1) and other folders (1) are neither" in data.notes[0]
 
 
 def test_splits_in_several_folders_are_none(tmp_path, draw):

@@ -160,6 +160,14 @@ def test_splits():
     refuse({"train": [(PIXELS[0], "a"), (PIXELS[1], "b")], "test": [(PIXELS[0], "d")]}, "the class d, which those")
 
 
+def test_a_split_for_validation():
+    splits = {"train": list(zip(PIXELS, "abc" * 4, strict=True)), "test": [PIXELS[0]], "val": [(PIXELS[2], "c")]}
+    data = open_data({**splits, "validation": [(PIXELS[3], "z")]})
+    assert len(data.test) == 1 and data.others.keys() == {"val", "validation"}
+    assert torch.equal(data.others["val"].read(0), data.train.read(2)) and data.others["val"].labels.tolist() == [2]
+    assert data.others["validation"].labels.tolist() == [-1]  # a class that is not trained on
+
+
 def test_what_is_open_already():
     first = open_data(PIXELS)
     assert open_data(first) is first and open_data(first.train).train is first.train

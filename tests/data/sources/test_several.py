@@ -36,6 +36,15 @@ def test_several_folders_are_one_source(folders):
     assert train.name == "a,b" and pickle.loads(pickle.dumps(train)).labels.tolist() == train.labels.tolist()
 
 
+def test_splits_for_validation_are_one_source_too(folders, draw):
+    for name in ("a/val/dog/3.png", "c/train/owl/1.png", "c/test/owl/2.png", "c/val/owl/3.png"):
+        draw(name)
+    draw("c/train/cat/1.png")
+    val = open_data(["a", "b", "c"]).others["val"]
+    assert [os.path.relpath(val.describe(i)) for i in range(2)] == ["a/val/dog/3.png", "c/val/owl/3.png"]
+    assert [val.classes[label] for label in val.labels] == ["dog", "owl"]
+
+
 def test_labels_of_some_only(folders, draw):
     draw("c/1.png")
     data = open_data(["c", "b"])

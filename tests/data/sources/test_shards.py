@@ -481,9 +481,19 @@ def test_a_folder_of_shards_and_its_splits(tmp_path):
     assert len(data.test) == EACH and data.test.classes == data.train.classes
     assert torch.equal(data.test.read(1), pixels_of(2 * EACH + 1))
     assert data.notes == (
-        "train (2 shards) is trained on, val (1 shard) is the test, and extra (1 shard) is left out: choose between "
+        "train (2 shards) is trained on, val (1 shard) is the test, and extra (1 shard) is neither: choose between "
         "runs by it, or name it train-* to train on it",
     )
+    assert not data.others
+    write(root / "test-0.tar", numbered(4))
+    write(root / "val-1.tar", {"a.png": picture(1), "a.cls": b"7"})
+    data = open_data(str(root))
+    assert torch.equal(data.test.read(1), pixels_of(4 * EACH + 1)) and data.others.keys() == {"val"}
+    val = data.others["val"]  # the last one has a class that is not trained on
+    assert torch.equal(val.read(1), pixels_of(2 * EACH + 1)) and val.classes == data.train.classes
+    assert val.labels.tolist() == [1, 2, 0, 1, 2, -1]
+    for name in ("test-0.tar", "val-1.tar"):
+        (root / name).unlink()
     write(root / "val-0.tar", {"a.png": picture(1), "a.cls": b"7"})
     with pytest.raises(PatchloomError, match=r"\(val\) has the class 7, which train lacks"):
         open_data(str(root))

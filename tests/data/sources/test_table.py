@@ -100,9 +100,13 @@ def test_splits(table, tmp_path):
     data = open_data(table("path,label,split", *rows("ababab", split)))
     assert names(data.test, tmp_path) == [IMAGES[2]] and data.test.labels.tolist() == [0]
     assert [note.partition(": ")[2] for note in data.notes[1:]] == [
-        "1 rows of the split val are left out: train and test are used",
-        "1 rows without a split are left out: train and test are used",
+        "1 rows of the split val are neither trained on (train) nor the test (test)",
+        "1 rows without a split are neither trained on (train) nor the test (test)",
     ]
+    assert names(data.others["val"], tmp_path) == [IMAGES[3]] and data.others.keys() == {"val"}
+    assert data.others["val"].labels.tolist() == [1]
+    strange = open_data(table("path,label,split", *rows("aaacaa", split))).others["val"]
+    assert strange.labels.tolist() == [-1]  # of a class that is not trained on
     alone = open_data(table("path,split", *rows(["test"] * 6)))
     assert len(alone.train) == 6 and "all rows are of the split test" in alone.notes[-1]
     for others in (["", "test"] * 3, ["val", "test"] * 3):

@@ -175,7 +175,7 @@ class Data:
         train: training images.
         test: test images, if the data brings its own.
         notes: a line for each thing that was left out or taken otherwise than its name says: how many, which, why.
-        others: splits of a folder that are neither, such as val, by the name of the folder.
+        others: splits that are neither trained on nor the test, such as val, by their names.
     """
 
     train: Source
@@ -191,7 +191,7 @@ class Data:
 
 
 def note_on_splits(train: str, test: str, left: Mapping[str, str], move: str) -> str:
-    """A sentence on a data set with splits that are left out.
+    """A sentence on a data set with splits that are neither trained on nor the test.
 
     Args:
         train, test: what is taken for each, with its size; "" if there is no test.
@@ -201,7 +201,18 @@ def note_on_splits(train: str, test: str, left: Mapping[str, str], move: str) ->
     places = " and ".join(f"{name} ({size})" for name, size in left.items())
     are, them = ("is", "it") if len(left) == 1 else ("are", "them")
     taken = f"{train} is trained on, {test} is the test, and" if test else f"{train} is trained on, and"
-    return f"{taken} {places} {are} left out: choose between runs by {them}, or {move.format(them)} to train on {them}"
+    choice = f"choose between runs by {them}, or {move.format(them)} to train on {them}"
+    return f"{taken} {places} {are} {'neither' if test else 'not'}: {choice}"
+
+
+def in_classes(source: Source, classes: tuple[str, ...]) -> Source:
+    """Return the source with labels that are numbers in ``classes``; an image of any other class has none."""
+    found = copy(source)
+    if source.labels is not None:
+        number = {word: i for i, word in enumerate(classes)}
+        labels = np.array([*(number.get(word, -1) for word in source.classes), -1], np.int64)[source.labels]
+        found.labels, found.classes = (labels, classes) if classes else (None, ())
+    return found
 
 
 def digest(parts: Iterable[str]) -> str:

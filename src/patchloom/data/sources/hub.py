@@ -168,7 +168,9 @@ def open_hub(name: str) -> Data:
     sizes = {split: f"{len(rows):,}" for split, rows in splits.items()}
     taken = ["" if split is None else f"{split} ({sizes.pop(split)})" for split in (first, second)]
     notes = (note_on_splits(*taken, sizes, "join {} with train by concatenate_datasets"),) if sizes else ()
-    return Data(train, test, notes)
+    # others of other columns are no reason to refuse what is trained on
+    alike = [split for split in sizes if splits[split].features == splits[first].features]
+    return Data(train, test, notes, {split: source(split) for split in alike})
 
 
 def splits_of(name: str) -> tuple[dict[str, Dataset], Callable[[str], str]]:

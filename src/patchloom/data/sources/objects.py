@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from patchloom.data.contents import PIXELS, contents_of
-from patchloom.data.sources.base import TEST_SPLITS, Data, Source
+from patchloom.data.sources.base import TEST_SPLITS, Data, Source, in_classes
 from patchloom.data.sources.dataset import Items
 from patchloom.data.sources.files import Files
 from patchloom.data.sources.items import (
@@ -78,8 +78,8 @@ def open_objects(data: DataLike) -> Data:
 
     Args:
         data: arrays or tensors [h w], [h w c] or [c h w] in a list, or all in one array with n in front; PIL images;
-            paths; a Dataset; or a dict of the splits train and test. Each item may also be a tuple of an image and a
-            label, or a dict with the keys image and label.
+            paths; a Dataset; or a dict of the splits train, test and val. Each item may also be a tuple of an image
+            and a label, or a dict with the keys image and label.
 
     Raises:
         PatchloomError: it is no such object, or holds no images.
@@ -89,8 +89,11 @@ def open_objects(data: DataLike) -> Data:
     name = given_name(data)
     if not isinstance(data, Mapping):
         return Data(_source(data, name), None)
-    train, second = _source(_split(data, ("train",)), name), next((one for one in TEST_SPLITS if one in data), None)
-    return Data(train, None if second is None else _as_named(_source(data[second], f"{name} ({second})"), train))
+    train = _source(_split(data, ("train",)), name)
+    tests = {split: _source(data[split], f"{name} ({split})") for split in TEST_SPLITS if split in data}
+    second = next(iter(tests), None)
+    test = None if second is None else _as_named(tests.pop(second), train)
+    return Data(train, test, (), {split: in_classes(source, train.classes) for split, source in tests.items()})
 
 
 def _split(data: Mapping[str, Any], names: Iterable[str]) -> Any:
@@ -109,9 +112,7 @@ def _as_named(test: Source, train: Source) -> Source:
     ]
     if strange:
         raise PatchloomError(f"the test images have the class {strange[0]}, which those of train lack: take it out")
-    numbers = [train.classes.index(name) if name in train.classes else -1 for name in test.classes]
-    test.labels, test.classes = np.array([*numbers, -1])[test.labels], train.classes
-    return test
+    return in_classes(test, train.classes)
 
 
 def _sized(data: Any) -> Any:

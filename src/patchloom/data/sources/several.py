@@ -143,7 +143,11 @@ def of_parts(parts: Sequence[Data], name: str) -> Data:
         without = [part.train.name for part in parts if part.test is None]
         notes.append(f"{_said(without)}: no test images; those of {_said([test.name for test in tests])} are the test")
     test = Several(name, tests, classes) if tests else None
-    return Data(Several(name, training, classes), test, tuple(notes))
+    others: dict[str, list[Source]] = {}
+    for split, source in (each for part in parts for each in part.others.items()):
+        others.setdefault(split, []).append(source)
+    rest = {split: Several(name, sources, classes) for split, sources in others.items()}
+    return Data(Several(name, training, classes), test, tuple(notes), rest)
 
 
 def joined(names: Sequence[str | Path]) -> str:

@@ -21,7 +21,7 @@ from patchloom.data.contents import contents_on_disc
 from patchloom.data.formats import IMAGE_SUFFIXES
 from patchloom.data.read import Unreadable, decode_image
 from patchloom.data.sources.addresses import Shard, addresses_of, is_address, states_of
-from patchloom.data.sources.base import TEST_SPLITS, Data, Source, digest, note_on_splits
+from patchloom.data.sources.base import TEST_SPLITS, Data, Source, digest, in_classes, note_on_splits
 from patchloom.data.sources.fetch import check_room, part_of
 from patchloom.data.sources.files import Files, Names
 from patchloom.data.sources.shard_index import ShardIndex, index_of
@@ -157,7 +157,9 @@ def open_shard_folder(folder: Path, name: str) -> Data:
     sizes = {split: "1 shard" if len(some) == 1 else f"{len(some):,} shards" for split, some in by_split.items()}
     taken = [f"{split} ({sizes.pop(split)})" for split in ("train", test)]
     notes = (note_on_splits(*taken, sizes, "name {} train-*"),) if sizes else ()
-    return Data(train, _source(by_split[test], f"{name} ({test})", train.classes), notes)
+    tested = _source(by_split[test], f"{name} ({test})", train.classes)
+    others = {split: _source(by_split[split], f"{name} ({split})", None) for split in TEST_SPLITS if split in sizes}
+    return Data(train, tested, notes, {split: in_classes(one, train.classes) for split, one in others.items()})
 
 
 def _source(addresses: list[str], name: str, classes: tuple[str, ...] | None) -> Shards:

@@ -90,7 +90,7 @@ def open_table(table: Table, file: Path, name: str, chosen: Mapping[str, str]) -
     columns = {column: [values[i] for i in kept] for column, values in columns.items()}
     words = columns[roles["label"]] if "label" in roles else []
     splits = [split_of(word) for word in columns[roles["split"]]] if "split" in roles else [""] * len(kept)
-    train, test, said = _parts(splits, name)
+    train, test, others, said = _parts(splits, name)
     classes = _ordered({words[i] for i in train} - {""}) if words else ()
     number = {word: i for i, word in enumerate(classes)}
     asked = f"{name}," if chosen and "label" not in chosen else f"{name.rpartition('@')[0] if chosen else name}@"
@@ -114,7 +114,9 @@ def open_table(table: Table, file: Path, name: str, chosen: Mapping[str, str]) -
                 f"{name} has the class {words[i]} in test images but not in training images: give both the same "
                 "classes, or take that one out"
             )
-    return Data(files(train), files(test) if test else None, (read_as(roles, names, name), *notes, *said))
+    notes = [read_as(roles, names, name), *notes, *said]
+    split_off = {split: files(rows) for split, rows in others.items()}
+    return Data(files(train), files(test) if test else None, tuple(notes), split_off)
 
 
 def _rows(lines: Sequence[str], delimiter: str, width: int, file: Path) -> list[list[str]]:
@@ -200,8 +202,8 @@ def missing_files(missing: Sequence[str], count: int, name: str) -> str:
     return f"{name}: {len(missing):,} of {count:,} listed files do not exist ({some_of(missing)})"
 
 
-def _parts(splits: list[str], name: str) -> tuple[list[int], list[int], list[str]]:
-    """The rows of training and of test images, and what is to be said of others."""
+def _parts(splits: list[str], name: str) -> tuple[list[int], list[int], dict[str, list[int]], list[str]]:
+    """The rows of training images, of test images and of each other split, and what is to be said of others."""
     there = dict.fromkeys(splits)
     second = next((one for one in TEST_SPLITS if one in there), None)
     if second is not None and "train" not in there:
@@ -210,13 +212,14 @@ def _parts(splits: list[str], name: str) -> tuple[list[int], list[int], list[str
                 f"{name} has rows of the split {second} and none of train: write train beside the images to train on, "
                 "or put @split= behind the name to use all rows"
             )
-        return list(range(len(splits))), [], [f"{name}: all rows are of the split {second}, and all are used"]
+        return list(range(len(splits))), [], {}, [f"{name}: all rows are of the split {second}, and all are used"]
     if second is None:
-        return list(range(len(splits))), [], []
-    train, test = ([i for i, one in enumerate(splits) if one == which] for which in ("train", second))
-    left = [one for one in there if one not in ("train", second)]
-    said = [f"{name}: {splits.count(one):,} rows {'of the split ' + one if one else 'without a split'}" for one in left]
-    return train, test, [f"{line} are left out: train and {second} are used" for line in said]
+        return list(range(len(splits))), [], {}, []
+    rows = {which: [i for i, one in enumerate(splits) if one == which] for which in there}
+    train, test, left = rows.pop("train"), rows.pop(second), [*rows]
+    said = [f"{name}: {len(rows[one]):,} rows {'of the split ' + one if one else 'without a split'}" for one in left]
+    said = [f"{line} are neither trained on (train) nor the test ({second})" for line in said]
+    return train, test, {one: rows[one] for one in left if one}, said
 
 
 def _ordered(words: set[str]) -> tuple[str, ...]:

@@ -61,7 +61,8 @@ def open_words(folder: Path, name: str) -> Data:
         notes.insert(0, f"Of {total:,} recordings, {note_on_splits(taken, tested, left, 'empty {}')}")
     if found.noise is not None:
         notes.append(f"{NOISE} ({len(found.noise):,}) is left out: it is no word")
-    return Data(found.train, found.test if len(found.test) else None, tuple(notes))
+    others = {"val": found.validation} if len(found.validation) else {}
+    return Data(found.train, found.test if len(found.test) else None, tuple(notes), others)
 
 
 def words_in(folder: Path, name: str) -> Words:
