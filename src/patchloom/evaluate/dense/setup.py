@@ -174,7 +174,7 @@ def _at_scale(recipe: R, asked: R, train: Annotated[T], tests: int, device: str,
         device: its type.
         patch: what sizes are multiples of, in pixels.
     """
-    image = _median_size(train)
+    image = median_size(train)
     if not isinstance(recipe, SegmentRecipe) or not isinstance(asked, SegmentRecipe):
         factor = max(image) / recipe.size
         if factor <= 1:
@@ -232,7 +232,7 @@ def window_count(image: tuple[int, int], side: int | None, size: int) -> int:
     return math.prod(len(starts(round(length * factor), size)) for length in image)
 
 
-def _median_size(images: Annotated[T]) -> tuple[int, int]:
+def median_size(images: Annotated[T]) -> tuple[int, int]:
     """(h, w) at the median of some images."""
     sizes = []
     for i in np.linspace(0, len(images) - 1, min(_SAMPLED, len(images))).round().astype(int).tolist():
