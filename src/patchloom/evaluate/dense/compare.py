@@ -32,6 +32,7 @@ _SHOWN = 2  # of the best images, and of the worst
 _MEASURED_FROM = 50  # steps: fewer are made sooner than told about
 _GIB = 2**30
 _SLACK = 1.15  # of memory over what is counted, which allocators do not give back at once
+_FEWEST = 4  # patches of a side that is proposed
 _FILLED = 0.95  # the share of what is free that a proposal fills
 
 
@@ -137,7 +138,7 @@ def _foresee_memory(candidates: Sequence[Candidate], setup: Setup[T, R], trainin
     elif few <= room:
         fitting = least + int((room - few) / (need - few) * (images - least))
         remedy = f"give --batch_size {fitting * world()}, or lower --size"
-    elif side > 0:
+    elif side >= _FEWEST * patch:
         remedy = f"give --size {side} with --batch_size {least * world()}"
     else:
         remedy = "choose a smaller encoder"
