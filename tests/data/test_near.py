@@ -38,6 +38,7 @@ def films(folder, name, count=4, frames=12):
         ("{film}/{frame:04d}.png", r"^(.*?)\d+\D*$", 4),
         ("all/{film}/x_{frame:04d}.png", "^(.*)_", 4),
         ("{film}_{frame}.png", "^(.*)_", 4),  # 10 comes after 9
+        ("2021_take_{film}_x{frame:02d}_y01.png", r"(?<![A-Za-z])film[-_ ]?\d+", 4),
     ],
 )
 def test_frames_of_films_are_noticed_and_a_pattern_is_found(tmp_path, name, group, groups):

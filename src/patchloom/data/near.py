@@ -187,7 +187,7 @@ def _pattern(
     n = len(source)
     some = np.arange(n) if n <= _TRIED else np.sort(rng.permutation(n)[:_TRIED])
     tried, pairs = source.subset(some), source.subset(np.array(close).flatten())
-    for pattern in (*filter(None, [group_in_names(source)]), *_PATTERNS):
+    for pattern in (*_PATTERNS, *filter(None, [group_in_names(source)])):
         if pattern == PARENT and source.labels is not None:  # folders are classes
             continue
         try:
