@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dense_models import CLASSES, DETECTOR, SEGMENTER, a_model
+from dense_models import CLASSES, DETECTOR, SEGMENTER, SIZES, a_model
 from PIL import Image
 from pycocotools.coco import COCO
 
@@ -20,7 +20,10 @@ from patchloom.evaluate.dense.found import Found, run_lengths
 from patchloom.evaluate.dense.models import load_dense, save_dense
 from patchloom.evaluate.dense.sliding import detect_image, segment_image
 from patchloom.look.class_colours import class_colours
-from patchloom.nets.weights import save_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.dense.maps import at_size
+from patchloom.nets.dense.segmenter import Segmenter
+from patchloom.nets.weights import EncoderCard, save_encoder
 from patchloom.predict import Predictions, names_of
 
 
@@ -229,3 +232,17 @@ def test_what_is_no_model_is_told_what_makes_one(segmenter, photos, tmp_path):
     np.save(tmp_path / "five.npy", np.zeros((32, 32, 5), np.uint8))
     with pytest.raises(PatchloomError, match="five.npy: an image has 5 channels where 3 are expected"):
         patchloom.predict(segmenter, tmp_path / "five.npy", out=tmp_path / "five")
+
+
+def test_a_model_of_grey_images_says_that_it_drops_colours(photos, tmp_path):
+    spec = EncoderSpec("nano", (32, 32), 8, 1, positions="sincos", options=SIZES)
+    about = EncoderCard(spec, (0.5,), (0.25,), "mae", "grey")
+    net = Segmenter(at_size(build_encoder(spec), about, (32, 32), "learned"), 3, **SEGMENTER)
+    _, card = a_model("segment", (32, 32), **SEGMENTER)
+    save_dense(net, replace(card, encoder=about), tmp_path / "grey.safetensors")
+    told = [
+        "colours are dropped"
+        in " ".join(patchloom.predict(tmp_path / "grey.safetensors", data, out=tmp_path / out).notes)
+        for data, out in ((photos, "colour"), (photos / "grey.png", "grey"))
+    ]
+    assert told == [True, False]

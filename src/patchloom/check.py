@@ -13,7 +13,7 @@ import numpy as np
 
 from patchloom.calls import checked
 from patchloom.data import DataLike, Source, Stats, hold_out, is_object, named, open_data
-from patchloom.data.near import NearCopies, near_copies
+from patchloom.data.near import NearCopies, near_copies, parted_wholes
 from patchloom.data.sound.told import advice_on_lengths, column_of
 from patchloom.data.stats import channels_for_all
 from patchloom.data.survey import Survey, survey
@@ -97,6 +97,8 @@ class Checked(Shown):
                 f"{len(self.leaks):,} of {self.test.tried:,} test {self.noun} could be known by heart, being in train, "
                 f"too ({_some(pairs, len(self.leaks))}): take them out, or scores say less about new ones."
             )
+        if self.test is not None and (parted := parted_wholes(self.train.source, self.test.source, "split by them")):
+            said.append(f"{parted[0].upper()}{parted[1:]}.")
         if self.out is not None:
             said.append(f"{self.out} lists every file that cannot be read.")
         return [*said, *self._advice()]

@@ -8,13 +8,17 @@ import multiprocessing
 import os
 import platform
 import re
+import weakref
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from patchloom.errors import PatchloomError
 from patchloom.stopping import end_with_parent, leave_signals, starting_workers
@@ -24,6 +28,7 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
 # torch's and numpy's words on a CPU, and those of its own allocator
 _NO_MEMORY = re.compile(r"allocate memory|enough memory|unable to allocate|bad_alloc|out of memory", re.IGNORECASE)
 _WANTED = re.compile(r"allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)", re.IGNORECASE)
+_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 _UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
@@ -185,6 +190,49 @@ class Affordable(TorchFunctionMode):
             f"a model of these sizes cannot be trained in the {self.there:.1f} GiB of memory that there are: choose a "
             "smaller --model, smaller patches, or smaller heads and decoders"
         )
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors made while entered, fake ones (`FakeTensorMode`) as if they were real.
+
+    Workspaces that kernels allocate for themselves are not seen. Convolutions are given one: a copy of all that they
+    read and write, as oneDNN makes for its own layouts.
+
+    Attributes:
+        now: bytes of those that are still alive.
+        peak: the most that were alive together.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for one in tree_leaves(made):
+            if isinstance(one, Tensor):
+                self._add(one.untyped_storage())
+        if func in _CONVOLUTIONS:
+            copied = sum(one.nbytes for one in tree_leaves((args, made)) if isinstance(one, Tensor))
+            self.peak = max(self.peak, self.now + copied)
+        return made
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._alive:
+            return
+        size = storage.nbytes()
+
+        def gone(_: weakref.ref[torch.UntypedStorage]) -> None:
+            self.now -= size
+            del self._alive[key]
+
+        self._alive[key] = weakref.ref(storage, gone)
+        self.now += size
+        self.peak = max(self.peak, self.now)
 
 
 def memory_shortage(problem: BaseException) -> str | None:

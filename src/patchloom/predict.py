@@ -16,6 +16,7 @@ from torch import Tensor
 from patchloom.calls import PathLike, checked
 from patchloom.data import Data, DataLike, Source, Unreadable, open_data, to_channels
 from patchloom.data.sources.pattern import is_single, open_images
+from patchloom.data.stats import dropped_colours
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.dense.files import coco_entries, label_png
 from patchloom.evaluate.dense.found import Found
@@ -153,7 +154,8 @@ def predict(
     _record(folder, about, written)
     counts = {card.classes[k]: count for k, count in done[1].most_common() if count}
     gone = [f"{old:,} label maps of an earlier predict were removed: their images are no longer there."] if old else []
-    notes = (*(f"{note}." for note in opened.notes), *lost_images(unreadable), *gone)
+    colours = dropped_colours(sources[0], net.channels)
+    notes = (*(f"{note}." for note in filter(None, [*opened.notes, colours])), *lost_images(unreadable), *gone)
     return Predictions(card.kind, folder, done[0], counts, min(drawn, done[0]), score, notes)
 
 

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from patchloom.data import open_data
-from patchloom.data.near import near_copies
+from patchloom.data.near import group_in_names, near_copies, parted_wholes
 
 
 def scene(seed: int) -> np.ndarray:
@@ -38,6 +38,7 @@ def films(folder, name, count=4, frames=12):
         ("{film}/{frame:04d}.png", r"^(.*?)\d+\D*$", 4),
         ("all/{film}/x_{frame:04d}.png", "^(.*)_", 4),
         ("{film}_{frame}.png", "^(.*)_", 4),  # 10 comes after 9
+        ("2021_take_{film}_x{frame:02d}_y01.png", r"(?<![A-Za-z])film[-_ ]?\d+", 4),
     ],
 )
 def test_frames_of_films_are_noticed_and_a_pattern_is_found(tmp_path, name, group, groups):
@@ -103,3 +104,19 @@ def test_broken_images_are_passed_over(tmp_path):
     for i in range(0, 12, 3):
         (tmp_path / f"film1_{i:04d}.png").write_bytes(b"no image")
     assert near_copies(open_data(tmp_path).train).group == "^(.*)_"
+
+
+def test_names_that_say_whose_images_they_are_propose_a_group(tmp_path):
+    for patient in range(6):
+        for i in range(4):
+            save(tmp_path / "all" / f"{i}-of-Patient_{patient}.png", scene(10 * patient + i))
+    for i in range(8):
+        save(tmp_path / "staircases" / f"staircase{i}.png", scene(i))
+    source = open_data(tmp_path / "all").train
+    group = group_in_names(source)
+    assert len(np.unique(open_data(tmp_path / "all", group=group).train.groups)) == 6
+    train, test = source.subset(np.arange(12)), source.subset(np.arange(12, 24))
+    assert "Patient_0, Patient_1" in (said := parted_wholes(train, test)) and f"--group '{group}'" in said
+    apart = [np.flatnonzero(open_data(tmp_path / "all", group=group).train.groups % 2 == part) for part in (0, 1)]
+    assert not parted_wholes(source.subset(apart[0]), source.subset(apart[1]))
+    assert group_in_names(open_data(tmp_path / "staircases").train) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,15 @@ _PATTERNS = (
     *(r"^([^/\d]*\d+)[^/\d]", r"^(.*/[^/\d]*\d+)[^/\d]"),
     r"^(.*?\d+)\d\d\D*$",
 )
+
+
+# what several images are of, with its number, in names of files
+_WHOLES = re.compile(
+    r"(?<![A-Za-z])(slide|patient|subject|case|donor|specimen|animal|video|clip|film|sequence|seq|scene|scan|volume|wsi)"
+    r"[-_ ]?\d",
+    re.IGNORECASE,
+)
+_NAMED = 0.5  # the share of the names that must have such a word
 
 
 class NearCopies(NamedTuple):
@@ -115,6 +125,43 @@ def near_copies(source: Source, seed: int = 0) -> NearCopies | None:
     return NearCopies(int(close.sum()), len(pairs), group, names)
 
 
+def group_in_names(source: Source) -> str | None:
+    """Return a value of ``--group`` by a word in most names that tells what several images are of, such as patient12.
+
+    Args:
+        source: images; None is returned where they have no names.
+    """
+    n = len(source)
+    if n == 0 or source.place(0) is None:
+        return None
+    some = range(0, n, -(-n // _TRIED))
+    words = Counter(word[1] for i in some if (word := _WHOLES.search(source.place(i) or "")))
+    if not words:
+        return None
+    word, count = words.most_common(1)[0]
+    return rf"(?<![A-Za-z]){word}[-_ ]?\d+" if count >= _NAMED * len(some) else None
+
+
+def parted_wholes(train: Source, test: Source, remedy: str = "") -> str:
+    """Return a sentence on patients, slides or the like, by names of files, with images in both sources; or "".
+
+    Args:
+        train, test: images.
+        remedy: what to do; by default, --group.
+    """
+    if (group := group_in_names(train)) is None or test.place(0) is None:
+        return ""
+    there = Counter(names_of(train, group))
+    both = sorted({*names_of(test, group)} & {*there} - {""}, key=lambda name: _by_number(name))
+    if not both or sum(there.values()) < 2 * len(there):  # each image is of another one
+        return ""
+    some = ", ".join(both[:4]) + ", ..." * (len(both) > 4)
+    return (
+        f"by their names, {train.noun} of {len(both):,} groups ({some}) are in training and in test, so scores say "
+        f"less about new ones: {remedy or f'--group {shlex.quote(group)} keeps them together'}"
+    )
+
+
 def _by_number(name: str) -> list[tuple[int, int | str]]:
     """A key by which frame 9 comes before frame 10."""
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name)]
@@ -140,7 +187,7 @@ def _pattern(
     n = len(source)
     some = np.arange(n) if n <= _TRIED else np.sort(rng.permutation(n)[:_TRIED])
     tried, pairs = source.subset(some), source.subset(np.array(close).flatten())
-    for pattern in _PATTERNS:
+    for pattern in (*_PATTERNS, *filter(None, [group_in_names(source)])):
         if pattern == PARENT and source.labels is not None:  # folders are classes
             continue
         try:

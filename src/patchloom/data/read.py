@@ -202,6 +202,11 @@ def to_channels(image: Tensor, channels: int) -> Tensor:
     )
 
 
+def has_colours(image: Tensor) -> bool:
+    """Whether an image [c h w] is not grey."""
+    return len(image) == 3 and not (torch.equal(image[0], image[1]) and torch.equal(image[1], image[2]))
+
+
 def _read_jpeg(source: Path | BytesIO) -> Tensor | None:
     """A baseline grey or RGB JPEG, with the same pixels as PIL in 0.6 of its time; None: leave it to PIL."""
     try:

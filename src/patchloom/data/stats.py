@@ -12,7 +12,7 @@ from torch import Tensor
 
 from patchloom.data.crop import resize_part
 from patchloom.data.noticed import Noticed, noticing
-from patchloom.data.read import Unreadable, to_channels
+from patchloom.data.read import Unreadable, has_colours, to_channels
 from patchloom.data.sound.excerpts import centre_excerpt
 from patchloom.data.sound.features import check_sound, features
 from patchloom.data.sources.base import Source
@@ -21,6 +21,7 @@ from patchloom.sound import GREY, SIXTH, Sound
 from patchloom.waiting import Waiting
 
 _PIXELS = 2**16  # summed at a time: their floats fit the processor's cache, and large images take a tenth of the time
+_LOOKED = 8  # images among which one with colours is looked for
 _LEAST_STD = 1e-3  # otherwise images of one flat colour would be divided by 0
 
 
@@ -192,6 +193,21 @@ def variance_lost(source: Source, size: tuple[int, int], sample: int = 16, seed:
 
 def _variance(image: Tensor) -> float:
     return float(image.float().flatten(1).var(1, correction=0).sum())
+
+
+def dropped_colours(source: Source, channels: int) -> str:
+    """Return a sentence on colours that a model of ``channels`` channels does not see, from a few images; or ""."""
+    if channels != 1 or source.sound is not None:
+        return ""
+    for i in drawn(len(source), _LOOKED, seed=0):
+        try:
+            if has_colours(source.read(i)):
+                return (
+                    f"colours are dropped, such as those of {source.describe(i)}: the model was trained on grey images"
+                )
+        except Unreadable:
+            continue
+    return ""
 
 
 def drawn(n: int, sample: int, seed: int) -> list[int]:

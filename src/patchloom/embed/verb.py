@@ -19,7 +19,7 @@ from patchloom.embed.parts import Parts
 from patchloom.embed.told import Embedded
 from patchloom.embed.vectors import LAST, Encoding, Tokens, layer_named, shape_of, taker
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.settings import EvalSettings, open_and_tell, telling
+from patchloom.evaluate.settings import EvalSettings, open_and_tell, tell_colours, telling
 from patchloom.runs.encoder import check_model, load_encoder, load_extra_module
 from patchloom.waiting import Waiting
 
@@ -83,6 +83,7 @@ def embed(
     one = None if asked is None else heard_by(asked, about.sound, about.name).train
     with telling():
         opened = heard_by(open_and_tell(data), about.sound, about.name)
+        tell_colours(opened.train, about)
     parts = {"train": opened.train} if opened.test is None else {"train": opened.train, "test": opened.test}
     parts |= {name: source for name, source in opened.others.items() if name not in parts}
     sources = parts if len(parts) > 1 else {"all": opened.train}

@@ -13,8 +13,10 @@ import numpy as np
 import torch
 
 from patchloom.data import Data, DataLike, Source, copies_sentence, open_data, split_for_test
+from patchloom.data.near import near_copies, parted_wholes
 from patchloom.data.sound.hearing import heard_by
 from patchloom.data.splits import pick
+from patchloom.data.stats import dropped_colours
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import has_labels, labelled
 from patchloom.hints import check
@@ -187,7 +189,34 @@ def parts_of(
     if card is not None:
         opened = heard_by(opened, card.sound, card.name)
     with Waiting("looking for copies among the images"):
-        return _parted(opened, settings, labels, "" if card is None else card.note, run)
+        parts = _parted(opened, settings, labels, "" if card is None else card.note, run)
+    if card is not None:
+        tell_colours(parts.train, card)
+    tell_leaks(parts.train, parts.test, own=opened.test is not None)
+    return parts
+
+
+def tell_colours(source: Source, card: EncoderCard) -> None:
+    """Where `telling` is asked for, print that an encoder of grey images drops colours, if there are some."""
+    if _told.get() is not None and (said := dropped_colours(source, len(card.mean))):
+        tell([said])
+
+
+def tell_leaks(train: Source, test: Source, own: bool) -> None:
+    """Where `telling` is asked for, print why test images may not be new: one patient's on both sides, near copies.
+
+    No test image is read, which is for the end.
+
+    Args:
+        train, test: the images.
+        own: the data brings its test images.
+    """
+    if _told.get() is None or train.groups is not None:
+        return
+    said = parted_wholes(train, test, "split the data by them" if own else "")
+    if not said and not own and (close := near_copies(train)) is not None:
+        said = close.sentence().removesuffix(".")
+    tell([said] if said else [])
 
 
 def _parted(opened: Data, settings: EvalSettings, labels: bool, note: str, run: str | Path | None) -> Parts:

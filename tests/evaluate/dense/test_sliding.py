@@ -90,7 +90,7 @@ def test_an_answer_is_of_the_images_own_size_however_few_rows_are_in_memory(side
     model, image = Convolved(), some_image(31, 44)
     whole = segment_image(model, image, MEAN, STD, side)
     assert whole.shape == (31, 44)
-    monkeypatch.setattr(sliding, "_BAND", 1)
+    monkeypatch.setattr(sliding, "BAND", 1)
     assert torch.equal(segment_image(model, image, MEAN, STD, side), whole)
     assert len(model.seen) >= 2 and max(model.seen) <= 8
 

@@ -24,7 +24,9 @@ from patchloom.data.sources.base import Source
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate import evaluate
 from patchloom.evaluate.dense.models import load_dense
+from patchloom.evaluate.dense.training import DenseTraining
 from patchloom.evaluate.loop import Loop
+from patchloom.memory import LiveBytes
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.weights import EncoderCard, save_encoder
 from patchloom.verdict import Claim
@@ -353,3 +355,60 @@ def test_a_detector_says_by_how_much_images_are_reduced(
     evaluate("detect", run, "data", control=False, **OPTIONS["detect"], **COMMON)
     first = capsys.readouterr().out.splitlines()[0]
     assert "reduced x2.0" in first and "--size 64" in first
+
+
+@pytest.mark.parametrize("protocol", OPTIONS)
+def test_memory_that_does_not_suffice_is_told_before_training_with_sizes_that_fit(
+    run: Path, squares: object, protocol: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_step(*_: Any) -> None:
+        raise RuntimeError("a step was made")
+
+    counted: list[int] = []
+    count = DenseTraining.bytes_of_step
+
+    def counting(self: DenseTraining, images: int) -> int | None:
+        counted.append(count(self, images))
+        return counted[-1]
+
+    monkeypatch.setattr(DenseTraining, "bytes_of_step", counting)
+    monkeypatch.setattr(Loop, "_step", no_step)
+    options = OPTIONS[protocol] | {"control": False, "size": 64, "validation": 0.0}
+    with pytest.raises(RuntimeError, match="a step was made"):
+        evaluate(protocol, run / "encoder.safetensors", "data", **options, **COMMON)
+    assert re.search(r"needs about [\d.]+ of [\d.]+ GiB of memory", capsys.readouterr().out)
+    named = []
+    for share in (0.9, 0.4) if protocol == "segment" else (0.9,):
+        free = share * counted[0] / 2**30
+        monkeypatch.setattr("patchloom.evaluate.dense.compare.free_memory", lambda _, free=free: free)
+        with pytest.raises(PatchloomError, match="of memory, and .* are free: give --") as refused:
+            evaluate(protocol, run / "encoder.safetensors", "data", **options, **COMMON)
+        less = {name: int(value) for name, value in re.findall(r"--(batch_size|size) (\d+)", str(refused.value))}
+        named.append({*less})
+        with pytest.raises(RuntimeError, match="a step was made"):
+            evaluate(protocol, run / "encoder.safetensors", "data", **options | less, **COMMON)
+    assert named[0] == {"batch_size"} and all(named)
+
+
+@pytest.mark.parametrize("protocol", OPTIONS)
+def test_a_counted_step_is_as_large_as_a_real_one(
+    run: Path, squares: object, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted, real, step = [], [], Loop._step
+    count = DenseTraining.bytes_of_step
+
+    def counting(self: DenseTraining, images: int) -> int | None:
+        counted.append(count(self, images) - 3 * sum(one.nbytes for one in self.model.parameters()))
+        return None  # no forecast
+
+    def watched(self: Loop, *arguments: Any) -> torch.Tensor:
+        with LiveBytes() as live:
+            loss = step(self, *arguments)
+        real.append(live.peak)
+        return loss
+
+    monkeypatch.setattr(DenseTraining, "bytes_of_step", counting)
+    monkeypatch.setattr(Loop, "_step", watched)
+    options = OPTIONS[protocol] | {"size": 64, "steps": 2, "control": False, "head_width": 32}
+    evaluate(protocol, run / "encoder.safetensors", "data", **options, **COMMON)
+    assert counted[0] == pytest.approx(max(real), rel=0.2)

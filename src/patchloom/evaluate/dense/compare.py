@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,23 +16,24 @@ from patchloom.data.annotated.base import Annotated, T
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.dense.models import DenseCard, Kind, is_dense, save_dense
 from patchloom.evaluate.dense.recipes import R
-from patchloom.evaluate.dense.setup import Setup
+from patchloom.evaluate.dense.setup import Setup, median_size
 from patchloom.evaluate.dense.training import DenseTraining
 from patchloom.evaluate.fit import seeded
 from patchloom.evaluate.pace import TimeLeft, waiting_for
 from patchloom.evaluate.report import Drawing, Report, Row, lost_images
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trained import in_words
-from patchloom.memory import memory, memory_shortage
-from patchloom.nets.dense.segmenter import Segmenter
-from patchloom.nets.hierarchical import is_hierarchical
-from patchloom.nets.last_blocks import block_count
-from patchloom.nets.performance import attention_shape
-from patchloom.processes import rank, world
+from patchloom.memory import free_memory, memory, memory_shortage, resident
+from patchloom.nets.encode import patch_side
+from patchloom.processes import rank, smallest, world
 from patchloom.waiting import duration, is_first
 
 _SHOWN = 2  # of the best images, and of the worst
 _MEASURED_FROM = 50  # steps: fewer are made sooner than told about
+_GIB = 2**30
+_SLACK = 1.15  # of memory over what is counted, which allocators do not give back at once
+_FEWEST = 4  # patches of a side that is proposed
+_FILLED = 0.95  # the share of what is free that a proposal fills
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def train_each(
         Stopped: somebody stopped it; the same command goes on.
     """
     with seeded(setup.settings.seed), _enough_memory(setup.recipe.batch):
-        _refuse_too_large(candidates[0].build(), setup)
+        _foresee_memory(candidates, setup, begin(candidates[0].build()))
     left, found = _announced(candidates, setup, begin), []
     for candidate in candidates:
         with seeded(setup.settings.seed), _enough_memory(setup.recipe.batch):
@@ -95,28 +97,56 @@ def _announced(
     return left
 
 
-def _refuse_too_large(model: nn.Module, setup: Setup[T, R]) -> None:
-    """Refuse a training of which one step surely takes more than all of the memory, before any of it is taken.
+def _foresee_memory(candidates: Sequence[Candidate], setup: Setup[T, R], training: DenseTraining[T]) -> None:
+    """Print how much memory training and tests will have in use, counted before any of it is taken.
+
+    Args:
+        candidates: all that will be trained.
+        setup: how.
+        training: of the first one; its model cannot be used afterwards.
 
     Raises:
-        PatchloomError: the encoder's blocks alone keep more than there is, at 8 numbers a feature of 2 bytes, and the
-            attention weights of whole images where no fused kernel does without.
+        PatchloomError: more than is free.
     """
-    kind, (h, w), images = setup.settings.at.type, setup.size, setup.recipe.batch // world()
-    encoder = model.get_submodule(model.encoder_at)
-    if is_hierarchical(encoder) or getattr(model, "frozen", False):
+    kind = training.device.type
+    if kind not in ("cpu", "cuda"):  # others do not tell what is free
         return
-    heads, tokens, side = attention_shape(encoder)
-    each = 16 * tokens * heads * side
-    if setup.half and kind == "cpu" and isinstance(model, Segmenter):  # explicit, and not in windows
-        each += 2 * heads * tokens**2
-    need = images * each * block_count(encoder) / 2**30
-    there = memory(kind)[1] / (world() if kind == "cpu" else 1)
-    if need > there:
-        raise PatchloomError(
-            f"this cannot be trained in the {there:,.1f} GiB of memory that there are: a step of {images} images of "
-            f"{h}x{w} needs {need:,.0f} GiB or more: lower --size or --batch_size"
-        )
+    sharing, images = (world() if kind == "cpu" else 1), training.batch
+    weights = [*training.model.parameters()]
+    own, trained = (sum(one.nbytes for one in some) for some in (weights, [w for w in weights if w.requires_grad]))
+    # models that are trained already, and the best weights, are on the CPU
+    kept = own * (len(candidates) - 1 + (setup.held is not None)) if kind == "cpu" else 0
+    least = min(images, 2 if any(isinstance(one, nn.BatchNorm2d) for one in training.model.modules()) else 1)
+    with waiting_for("counting what a step takes"):
+        counted = training.bytes_of_step(images)
+        if counted is None:
+            return
+        tests = kept + _SLACK * training.bytes_of_test(median_size(setup.train))
+    free, there = smallest(int(free_memory(kind) * _GIB)) / sharing, memory(kind)[1] * _GIB / sharing
+    need, base = kept + _SLACK * counted, resident() if kind == "cpu" else 0.0
+    most = max(need, tests)
+    if most <= free:
+        if is_first():
+            each = " in each process" if world() > 1 else ""
+            print(f"needs about {(base + most) / _GIB:.1f} of {there / _GIB:.1f} GiB of memory{each}", flush=True)
+        return
+    (h, w), patch, room = setup.size, patch_side(setup.vit), _FILLED * free
+    state, few = kept + _SLACK * (own + 3 * trained), kept + _SLACK * (training.bytes_of_step(least) or counted)
+    side = int(h * math.sqrt(max(0.0, room - state) / (few - state))) // patch * patch
+    if need <= free:
+        remedy = "give --side size, which reduces images to a window"
+    elif few <= room:
+        fitting = least + int((room - few) / (need - few) * (images - least))
+        remedy = f"give --batch_size {fitting * world()}, or lower --size"
+    elif side >= _FEWEST * patch:
+        remedy = f"give --size {side} with --batch_size {least * world()}"
+    else:
+        remedy = "choose a smaller encoder"
+    work = f"a step of {images} images of {h}x{w}" if need > free else "testing an image"
+    raise PatchloomError(
+        f"{work} needs about {most / _GIB:,.1f} GiB of memory, and {free / _GIB:,.1f} of {there / _GIB:,.1f} GiB are "
+        f"free: {remedy}"
+    )
 
 
 @contextmanager

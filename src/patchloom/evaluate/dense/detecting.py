@@ -45,6 +45,9 @@ class DetectTraining(DenseTraining[Objects]):
             losses = self.parallel(images, sizes, targets)
         return torch.stack([loss.float() for loss in losses.values()]).sum()
 
+    def _outline(self, images: Tensor) -> Tensor:
+        return self.model.outline(images)
+
     def score(self, images: Annotated[Objects]) -> float:
         """AP of the boxes."""
         found = found_in(self.tested, images, self.card, self.settings, self.recipe.score, half=self.half)

@@ -14,7 +14,7 @@ from patchloom.data.groups import grouped, splittable
 from patchloom.data.splits import choose, pick
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.dense.recipes import held_out
-from patchloom.evaluate.settings import EvalSettings, on_copies
+from patchloom.evaluate.settings import EvalSettings, on_copies, tell_leaks
 from patchloom.runs.held_out import seen_in_pretraining
 from patchloom.waiting import Waiting
 
@@ -93,4 +93,5 @@ def dense_parts(
         validation = None
     with Waiting("looking for copies among the images"):
         story += on_copies(train.images, test.images, looked=brought is None)
+    tell_leaks(train.images, test.images, own=brought is not None)
     return DenseParts(train, validation, test, f"{note} {story}".strip())

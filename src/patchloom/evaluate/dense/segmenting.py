@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -13,12 +14,13 @@ from patchloom.data.annotated import PixelAugment
 from patchloom.data.annotated.base import IGNORED, Annotated
 from patchloom.evaluate.dense.confusion import confusion, mean_iou, overlaps
 from patchloom.evaluate.dense.recipes import SegmentRecipe
-from patchloom.evaluate.dense.sliding import segment_image
+from patchloom.evaluate.dense.setup import window_count
+from patchloom.evaluate.dense.sliding import AT_ONCE, BAND, segment_image
 from patchloom.evaluate.dense.testing import answers
 from patchloom.evaluate.dense.training import DenseTraining
 from patchloom.evaluate.features import Precision
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.nets.dense.segmenter import Segmenter
+from patchloom.nets.dense.segmenter import Segmenter, SegmentLogits
 from patchloom.nets.weights import EncoderCard
 
 
@@ -42,10 +44,25 @@ class SegmentTraining(DenseTraining[Tensor]):
         images = normalize(batch.views[0], self.card.mean, self.card.std)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
             answer = self.parallel(images)
+        return self._loss_of(answer, truth)
+
+    def _outline(self, images: Tensor) -> Tensor:
+        return self._loss_of(self.model(images), images[:, 0].long())
+
+    def _loss_of(self, answer: SegmentLogits, truth: Tensor) -> Tensor:
         loss = pixel_loss(answer.main, truth)
         if answer.auxiliary is not None:
             loss = loss + self.recipe.auxiliary * pixel_loss(answer.auxiliary, truth)
         return loss
+
+    def bytes_of_test(self, image: tuple[int, int]) -> int:
+        """Those of the windows at once, of all their logits, and of the image's, a band after the other."""
+        count = window_count(image, self.recipe.resized, self.recipe.size)
+        self.model.eval()
+        with self._without_numbers(min(count, AT_ONCE)) as (live, views), torch.no_grad():
+            logits = self.model(views).main
+        self.model.train()
+        return live.peak + 4 * (count * logits[0].numel() + 4 * min(BAND, self.model.classes * math.prod(image)))
 
     def score(self, images: Annotated[Tensor]) -> float:
         """mIoU."""

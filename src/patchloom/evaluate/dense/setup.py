@@ -21,7 +21,7 @@ from patchloom.evaluate.dense.sliding import starts
 from patchloom.evaluate.dense.training import VALIDATED
 from patchloom.evaluate.features import Precision, trains_in_bfloat16
 from patchloom.evaluate.places import place_in_run
-from patchloom.evaluate.settings import EvalSettings, tell
+from patchloom.evaluate.settings import EvalSettings, tell, tell_colours
 from patchloom.launch import first_decides, launch, started
 from patchloom.nets.dense.maps import at_size
 from patchloom.nets.encode import input_size, patch_side, width
@@ -142,6 +142,7 @@ def set_up(
     with ExitStack() as afterwards:
         afterwards.callback(tell, found.notes)  # also where something is refused, which they may explain
         parts = dense_parts(found, settings, card.note, run)
+        tell_colours(parts.train.images, card)
         own = 0 if parts.validation is None else len(parts.validation)
         of_encoder = min(input_size(vit)), patch_side(vit), width(vit)
         recipe = asked.settled(len(parts.train), settings.at.type, own, *of_encoder)
@@ -174,7 +175,7 @@ def _at_scale(recipe: R, asked: R, train: Annotated[T], tests: int, device: str,
         device: its type.
         patch: what sizes are multiples of, in pixels.
     """
-    image = _median_size(train)
+    image = median_size(train)
     if not isinstance(recipe, SegmentRecipe) or not isinstance(asked, SegmentRecipe):
         factor = max(image) / recipe.size
         if factor <= 1:
@@ -232,7 +233,7 @@ def window_count(image: tuple[int, int], side: int | None, size: int) -> int:
     return math.prod(len(starts(round(length * factor), size)) for length in image)
 
 
-def _median_size(images: Annotated[T]) -> tuple[int, int]:
+def median_size(images: Annotated[T]) -> tuple[int, int]:
     """(h, w) at the median of some images."""
     sizes = []
     for i in np.linspace(0, len(images) - 1, min(_SAMPLED, len(images))).round().astype(int).tolist():

@@ -22,8 +22,8 @@ from patchloom.nets.dense.detector import Detector, pasted
 from patchloom.nets.dense.segmenter import SegmentLogits
 
 _STRIDE = 2 / 3  # of a window's side, from one to the next, as in mmseg (341 of 512 pixels)
-_AT_ONCE = 8  # windows
-_BAND = 2**24  # logits of a band that are in memory at once, each of 4 bytes
+AT_ONCE = 8  # windows
+BAND = 2**24  # logits of a band that are in memory at once, each of 4 bytes
 
 
 class Segments(Protocol):
@@ -74,7 +74,7 @@ def segment_image(
     whole = (int(padded.shape[1]), int(padded.shape[2]))
     places = [(top, left) for top in starts(whole[0], model.size[0]) for left in starts(whole[1], model.size[1])]
     found: list[_Window] = []
-    for some in (places[i : i + _AT_ONCE] for i in range(0, len(places), _AT_ONCE)):
+    for some in (places[i : i + AT_ONCE] for i in range(0, len(places), AT_ONCE)):
         cut = [padded[:, top : top + model.size[0], left : left + model.size[1]] for top, left in some]
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
             logits = model(normalize(torch.stack(cut).to(device), mean, std)).main
@@ -113,7 +113,7 @@ def _bands(
         own: (h, w) of the image.
     """
     classes = len(windows[0].logits)
-    step = max(1, int(_BAND / (classes * max(own[1], there[1], size[1]) * max(1, there[0] / own[0]))))
+    step = max(1, int(BAND / (classes * max(own[1], there[1], size[1]) * max(1, there[0] / own[0]))))
     for first in range(0, own[0], step):
         last = min(own[0], first + step)
         above, below, share = _between(there[0], own[0], torch.arange(first, last))

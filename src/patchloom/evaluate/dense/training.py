@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic
 
 import torch
 from timm.scheduler import MultiStepLRScheduler, PolyLRScheduler
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 
 from patchloom.data import training_batches
@@ -21,7 +23,7 @@ from patchloom.evaluate.best_epoch import BestEpoch, Score
 from patchloom.evaluate.dense.recipes import DenseRecipe
 from patchloom.evaluate.loop import Loop, what_decides
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.memory import keep_freed_memory
+from patchloom.memory import LiveBytes, keep_freed_memory
 from patchloom.nets.native.blocks import use_native
 from patchloom.nets.performance import fuse_attention
 from patchloom.nets.weights import EncoderCard
@@ -86,6 +88,45 @@ class DenseTraining(Loop, Generic[T]):
     @abstractmethod
     def score(self, images: Annotated[T]) -> float:
         """The score of what is tested, on some images; all processes must ask."""
+
+    @abstractmethod
+    def _outline(self, images: Tensor) -> Tensor:
+        """A loss of normalised images [b c h w] that takes the memory of `_loss`, but needs no numbers."""
+
+    def bytes_of_step(self, images: int) -> int | None:
+        """Return the peak bytes of a step of ``images``, with weights, gradients and both moments.
+
+        They are counted with fake tensors, which take the place of the model's weights: it cannot be trained after it.
+        None for an encoder that needs numbers.
+        """
+        try:
+            with self._without_numbers(images) as (live, views):
+                self._outline(views).backward()
+        except Exception:  # whatever an encoder of another kind raises; then nothing is known
+            return None
+        return live.peak + 2 * sum(one.nbytes for one in self.model.parameters() if one.requires_grad)
+
+    def bytes_of_test(self, image: tuple[int, int]) -> int:
+        """Return the peak bytes of testing on an image (h, w) where that may be more than of a step, else 0."""
+        return 0
+
+    @contextmanager
+    def _without_numbers(self, images: int) -> Iterator[tuple[LiveBytes, Tensor]]:
+        """Inside, the model and a batch have shapes alone, and what is computed is counted."""
+        use_native(self.model, False)  # native kernels need numbers, and keep no less
+        with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
+            self._drop_numbers()
+            views = torch.zeros(images, self.model.channels, *self.model.size, device=self.device)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+                yield live, views
+
+    def _drop_numbers(self) -> None:
+        for module in self.model.modules():
+            for name, one in [*module.named_parameters(recurse=False)]:
+                empty = torch.empty(one.shape, dtype=one.dtype, device=self.device)
+                setattr(module, name, nn.Parameter(empty, one.requires_grad))
+            for name, one in [*module.named_buffers(recurse=False)]:
+                setattr(module, name, torch.empty(one.shape, dtype=one.dtype, device=self.device))
 
     def _batches(self, steps: int, workers: int) -> Any:
         reading = self.batch, self.seed, self.step, steps, workers, self.model.channels, rank(), world()

@@ -121,8 +121,7 @@ class Detector(OnEncoder):
         """
         if self.training != (targets is not None):
             raise ValueError("a detector is given targets in training, and only there")
-        levels = {str(i): one.float() for i, one in enumerate(self.pyramid(self.maps(images)))}
-        all_levels = levels | {"pool": F.max_pool2d(levels[str(len(levels) - 1)], 1, 2)}
+        levels, all_levels = self._levels(images)
         known = None if targets is None else [self._known(one, images.device) for one in targets]
         proposals, losses = self.rpn(ImageList(images, sizes), all_levels, known)
         self.roi_heads.score_thresh = self.least_score
@@ -133,6 +132,35 @@ class Detector(OnEncoder):
             Detections(one["boxes"], one["labels"] - 1, one["scores"], one["masks"][:, 0] if self.masks else None)
             for one in found
         ]
+
+    def outline(self, images: Tensor) -> Tensor:
+        """Return a scalar of all that a training step computes, for as many boxes and masks as it has at most.
+
+        Which boxes there are depends on numbers, which fake tensors lack: what is pooled is made up here.
+
+        Args:
+            images: [b c H W].
+        """
+        levels, all_levels = self._levels(images)
+        scores, boxes = self.rpn.head([*all_levels.values()])
+        found = [one.sum() for one in (*scores, *boxes)]
+        sampler, width = self.roi_heads.fg_bg_sampler, levels["0"].shape[1]
+        rois = len(images) * sampler.batch_size_per_image
+
+        def pooled(count: int, side: int) -> Tensor:
+            each = levels["0"].new_zeros(count, width, side, side)  # of the levels, and joined
+            return each + sum(one.mean() for one in levels.values())
+
+        found += [one.sum() for one in self.roi_heads.box_predictor(self.roi_heads.box_head(pooled(rois, 7)))]
+        if self.masks:
+            some = pooled(int(rois * sampler.positive_fraction), 14)
+            found.append(self.roi_heads.mask_predictor(self.roi_heads.mask_head(some)).sum())
+        return torch.stack(found).sum()
+
+    def _levels(self, images: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The pyramid's levels, and the same with the one more that proposals have."""
+        levels = {str(i): one.float() for i, one in enumerate(self.pyramid(self.maps(images)))}
+        return levels, levels | {"pool": F.max_pool2d(levels[str(len(levels) - 1)], 1, 2)}
 
     def _known(self, objects: Targets, device: torch.device) -> dict[str, Tensor]:
         """An image's targets as torchvision has them, where class 0 is the background."""
