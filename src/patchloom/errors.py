@@ -19,6 +19,6 @@ class AlreadyReported(PatchloomError):
 
 
 def one_line(error: BaseException, path: str = "") -> str:
-    """Return the message of an exception in one line, or its type if it has none; an open file and ``path`` are "it"."""
+    """Return the message of an exception in one line, or its type; an open file and ``path`` are "it"."""
     text = str(error).replace(f"'{path}'", "it").replace(path, "it") if path else str(error)
     return " ".join(_FILE_OBJECT.sub("it", text).split()) or type(error).__name__
