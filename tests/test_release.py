@@ -1,5 +1,6 @@
 """A release's version is its tag, the same wherever it is read, and wheel and sdist hold what git has."""
 
+import json
 import re
 import runpy
 import shutil
@@ -80,6 +81,19 @@ def test_an_installed_package_has_the_version_beside_it_and_no_other(tmp_path):
         (tmp_path / f"{name}-{version}.dist-info").mkdir()
         (tmp_path / f"{name}-{version}.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
     assert version_in(tmp_path) == "3.2.1"
+
+
+def test_an_editable_installation_has_the_version_that_pip_shows(tmp_path):
+    tree, others = tmp_path / "tree", tmp_path / "site"
+    (tree / "src").mkdir(parents=True)
+    (metadata := others / "patchloom-3.2.1.dist-info").mkdir(parents=True)
+    (metadata / "METADATA").write_text("Name: patchloom\nVersion: 3.2.1\n")
+    origin = {"url": tree.as_uri(), "dir_info": {"editable": True}}
+    for found, version in ((origin, "3.2.1"), (origin | {"url": others.as_uri()}, UNRELEASED), ([], UNRELEASED)):
+        (metadata / "direct_url.json").write_text(json.dumps(found))
+        assert version_in(tree / "src", [str(others)]) == version
+    (metadata / "direct_url.json").unlink()
+    assert version_in(tree / "src", [str(others)]) == UNRELEASED, "installed from elsewhere"
 
 
 @needs_git

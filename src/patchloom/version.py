@@ -1,19 +1,38 @@
 """The version of this package, apart from everything else: it is also part of file names and of digests.
 
-A release has it from its tag in git. What is installed has it in the metadata beside the package, and nothing else is
-asked: a tree that is used as it is, or installed as editable, may stand beside another version in the same environment.
+A release has it from its tag in git. What is installed has it in the metadata beside the package; what is installed as
+editable has it in the metadata that names its folder, as pip shows it. Nothing else is asked: a tree that is used as it
+is may stand beside another version in the same environment.
 """
 
-from importlib.metadata import distributions
+import json
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 UNRELEASED = "0.1.0.dev0"  # the version to come, as in pyproject.toml
 
 
-def version_in(folder: Path) -> str:
-    """The version of patchloom whose metadata are in a folder; `UNRELEASED`, if there are none."""
+def version_in(folder: Path, installed: list[str] | None = None) -> str:
+    """Return the version of the patchloom in a folder by its metadata; `UNRELEASED`, if there are none.
+
+    Args:
+        folder: in which the package is.
+        installed: folders in which metadata of an editable installation may be; those of ``sys.path``, if absent.
+    """
     found = next(iter(distributions(name="patchloom", path=[str(folder)])), None)
+    if found is None:
+        where = {} if installed is None else {"path": installed}
+        found = next((one for one in distributions(name="patchloom", **where) if _is_of(one, folder.parent)), None)
     return found.version if found else UNRELEASED
+
+
+def _is_of(distribution: Distribution, tree: Path) -> bool:
+    """Return whether the metadata are of an editable installation of a tree."""
+    try:
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+        return origin["dir_info"]["editable"] and origin["url"].rstrip("/") == tree.resolve().as_uri()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # installed otherwise, or damaged
+        return False
 
 
 __version__ = version_in(Path(__file__).parents[1])

@@ -1,6 +1,7 @@
 """Comparisons from the command line, of tiny runs on images with two classes."""
 
 import csv
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from PIL import Image
 
 from patchloom import PatchloomError, compare
 from patchloom.cli import main
-from patchloom.compare import free, pace, runner
+from patchloom.compare import free, pace, plan, runner
 from patchloom.compare.after import After, scaled
 from patchloom.compare.labels import Contender, Labelled, labelled_parts
 from patchloom.compare.outcome import HEADING, judged
@@ -146,6 +147,19 @@ def test_where_hardly_a_run_succeeds_a_sentence_says_why(compared, tmp_path, cap
     said = capsys.readouterr()
     assert "mp3, seed 0 failed after" in said.out and "no room is left: free some (all of it in" in said.out
     assert "fewer than two tasks could be trained: mae, seed 0 failed: no room is left: free some" in said.err
+
+
+def test_a_dry_run_trains_nothing_and_says_how_it_estimates(compared, tmp_path, capsys, monkeypatch):
+    def refused(*_):
+        raise AssertionError("a dry run starts no run")
+
+    monkeypatch.setattr(plan, "run_all", refused)
+    words = ["compare", str(compared[0]), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "3", *SMALL, "--dry_run"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert not (tmp_path / "out").exists() and "dry run" in said
+    assert "6 runs" in said and "6 min 0 s of starts" in said and "estimated" in said and "not timed" in said
+    assert re.search(r"mp3 .* epochs of \d+ images .* s for a step of 16", said)
 
 
 def test_another_comparison_is_refused_there(compared, capsys):

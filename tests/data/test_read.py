@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from patchloom.data.read import Unreadable, decode_image, read_image, to_channels
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, one_line
 
 RNG = np.random.default_rng(0)
 RGB = RNG.integers(0, 256, (5, 7, 3), dtype=np.uint8)
@@ -326,5 +326,18 @@ def test_to_channels_either_gives_what_was_asked_or_refuses(have, want):
 
 def test_the_reason_does_not_repeat_the_path(tmp_path):
     (tmp_path / "a.png").write_bytes(b"")
-    with pytest.raises(Unreadable, match="cannot be read as an image: cannot identify image file it$"):
+    with pytest.raises(Unreadable, match="cannot be read as an image: cannot identify it$"):
         read_image(tmp_path / "a.png")
+
+
+def test_an_open_file_has_no_address_in_a_reason(tmp_path):
+    """A 16-bit PNG is opened before PIL reads it, and PIL says <_io.BufferedReader name=...>."""
+    Image.fromarray(np.zeros((8, 8), np.uint16)).save(tmp_path / "a.png")
+    head = (tmp_path / "a.png").read_bytes()[:30]  # ends within the size
+    (tmp_path / "a.png").write_bytes(head)
+    for read in (lambda: read_image(tmp_path / "a.png"), lambda: decode_image(head, "shard.tar: a.png")):
+        with pytest.raises(Unreadable, match=r"a\.png cannot be read as an image: [^<>]+$"):
+            read()
+    assert one_line(OSError("cannot identify image file <_io.BytesIO object at 0x7f>")) == (
+        "cannot identify image file it"
+    )

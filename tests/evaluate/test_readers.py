@@ -95,7 +95,7 @@ def test_no_result_depends_on_it(tiny_encoder: Path, photos: Path, monkeypatch, 
         report = evaluate(protocol, tiny_encoder, photos, **asked | options)
         assert max(started) == (2 if workers == "auto" else workers)
         found.append([(row.value, row.low, row.high) for row in report.rows])
-        given = "--workers auto is at most 2 here (most of 8 cores are for computing)." in report.protocol
+        given = "p to 2 processes read the images (--workers auto: most of 8 cores" in report.protocol
         assert given == (workers == "auto")
     assert found[0] == found[1] == found[2]
 
@@ -103,8 +103,12 @@ def test_no_result_depends_on_it(tiny_encoder: Path, photos: Path, monkeypatch, 
 def test_the_command_line_tells_what_auto_became(tiny_encoder: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["evaluate", "knn", str(tiny_encoder), "digits", "--device", "cpu", "--max_train", "50"]) == 0
     given = " ".join(capsys.readouterr().out.split())
-    auto, many = "is at most" if cores() >= 4 else "reads in the main process here", cores() > 1
-    assert f"--workers auto {auto}" in given and (f"most of {cores()} cores" if many else "there is one core") in given
+    by, many = (
+        "processes read" if cores() >= 8 else "process reads" if cores() >= 4 else "main process reads",
+        cores() > 1,
+    )
+    why = f"most of {cores()} cores" if many else "there is one core"
+    assert f"{by} the images (--workers auto: {why}" in " ".join(given.split())
 
 
 def test_a_single_core_is_told_without_a_plural() -> None:

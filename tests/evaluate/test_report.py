@@ -83,13 +83,14 @@ def test_the_paired_interval_decides_what_is_claimed() -> None:
     assert claim(Row.of("x", "-", "knn", {}, 0.6, 200), rows[0.5]) is Claim.APART
 
 
-def test_a_report_says_it_after_its_headline() -> None:
+def test_a_report_begins_with_its_headline_and_conclusion() -> None:
     rows = [Row.of_images(name, "-", "knn", {}, _right(share)) for name, share in (("a", 0.6), ("untrained", 0.5))]
-    report = Report(rows, "", "The headline.", tuple(rows), "data", "f" * 16, 0, 200).beside(False)
+    report = Report(rows, "The settings.", "The headline.", tuple(rows), "data", "f" * 16, 0, 200).beside(False)
     (found,) = report.against
     assert found.control == "untrained" and found.n == 200 and found.trainings == 1 and report.pairs == ((0, 1),)
     assert "10.0 points better than the untrained one" in report.conclusion()
-    assert report.text(300).split("\n")[-1] == report.conclusion()
+    lines = report.text(300).split("\n")
+    assert lines[:3] == ["The headline.", report.conclusion(), ""] and lines[-2:] == ["", "The settings."]
 
 
 def test_few_test_images_are_said_to_be_few() -> None:

@@ -63,7 +63,7 @@ def test_one_training_claims_nothing_and_three_are_taken_together(run: Path) -> 
     assert all(len(set(side)) > 1 for side in sides), "seeds move the trainings of both sides"
     assert found.value == pytest.approx(sum(sides[0]) / 3 - sum(sides[1]) / 3)
     assert len({one.fingerprint for one in reports}) == 1
-    assert report.text(300).split("\n")[-1] == report.conclusion() and "3 trainings of each" in report.conclusion()
+    assert report.conclusion() in report.text(300).split("\n")[:4] and "3 trainings of each" in report.conclusion()
 
 
 def _report(**values: float) -> Report:

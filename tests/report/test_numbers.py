@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 
 import pytest
 
@@ -12,6 +13,7 @@ from patchloom.report.gather import gather
 from patchloom.report.numbers import gains_of, numbers_of, results_of
 from patchloom.report.render import render
 from patchloom.report.verb import page_of
+from patchloom.runs.encoder import load_encoder
 from patchloom.verdict import Difference
 
 HEAD = "date,protocol,encoder,pooling,settings,data,data_fingerprint,seed,value,low,high,n_test,quoted"
@@ -47,7 +49,17 @@ def test_quoted_numbers_have_intervals_and_controls(run):
     assert number.beside == [("untrained", "30.0 % [28.0, 32.0]"), ("chance", "10.0 %")]
     assert number.note == "20 neighbours, mean tokens; on 2,000 test images of birds."
     (table,) = results_of(gather(run))
-    assert [row[0] for row in table.rows] == ["one", "untrained", "chance"] and len(table.heading) == len(table.rows[0])
+    assert [row[0] for row in table.rows] == ["mine", "untrained", "chance"], "the folder was named one at first"
+    assert len(table.heading) == len(table.rows[0])
+
+
+def test_a_renamed_run_keeps_the_step_and_the_names_of_others(run):
+    assert load_encoder(run)[1].name == load_encoder(run / "encoder.safetensors")[1].name == "mine"
+    shutil.copy(run / "encoder.safetensors", other := run.parent / "encoder.safetensors")
+    assert load_encoder(other)[1].name == "one", "it lies in no run"
+    for first, shown in {"one (step 3 of 9)": "mine (step 3 of 9)", "from scratch": "from scratch"}.items():
+        write(run, {"encoder": first}, {"encoder": "untrained"})
+        assert [row[0] for row in results_of(gather(run))[0].rows] == [shown, "untrained"]
 
 
 def test_a_run_on_the_way_has_the_last_accuracy_that_was_measured(run):
@@ -88,7 +100,7 @@ def test_the_newest_counts_and_other_seeds_are_told(run):
 def test_an_encoder_that_is_quoted_several_times_is_told_apart(run):
     few = '"{""k"": 1}"'
     write(run, {}, {"settings": few, "value": 0.4, "low": 0.4, "high": 0.4})
-    assert numbers_of(gather(run))[1].beside == [("one, 1 neighbours, mean tokens", "40.0 %")]
+    assert numbers_of(gather(run))[1].beside == [("mine, 1 neighbours, mean tokens", "40.0 %")]
 
 
 def test_what_is_no_share_is_no_percentage(run):

@@ -11,9 +11,11 @@ from typing import NamedTuple
 import torch
 
 from patchloom.data import Source, steps_per_epoch
+from patchloom.errors import PatchloomError
+from patchloom.machine import Cores, cores
 from patchloom.memory import keep_freed_memory
 from patchloom.runs.settings import Settings
-from patchloom.train.forecast import rounded
+from patchloom.train.forecast import rounded, seconds_with_reading, try_steps
 from patchloom.train.limits import refuse_too_large
 from patchloom.train.trial import Step, reading
 from patchloom.waiting import Waiting
@@ -92,6 +94,34 @@ def paces_of(settings: Mapping[str, Settings], training: Source) -> dict[str, Pa
         each = max(seconds, waits[name]) if one.workers else seconds + waits[name]
         batch = min(one.batch_size, len(training))
         found[name] = Pace(each, batch, steps_per_epoch(len(training), one.batch_size))
+    return found
+
+
+def estimated_paces(settings: Mapping[str, Settings], training: Source) -> dict[str, Pace]:
+    """The pace of each task from a few steps, as ``pretrain`` estimates it: a second or two for each.
+
+    Args:
+        settings, training: as in `paces_of`.
+
+    Raises:
+        PatchloomError: a step needs more memory than there is, or its pace cannot be estimated.
+    """
+    found: dict[str, Pace] = {}
+    threads = torch.get_num_threads()
+    try:
+        with Waiting("trying a few steps of each task", len(settings)) as waiting:
+            for name, one in settings.items():
+                batch = min(one.batch_size, len(training))
+                if one.device == "cpu":
+                    torch.set_num_threads(one.threads)
+                tried = try_steps(one, batch, refuse_too_large(one, batch), training)
+                if tried.step is None:
+                    raise PatchloomError(f"the pace of {name} cannot be estimated here: compare without --dry_run")
+                seconds = seconds_with_reading(one, tried, Cores(cores()))
+                found[name] = Pace(seconds, batch, steps_per_epoch(len(training), one.batch_size))
+                waiting.advance()
+    finally:
+        torch.set_num_threads(threads)
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from patchloom.compare.after import After
-from patchloom.compare.pace import Pace, paces_of
+from patchloom.compare.pace import Pace, estimated_paces, paces_of
 from patchloom.compare.runner import Job, Words, run_all
 from patchloom.data import Data, Source, Stats
 from patchloom.errors import PatchloomError
@@ -35,7 +35,7 @@ _AS_THEY_ARE = ("epochs", "top", "held_out", "threads")  # parts of a plan that 
 _STORED = {"asked", "paces", "after", "notes", *_AS_THEY_ARE}
 _UNPLANNED = Words("stopping", "stopped while this machine was measured: no plan is stored yet, and nothing is trained")
 _PILOT = 8  # steps of the run that shows what comes on top of training
-_USUAL_TOP = 60.0  # seconds that this may be, for the line that tells how far it is
+USUAL_TOP = 60.0  # seconds that this may be: for the line that tells how far it is, and for a dry run
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Plan:
         epochs: of each task.
         paces: of each task, as they were measured.
         top: seconds that a run takes beside its training.
-        after: seconds of what comes after training.
+        after: seconds of what comes after training; None in a dry run.
         held_out: how many images all runs hold out.
         threads: CPU threads of each run, on whose number its numbers depend; None where a GPU computes.
         notes: on tasks that are left out.
@@ -105,7 +105,7 @@ class Plan:
     epochs: dict[str, float]
     paces: dict[str, Pace]
     top: float
-    after: After
+    after: After | None
     held_out: int
     threads: int | None
     notes: tuple[str, ...]
@@ -131,7 +131,8 @@ class Plan:
         return sum(job.seconds * (1 - job.done()) for job in self.jobs(out)) / self.asked.at_once
 
     def lasts(self, encoders: int) -> float:
-        """Seconds that so many encoders and the page take when all is trained."""
+        """Seconds that so many encoders and the page take when all is trained; not of a dry run."""
+        assert self.after is not None
         return encoders * self.after.scoring + len(self.epochs) * self.after.page
 
     def lines(self, images: int, noun: str) -> list[str]:
@@ -241,16 +242,18 @@ def stored_plan(asked: Asked, out: Path) -> Plan | None:
 
 
 def new_plan(
-    asked: Asked, opened: Data, explicit: bool, devices: Sequence[str], ending: Callable[[Path], After]
+    asked: Asked, opened: Data, explicit: bool, devices: Sequence[str], ending: Callable[[Path], After] | None
 ) -> Plan:
     """Measure how fast each task trains, and what a run takes beside that.
+
+    In a dry run the pace is estimated from a few steps, and a run takes `USUAL_TOP` beside its training.
 
     Args:
         asked: what the user asked for.
         opened: the images.
         explicit: the user named the tasks: one that is refused is an error.
         devices: as in `run_all`.
-        ending: times what comes after training, by a short run.
+        ending: times what comes after training, by a short run; None in a dry run.
 
     Raises:
         PatchloomError: tasks, settings and images do not go together, or a run cannot be made.
@@ -267,13 +270,15 @@ def new_plan(
     one = next(iter(settings.values()))
     if one.device == "cpu":  # so that the runs have as many wherever the comparison goes on
         threads = one.threads
-    paces = paces_of(settings, training)
+    paces = (estimated_paces if ending is None else paces_of)(settings, training)
     if asked.samples is not None:
         epochs = {task: pace.epochs_of(asked.samples) for task, pace in paces.items()}
     else:
         assert asked.minutes is not None
         epochs = {task: pace.epochs_in(60 * asked.minutes) for task, pace in paces.items()}
-    top, after = _pilot(asked.with_threads(threads), [*paces][0], paces, devices, ending)
+    top, after = USUAL_TOP, None
+    if ending is not None:
+        top, after = _pilot(asked.with_threads(threads), [*paces][0], paces, devices, ending)
     return Plan(asked, epochs, paces, top, after, len(held_out), threads, tuple(notes))
 
 
@@ -285,7 +290,7 @@ def _pilot(
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
         words = words_of(asked, task, folder, _PILOT / pace.epoch, pace.images, 0)
-        job = Job(task, 0, folder, words, Path(place) / "log.txt", _USUAL_TOP)
+        job = Job(task, 0, folder, words, Path(place) / "log.txt", USUAL_TOP)
         taken = run_all([job], 1, devices, lambda one, seconds: None, _UNPLANNED)
         if job.failure:
             raise PatchloomError(job.failure)
@@ -302,6 +307,7 @@ def store(plan: Plan, out: Path) -> None:
     """
     make_folder(out)
     found = {"asked": plan.asked.plain()} | {name: getattr(plan, name) for name in _AS_THEY_ARE}
+    assert plan.after is not None  # a dry run stores nothing
     found["after"], found["notes"] = plan.after._asdict(), list(plan.notes)
     found["paces"] = {task: pace._asdict() for task, pace in plan.paces.items()}
     write_sealed(out / _FILE, found)

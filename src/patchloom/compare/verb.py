@@ -19,7 +19,7 @@ from patchloom.compare.free import held_out_of, too_few, unlabelled
 from patchloom.compare.labels import Labelled, all_scores, contenders, labelled_parts
 from patchloom.compare.outcome import Comparison, judged
 from patchloom.compare.page import about_of, write_page
-from patchloom.compare.plan import USUAL, Asked, Plan, new_plan, store, stored_plan
+from patchloom.compare.plan import USUAL, USUAL_TOP, Asked, Plan, new_plan, store, stored_plan
 from patchloom.compare.runner import Job, run_all
 from patchloom.data import Data, DataLike, is_object, named, open_data
 from patchloom.errors import PatchloomError
@@ -34,6 +34,7 @@ from patchloom.tasks import TASKS, task_class
 from patchloom.waiting import Waiting, duration
 
 MEASURING = "measuring how fast this machine trains {}, and what a run takes on top: about a minute"
+ESTIMATING = "trying a few steps of {}: seconds for each"
 DRY = "This was a dry run: nothing is trained, and nothing is written."
 _LABELLED = 5000  # training images by which encoders are scored, at most
 
@@ -122,8 +123,8 @@ def compare(
         # ---- the plan: that of a comparison that was stopped, or a new one
         plan = stored_plan(asked, folder)
         if plan is None:
-            print(MEASURING.format(", ".join(asked.tasks)), flush=True)
-            plan = new_plan(asked, opened, tasks is not None, devices, ending)
+            print((ESTIMATING if dry_run else MEASURING).format(", ".join(asked.tasks)), flush=True)
+            plan = new_plan(asked, opened, tasks is not None, devices, None if dry_run else ending)
         for line in _announced(plan, opened, folder, other, len(others)):
             print(line, flush=True)
         if dry_run:
@@ -255,12 +256,18 @@ def _announced(plan: Plan, opened: Data, folder: Path, labels: Data | None, besi
         training = sum(map(plan.training, plan.epochs)) * asked.seeds / asked.at_once
         over = duration(plan.left(folder) - training)
         said[-1] += f": {duration(training)} of training, and {over} of starts, measures and pictures"
+    if plan.after is None:
+        said += [
+            f"  estimated: steps by a few of each task, all else of a run as {duration(USUAL_TOP)}; without --dry_run "
+            "both are measured before anything is trained"
+        ]
     if asked.at_once > 1:
         said += [f"  steps are timed one run at a time: {asked.at_once} at once may each be slower"]
     encoders = 0 if few else runs + asked.seeds + beside + (by != "no")  # with untrained ones, and raw pixels
     still = max(0, encoders - len([*(folder / "scores").glob("*.json")]))
     what = f"{still} encoders are scored and the page is written" if still else "the page is written"
-    said += [f"  then {what}, in some {duration(plan.lasts(still))}"]
+    takes = ", which was not timed" if plan.after is None else f", in some {duration(plan.lasts(still))}"
+    said += [f"  then {what}{takes}"]
     said += [f"  everything goes to {folder}" + (", where it goes on" if plan.resumed else "")]
     return said
 

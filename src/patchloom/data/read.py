@@ -22,7 +22,7 @@ from torch import Tensor
 from patchloom.data.arrays import channels_first, from_array, notice_alpha, over_white, refuse_bomb, upright
 from patchloom.data.formats import DICOM, HEIF
 from patchloom.data.noticed import notice, watched
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, one_line
 
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # it logs broken files, which are reported by name here
 
@@ -91,9 +91,7 @@ def _read(source: Path | BytesIO, suffix: str, name: str) -> Tensor:
         with silent():
             return _decoded(source, suffix)
     except Exception as error:  # decoders raise nearly anything on broken bytes: OSError, SyntaxError, struct.error...
-        reason = (
-            " ".join(str(error).replace(f"'{source}'", "it").replace(str(source), "it").split()) or type(error).__name__
-        )
+        reason = one_line(error, str(source)).replace("image file it", "it")
         raise Unreadable(f"{name} cannot be read as an image: {reason}") from error
 
 

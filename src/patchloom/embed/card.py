@@ -22,6 +22,7 @@ from patchloom.version import __version__
 KEY = "patchloom-embeddings-1"  # under which a file has its card
 COUNTS = ("rows", "unreadable")  # what is known at the end alone
 
+_RENAMED = "encoder name"  # of a run whose folder was renamed; its weights have a digest of their own
 _NESTED = ("encoder", "preprocessing", "computed", "data")
 
 Card = dict[str, Any]
@@ -121,10 +122,10 @@ def from_text(text: str | None, path: Path) -> Card:
 
 
 def differences(mine: Card, other: Card) -> list[str]:
-    """Names of what two cards say otherwise, `COUNTS` aside; that of the weights comes first."""
+    """Names of what two cards say otherwise, `COUNTS` and the encoder's name aside; that of the weights comes first."""
     flat, its = _flat(mine), _flat(other)
     names = [name for name in dict.fromkeys([*flat, *its]) if flat.get(name) != its.get(name)]
-    names = [name for name in names if name not in COUNTS]
+    names = [name for name in names if name not in (*COUNTS, _RENAMED)]
     return sorted(names, key=lambda name: name != "encoder weights_sha256")
 
 

@@ -197,11 +197,12 @@ class Report(Shown):
 
     def parts(self, width: int) -> list[str | Grid]:
         """See `Shown`."""
-        said: list[str | Grid] = [self.protocol, "", self.table(width), "", self.headline]
+        said: list[str | Grid] = [self.headline]
         said += [self.spread()] * bool(self.others)
         said += [self.caution()] * bool(self.caution())
-        said += [Verbatim(f"Picture: {drawing.out}") for drawing in self.drawings]
-        return [*said, *[self.conclusion()] * bool(self.against)]
+        said += [self.conclusion()] * bool(self.against)
+        said += ["", self.table(width), "", self.protocol]
+        return [*said, *(Verbatim(f"Picture: {drawing.out}") for drawing in self.drawings)]
 
     def conclusion(self) -> str:
         """Sentences on whether the encoder is better than its controls; "" if it has none."""

@@ -146,7 +146,7 @@ def gather(run: str | Path) -> Gathered:
         summary=folder.read_summary(),
         health=read_health(folder.path),
         problems=tuple(problems),
-        name=folder.path.absolute().name,
+        name=folder.name,
     )
 
 

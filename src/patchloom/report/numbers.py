@@ -47,6 +47,7 @@ _FOUND = {
 }
 _CHOSEN = "held_out_accuracy"  # where a row has it, what is quoted was chosen on held-out training images
 _WITHOUT_LABELS = ("positions", "position-sensitivity", "label-free")  # protocols that need none
+_OTHERS = ("from scratch", "ensemble")  # names in a first row that are not the run's
 _LARGEST = 1.0  # share
 _MEASURED = {"knn": "kNN accuracy", "instance_knn": "kNN accuracy, instance"}  # columns of metrics.csv
 
@@ -65,7 +66,7 @@ def numbers_of(run: Gathered) -> list[Number]:
         ValueError: ``results.csv`` is damaged; the message says where.
     """
     noun = noun_of(run.sound)
-    quoted = _reports(run.folder.path / "results.csv")
+    quoted = _reports(run)
     on_the_way = [] if run.finished or any(one[-1][0]["protocol"] == "knn" for one in quoted) else _on_the_way(run)
     found = [_quoted(reports, label, noun) for reports, label in zip(quoted, _labels(quoted), strict=True)]
     return [*_own(run), *on_the_way, *found]
@@ -148,7 +149,7 @@ def results_of(run: Gathered) -> list[Table]:
     Raises:
         ValueError: as `numbers_of`.
     """
-    rows = [row for reports in _reports(run.folder.path / "results.csv") for row in reports[-1]]
+    rows = [row for reports in _reports(run) for row in reports[-1]]
     if not rows:
         return []
     cells = [
@@ -173,7 +174,7 @@ def with_labels(run: Gathered) -> bool:
     Raises:
         ValueError: as `numbers_of`.
     """
-    quoted = _reports(run.folder.path / "results.csv")
+    quoted = _reports(run)
     return any(reports[-1][0]["protocol"] not in _WITHOUT_LABELS for reports in quoted)
 
 
@@ -253,21 +254,21 @@ def _check(row: Mapping[str, str | None]) -> None:
         raise ValueError(f"settings {row['settings']} are no names with values")
 
 
-def _reports(path: Path) -> list[list[QuotedRows]]:
+def _reports(run: Gathered) -> list[list[QuotedRows]]:
     """Reports of which one number is told: of one protocol, data and all settings, one of each seed, the newest last.
 
     Raises:
         ValueError: ``results.csv`` is damaged.
     """
     reports: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
-    for row in _rows(path):
+    for row in _rows(run.folder.path / "results.csv"):
         reports.setdefault(tuple(row[name] for name in ("protocol", "data", "date", "seed")), []).append(row)
     alike: dict[tuple[Any, ...], dict[str, QuotedRows]] = {}
     for report in reports.values():
         quoted = [row for row in report if row["quoted"] == "True"]
         if not quoted:
             continue
-        first = quoted[0]
+        first = (quoted := _with_current_name(quoted, run.name))[0]
         seeds = alike.setdefault((first["protocol"], first["data"], first["data_fingerprint"], _set(report)), {})
         seeds.pop(first["seed"], None)
         seeds[first["seed"]] = quoted
@@ -294,6 +295,15 @@ def _join_seeds(alike: Mapping[tuple[Any, ...], dict[str, QuotedRows]]) -> None:
                 before = [one for one in others if one.isdecimal() and 0 < int(seed) - int(one) < trainings]
                 seeds |= {one: others.pop(one) for one in before if one not in seeds}
         seeds[seed] = seeds.pop(seed)  # the newest is the last
+
+
+def _with_current_name(quoted: QuotedRows, name: str) -> QuotedRows:
+    """The rows with the run's current name: its folder may have been renamed after the evaluation."""
+    before = quoted[0]["encoder"]  # the encoder's row is the first one
+    if before in _OTHERS:
+        return quoted
+    _, step, reached = before.partition(" (step ")
+    return [{**row, "encoder": f"{name}{step}{reached}"} if row["encoder"] == before else row for row in quoted]
 
 
 def _set(report: Sequence[Mapping[str, str]]) -> frozenset[tuple[str, str]]:

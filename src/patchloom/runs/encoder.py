@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from timm.models.vision_transformer import VisionTransformer
@@ -90,7 +91,8 @@ def load_encoder(source: PathLike, model: str | None = None) -> tuple[VisionTran
         )
     folder = unfinished(source)
     if folder is None:
-        return weights.load_encoder(source)
+        vit, card = weights.load_encoder(source)
+        return vit, _with_current_name(card, source)
     settings = folder.read_config()
     tensors, about = folder.checkpoints.newest()
     own = encoder_weights(tensors)
@@ -99,6 +101,14 @@ def load_encoder(source: PathLike, model: str | None = None) -> tuple[VisionTran
     with weights.as_patchloom_wrote(folder.checkpoints.last):
         vit.load_state_dict(own, strict=True)
     return vit.eval(), newest_card(folder, settings, about)
+
+
+def _with_current_name(card: EncoderCard, source: str | Path) -> EncoderCard:
+    """The card with the name of the run's folder, which may have been renamed since; as it is without a run."""
+    path = Path(source)
+    folder = RunFolder(path if path.is_dir() else path.parent)
+    own = path.is_dir() or path.name == folder.encoder.name
+    return replace(card, name=folder.name) if own and folder.config.is_file() else card
 
 
 def check_model(source: str | Path, model: str | None) -> None:

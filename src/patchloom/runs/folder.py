@@ -83,6 +83,11 @@ class RunFolder:
         self.summary = self.path / "summary.txt"  # written last: the run is finished
         self._lock: IO[str] | None = None
 
+    @property
+    def name(self) -> str:
+        """Name of the run: that of its folder as it is now."""
+        return os.path.basename(os.path.abspath(self.path))
+
     def holds(self, settings: Settings) -> bool:
         """Whether a run with the same ``settings`` is there already and may be resumed.
 

@@ -168,7 +168,7 @@ def newest_card(folder: RunFolder, settings: Settings, about: Mapping[str, Any])
     Raises:
         PatchloomError: what was measured of the data cannot be read.
     """
-    card = run_card(settings, folder.read_stats(), folder.path.name)
+    card = run_card(settings, folder.read_stats(), folder.name)
     if folder.encoder.exists():
         return card
     reached = step_of(about)

@@ -88,5 +88,5 @@ def draw_run(
         files.append(draw_curves(folder.metrics, folder.pictures / "curves.png", measure.name, images=shown))
     means = {f"baseline:{name}": value for name, value in measure.means().items()}
     row = {"epoch": settings.epochs * done / whole, "held_out": measure.value} | means
-    title = partial(title_of, folder.path.name, settings, place, [row], doubt)
+    title = partial(title_of, folder.name, settings, place, [row], doubt)
     return [*files, *draw_task(validation.task, validation.held_out, card, folder.pictures, device, title=title)]

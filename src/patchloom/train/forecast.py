@@ -110,7 +110,7 @@ def foresee(settings: Settings, training: Source, share: int, here: Cores, folde
     # of the own GPU alone: others would be set up for it, and torch would warn
     used = [torch.cuda.current_device()] if settings.device == "cuda" else []
     with Waiting("trying a few steps"), torch.random.fork_rng(devices=used), alone():
-        tried = _try(settings, share, counted, training)
+        tried = try_steps(settings, share, counted, training)
     sizes = tried.sizes if counted is None else counted.sizes
     best = 0 if settings.patience is None else sizes.weights  # which a checkpoint has besides
     disc = 3 * (sizes.checkpoint + best) + sizes.encoder + _FILES
@@ -118,7 +118,7 @@ def foresee(settings: Settings, training: Source, share: int, here: Cores, folde
     base = resident() if settings.device == "cpu" else 0.0
     needed = tried.memory if counted is None else base + counted.likely
     steps = steps_of(settings.epochs, len(training), settings.batch_size)
-    total = None if tried.step is None else steps * _together(settings, tried, here)
+    total = None if tried.step is None else steps * seconds_with_reading(settings, tried, here)
     advice = smaller_steps(settings)
     return Forecast(steps, tried.step, tried.reading, tried.how, total, needed, there, free + base, disc, room, advice)
 
@@ -180,7 +180,7 @@ def resumed(settings: Settings, training: Source, folder: RunFolder, kept: bool 
 
 
 @dataclass(frozen=True)
-class _Tried:
+class Tried:
     """Seconds of a step and of reading its images, where they come from, and the bytes that were in use."""
 
     step: float | None
@@ -190,13 +190,13 @@ class _Tried:
     memory: float | None
 
 
-def _try(settings: Settings, share: int, counted: Sketch | None, training: Source) -> _Tried:
+def try_steps(settings: Settings, share: int, counted: Sketch | None, training: Source) -> Tried:
     """Take a few steps, of fewer images where all would take long, or calculate where one would be too much."""
     guess = None if counted is None else _calculated(counted, settings)
     n = share
     if counted is not None:
         if counted.sizes.state > _LARGE or guess is None or guess / share > _SECONDS / 4:
-            return _Tried(guess, 0.0, "calculated", counted.sizes, None)
+            return Tried(guess, 0.0, "calculated", counted.sizes, None)
         n = min(share, max(2, int(share * _SECONDS / guess)))
     try:
         step = Step(settings, batch=n, sound=training.sound)
@@ -206,7 +206,7 @@ def _try(settings: Settings, share: int, counted: Sketch | None, training: Sourc
     except (MemoryError, RuntimeError) as problem:  # the training will say what it lacks
         if memory_shortage(problem) is None or counted is None:
             raise
-        return _Tried(guess, 0.0, "calculated", counted.sizes, None)
+        return Tried(guess, 0.0, "calculated", counted.sizes, None)
     each, sizes = statistics.median(taken[1:]) * share / n, Sizes.of(step.task)
     if settings.compile:
         model, kernels = settings.model["name"], settings.kernels
@@ -219,7 +219,7 @@ def _try(settings: Settings, share: int, counted: Sketch | None, training: Sourc
     gc.collect()  # modules and what they belong to know each other
     if settings.device == "cuda":
         torch.cuda.empty_cache()
-    return _Tried(each, reading, "measured", sizes, used)
+    return Tried(each, reading, "measured", sizes, used)
 
 
 def _seconds(step: Step) -> float:
@@ -256,7 +256,7 @@ def _reading(source: Source, task: Task, channels: int) -> float:
     return (time.perf_counter() - start) / max(1, done)
 
 
-def _together(settings: Settings, tried: _Tried, here: Cores) -> float:
+def seconds_with_reading(settings: Settings, tried: Tried, here: Cores) -> float:
     """Seconds of a step with its reading, which other processes do on the same cores."""
     if not settings.workers:
         return tried.step + tried.reading

@@ -164,7 +164,7 @@ def pretrain(
             reporter.note(line)
 
         # ---- the training
-        card = run_card(plan.settings, plan.stats, folder.path.name)
+        card = run_card(plan.settings, plan.stats, folder.name)
         validation = Validation(pretext, card, held_out, training, plan.settings, plan.held_out.doubt)
         tracks = ending.enter_context(Tracks(trackers if fabric.is_global_zero else (), folder, reporter.say))
         ended, measure, state = train(fabric, pretext, source, plan.settings, folder, reporter, validation, tracks)

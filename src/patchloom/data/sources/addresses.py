@@ -13,7 +13,7 @@ from fsspec.core import url_to_fs
 
 from patchloom.data.sources.base import stamp_of_files
 from patchloom.data.workers import in_threads
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, one_line
 
 PIPE = "pipe:"
 _FILE = re.compile(r"file:///(?!.*://)")  # an address that is a path
@@ -129,7 +129,7 @@ def in_words(error: BaseException) -> str:
         return (
             f"nothing was found there ({in_words(error.__cause__)})" if error.__cause__ else "nothing was found there"
         )
-    return " ".join(str(error).split()) or type(error).__name__
+    return one_line(error)
 
 
 def expanded(pattern: str) -> list[str]:

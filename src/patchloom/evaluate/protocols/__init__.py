@@ -62,8 +62,12 @@ def _at(path: str) -> Callable[..., Any]:
 def _with_readers(report: Report, settings: EvalSettings) -> Report:
     """The report with a sentence on the value of ``--workers auto``."""
     number, why = settings.readers
-    auto = f"is at most {number} here" if number else "reads in the main process here"
-    return replace(report, protocol=f"{report.protocol} --workers auto {auto} ({why}).")
+    by = f"up to {number} process{'es' * (number > 1)}" if number else "the main process"
+    return replace(
+        report,
+        protocol=f"{report.protocol} {by[0].upper()}{by[1:]} read{'s' * (number < 2)} the images "
+        f"(--workers auto: {why}).",
+    )
 
 
 @checked
