@@ -21,8 +21,8 @@ from patchloom.evaluate.dense.models import load_dense, save_dense
 from patchloom.evaluate.dense.sliding import detect_image, segment_image
 from patchloom.look.class_colours import class_colours
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.dense.maps import at_size
 from patchloom.nets.dense.segmenter import Segmenter
+from patchloom.nets.variants import at_size
 from patchloom.nets.weights import EncoderCard, save_encoder
 from patchloom.predict import Predictions, names_of
 

@@ -473,8 +473,8 @@ DENSES: dict[str, tuple[str, Any]] = {
 @pytest.mark.parametrize("forgery", DENSES)
 def test_a_dense_models_card_is_checked(forgery, encoder, tmp_path):
     from patchloom.evaluate.dense.models import DenseCard, save_dense
-    from patchloom.nets.dense.maps import at_size
     from patchloom.nets.dense.segmenter import Segmenter
+    from patchloom.nets.variants import at_size
 
     vit, card = load_encoder(encoder)
     arguments = {"head": "linear"}

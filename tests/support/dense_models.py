@@ -5,8 +5,8 @@ import torch
 from patchloom.evaluate.dense.models import DenseCard
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.dense.detector import Detector
-from patchloom.nets.dense.maps import at_size
 from patchloom.nets.dense.segmenter import Segmenter
+from patchloom.nets.variants import at_size
 from patchloom.nets.weights import EncoderCard
 
 SIZES = {"embed_dim": 16, "depth": 4, "num_heads": 2}

@@ -10,9 +10,8 @@ from timm.layers.pos_embed_rel import RelPosBias
 from patchloom import pretrain
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
-from patchloom.nets.dense.maps import at_size
 from patchloom.nets.encode import patch_positions
-from patchloom.nets.variants import vary
+from patchloom.nets.variants import at_size, vary
 from patchloom.nets.weights import load_encoder, read_card
 from patchloom.patches.positions import sincos_1d
 from patchloom.runs.folder import RunFolder

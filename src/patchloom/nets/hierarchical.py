@@ -288,3 +288,17 @@ def _biases(attn: WindowAttention, windows: _Windows) -> Tensor:
         bias = bias.repeat(1, 1, windows.units, windows.units)
         bias = torch.where(unit[:, None] == unit, bias, 0)
     return bias if windows.apart is None else bias.masked_fill(windows.apart[:, None], float("-inf"))
+
+
+def resize_swin(swin: SwinTransformer, size: tuple[int, int]) -> None:
+    """Have a Swin take images of another ``size`` (h, w) in place; it keeps the windows that it has."""
+    swin.patch_embed.set_input_size(img_size=size)
+    rows, columns = swin.patch_embed.grid_size
+    for i, stage in enumerate(swin.layers):
+        before = 2 ** max(0, i - 1)
+        stage.set_input_size((rows // before, columns // before), window_size=stage.blocks[0].window_size)
+
+
+def level_count(vit: Encoder) -> int:
+    """Blocks of a ViT, and stages of a Swin."""
+    return len(vit.layers if is_hierarchical(vit) else vit.blocks)

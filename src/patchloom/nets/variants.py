@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from copy import deepcopy
 from typing import Literal
 
 import timm
@@ -13,8 +15,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.encode import grid_size, input_size, patch_count, patch_positions
-from patchloom.nets.hierarchical import Encoder, is_hierarchical
+from patchloom.nets.encode import grid_size, input_size, patch_count, patch_positions, patch_side
+from patchloom.nets.fitting import resize_input
+from patchloom.nets.hierarchical import Encoder, is_hierarchical, resize_swin
 from patchloom.nets.weights import EncoderCard
 from patchloom.patches.positions import sincos_2d
 
@@ -125,3 +128,37 @@ def _relate(vit: VisionTransformer) -> None:
             module.__class__ = RelativeAttention  # in place: it keeps its weights and whatever options it has
             module.rel_pos = RelPosBias(grid_size(vit), module.num_heads, prefix_tokens=prefix)
             nn.init.zeros_(module.rel_pos.relative_position_bias_table)
+
+
+def at_size(
+    vit: Encoder, card: EncoderCard, size: tuple[int, int], variant: Variant = "keep", drop_path: float = 0.0
+) -> Encoder:
+    """A copy of an encoder for images of another size, with other positions or drop path as `vary` gives them.
+
+    A table of positions, fixed or learned, is resampled (bicubic, as timm does it); what ``variant`` makes anew is made
+    for the new grid. A Swin keeps its windows and their biases.
+
+    Args:
+        vit: the encoder; it stays as it is.
+        card: tells how to build it.
+        size: height and width of the images in pixels.
+        variant: which positions it shall have.
+        drop_path: largest rate of stochastic depth, that of the last block.
+
+    Raises:
+        PatchloomError: its patches do not divide that size; or as `vary`.
+    """
+    p, (h, w) = patch_side(vit), size
+    if h % p or w % p or min(size) < p:
+        below, above = ([max(1, step(side / p)) * p for side in size] for step in (math.floor, math.ceil))
+        nearest = " or ".join(dict.fromkeys(f"{rows}x{columns}" for rows, columns in (below, above)))
+        kind = "units" if is_hierarchical(vit) else "patches"
+        raise PatchloomError(f"{kind} of {p} pixels do not divide images of {h}x{w}: choose {nearest}")
+    if is_hierarchical(vit):
+        copy = vary(vit, card, variant, drop_path=drop_path)
+        resize_swin(copy, size)
+        return copy
+    if input_size(vit) != size:
+        vit = deepcopy(vit)
+        resize_input(vit, size)
+    return vary(vit, card, variant, drop_path=drop_path)

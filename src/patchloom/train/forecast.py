@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gc
-import statistics
 import time
 from dataclasses import dataclass, replace
 
@@ -30,7 +29,8 @@ from patchloom.waiting import Waiting, duration
 
 _GIB = 2**30
 _SECONDS = 1.0  # that a step which is tried may take, and how long steps are tried
-_STEPS = 3  # that are timed, after one that is not
+_STEPS = 3  # timed at least, after one that is not
+_PERIODS = 0.5  # seconds of steps at least: a CPU quota lets go and holds back within periods of 0.1 s
 _LARGE = 2 * _GIB  # bytes of weights, gradients and moments that are not made twice only to see how fast they are
 _REACHED = 0.4  # of the peak of products, by the steps of most models (docs/bench.md)
 _READING = 0.3  # seconds of reading
@@ -200,14 +200,16 @@ def try_steps(settings: Settings, share: int, counted: Sketch | None, training: 
         n = min(share, max(2, int(share * _SECONDS / guess)))
     try:
         step = Step(settings, batch=n, sound=training.sound)
-        taken, begun = [_seconds(step)], time.perf_counter()  # the first one finds its memory, which takes a while
-        while len(taken) <= _STEPS and (len(taken) == 1 or time.perf_counter() - begun < _SECONDS):
-            taken.append(_seconds(step))
+        step()  # finds its memory, which takes a while
+        count, begun, passed = 0, time.perf_counter(), 0.0
+        while count == 0 or (passed < _PERIODS or count < _STEPS) and passed < _SECONDS:
+            step()
+            count, passed = count + 1, time.perf_counter() - begun
     except (MemoryError, RuntimeError) as problem:  # the training will say what it lacks
         if memory_shortage(problem) is None or counted is None:
             raise
         return Tried(guess, 0.0, "calculated", counted.sizes, None)
-    each, sizes = statistics.median(taken[1:]) * share / n, Sizes.of(step.task)
+    each, sizes = passed / count * share / n, Sizes.of(step.task)
     if settings.compile:
         model, kernels = settings.model["name"], settings.kernels
         each /= compile_gain(settings.device, settings.precision, model, kernels, settings.threads) or 1.0
@@ -220,12 +222,6 @@ def try_steps(settings: Settings, share: int, counted: Sketch | None, training: 
     if settings.device == "cuda":
         torch.cuda.empty_cache()
     return Tried(each, reading, "measured", sizes, used)
-
-
-def _seconds(step: Step) -> float:
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start
 
 
 def _calculated(counted: Sketch, settings: Settings) -> float | None:

@@ -15,8 +15,8 @@ from patchloom.evaluate.pace import TimeLeft
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.unfinished import until_done
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.dense.maps import at_size
 from patchloom.nets.dense.segmenter import Segmenter
+from patchloom.nets.variants import at_size
 from patchloom.nets.weights import EncoderCard
 
 SPEC = EncoderSpec("nano", (16, 16), 4, options={"depth": 4, "embed_dim": 32, "num_heads": 2})

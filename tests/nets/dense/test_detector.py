@@ -10,8 +10,8 @@ from torchvision.ops import box_iou
 
 from patchloom.nets.dense.detection_heads import Anchors, anchor_times
 from patchloom.nets.dense.detector import Detections, Detector, pasted
-from patchloom.nets.dense.maps import at_size
 from patchloom.nets.encode import patch_side
+from patchloom.nets.variants import at_size
 
 
 def objects(boxes: list, labels: list, size: tuple[int, int], crowd: list | None = None, masks: bool = True):

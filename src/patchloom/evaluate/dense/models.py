@@ -12,9 +12,8 @@ from patchloom.errors import PatchloomError
 from patchloom.hints import check_range, conforms, typed_fields
 from patchloom.memory import Affordable
 from patchloom.nets.dense.detector import Detector
-from patchloom.nets.dense.maps import at_size
 from patchloom.nets.dense.segmenter import Head, Segmenter
-from patchloom.nets.variants import Variant
+from patchloom.nets.variants import Variant, at_size
 from patchloom.nets.weights import (
     EncoderCard,
     as_patchloom_wrote,

@@ -23,11 +23,10 @@ from patchloom.evaluate.features import Precision, trains_in_bfloat16
 from patchloom.evaluate.places import place_in_run
 from patchloom.evaluate.settings import EvalSettings, tell, tell_colours
 from patchloom.launch import first_decides, launch, started
-from patchloom.nets.dense.maps import at_size
 from patchloom.nets.encode import input_size, patch_side, width
 from patchloom.nets.hierarchical import Encoder
 from patchloom.nets.native.choice import choose_kernels
-from patchloom.nets.variants import Variant
+from patchloom.nets.variants import Variant, at_size
 from patchloom.nets.weights import EncoderCard
 from patchloom.processes import world
 from patchloom.runs.encoder import load_encoder

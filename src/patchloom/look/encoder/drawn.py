@@ -15,11 +15,10 @@ from patchloom.calls import PathLike
 from patchloom.errors import PatchloomError
 from patchloom.hints import listing, suggestion
 from patchloom.look.encoder.asked import UNTRAINED, Asked, Draw, NamedEncoder, Place
-from patchloom.nets.dense.blocks import block_count
-from patchloom.nets.dense.maps import at_size
 from patchloom.nets.encode import input_size
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.hierarchical import Encoder
+from patchloom.nets.hierarchical import Encoder, level_count
+from patchloom.nets.variants import at_size
 from patchloom.nets.weights import EncoderCard, untrained_twin
 from patchloom.runs.encoder import load_encoder, load_extra_module
 
@@ -65,7 +64,7 @@ def numbers_of(blocks: str | int | Sequence[int] | None, vit: Encoder) -> tuple[
     if blocks is None:
         return None
     words = blocks.split(",") if isinstance(blocks, str) else [blocks] if isinstance(blocks, int) else blocks
-    there = range(1, block_count(vit) + 1)
+    there = range(1, level_count(vit) + 1)
     numbers = tuple(int(word) if str(word).strip().isdecimal() else 0 for word in words)
     if not numbers or not set(numbers) <= set(there):
         raise PatchloomError(f"--blocks takes numbers from 1 to {len(there)}, such as 1,{len(there)}, not {blocks}")

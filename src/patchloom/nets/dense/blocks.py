@@ -24,11 +24,6 @@ def even_blocks(depth: int) -> tuple[int, int, int, int]:
     return first, second, third, last
 
 
-def block_count(vit: Encoder) -> int:
-    """Blocks of a ViT, and stages of a Swin."""
-    return len(vit.layers if is_hierarchical(vit) else vit.blocks)
-
-
 def has_relative_positions(vit: Encoder) -> bool:
     """Whether the blocks of a ViT have tables of biases between the patches of its whole grid."""
     return not is_hierarchical(vit) and any(hasattr(block.attn, "rel_pos") for block in vit.blocks)
@@ -71,12 +66,3 @@ def stages_after(swin: SwinTransformer, images: Tensor, numbers: Sequence[int]) 
         if number in numbers:
             found[number] = tokens
     return found
-
-
-def resize_swin(swin: SwinTransformer, size: tuple[int, int]) -> None:
-    """Have a Swin take images of another ``size`` (h, w) in place; it keeps the windows that it has."""
-    swin.patch_embed.set_input_size(img_size=size)
-    rows, columns = swin.patch_embed.grid_size
-    for i, stage in enumerate(swin.layers):
-        before = 2 ** max(0, i - 1)
-        stage.set_input_size((rows // before, columns // before), window_size=stage.blocks[0].window_size)

@@ -69,7 +69,7 @@ class Detector(OnEncoder):
     testing alike.
 
     Args:
-        encoder: at the canvas's size, as `patchloom.nets.dense.maps.at_size` gives it; it is not copied.
+        encoder: at the canvas's size, as `patchloom.nets.variants.at_size` gives it; it is not copied.
         classes: number of classes, without the background.
         masks: whether masks are learnt, too.
         width: channels of pyramid and heads.

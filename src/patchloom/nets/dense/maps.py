@@ -8,16 +8,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from copy import deepcopy
 
 from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.dense.blocks import (
-    block_count,
     even_blocks,
     has_relative_positions,
-    resize_swin,
     stages_after,
     tokens_after,
 )
@@ -26,54 +23,16 @@ from patchloom.nets.encode import (
     embed,
     final_norm,
     grid_size,
-    input_size,
     patch_count,
     patch_side,
     pooled_norm,
     prefix_count,
     width,
 )
-from patchloom.nets.fitting import resize_input
-from patchloom.nets.hierarchical import Encoder, is_hierarchical
-from patchloom.nets.variants import Variant, vary
-from patchloom.nets.weights import EncoderCard
+from patchloom.nets.hierarchical import Encoder, is_hierarchical, level_count
 from patchloom.withhold.encoder_input import all_patches
 
 TARGETS = (4, 8, 16, 32)  # strides that heads want, in pixels
-
-
-def at_size(
-    vit: Encoder, card: EncoderCard, size: tuple[int, int], variant: Variant = "keep", drop_path: float = 0.0
-) -> Encoder:
-    """A copy of an encoder for images of another size, with other positions or drop path as `vary` gives them.
-
-    A table of positions, fixed or learned, is resampled (bicubic, as timm does it); what ``variant`` makes anew is made
-    for the new grid. A Swin keeps its windows and their biases.
-
-    Args:
-        vit: the encoder; it stays as it is.
-        card: tells how to build it.
-        size: height and width of the images in pixels.
-        variant: which positions it shall have.
-        drop_path: largest rate of stochastic depth, that of the last block.
-
-    Raises:
-        PatchloomError: its patches do not divide that size; or as `vary`.
-    """
-    p, (h, w) = patch_side(vit), size
-    if h % p or w % p or min(size) < p:
-        below, above = ([max(1, step(side / p)) * p for side in size] for step in (math.floor, math.ceil))
-        nearest = " or ".join(dict.fromkeys(f"{rows}x{columns}" for rows, columns in (below, above)))
-        kind = "units" if is_hierarchical(vit) else "patches"
-        raise PatchloomError(f"{kind} of {p} pixels do not divide images of {h}x{w}: choose {nearest}")
-    if is_hierarchical(vit):
-        copy = vary(vit, card, variant, drop_path=drop_path)
-        resize_swin(copy, size)
-        return copy
-    if input_size(vit) != size:
-        vit = deepcopy(vit)
-        resize_input(vit, size)
-    return vary(vit, card, variant, drop_path=drop_path)
 
 
 def four_levels(encoder: Encoder) -> tuple[int, ...]:
@@ -81,7 +40,7 @@ def four_levels(encoder: Encoder) -> tuple[int, ...]:
 
     Of a ViT four evenly spaced ones; of a Swin those of the nearest strides, its last one again where it has too few.
     """
-    count = block_count(encoder)
+    count = level_count(encoder)
     if not is_hierarchical(encoder):
         return even_blocks(count)
     strides = [_stage_stride(encoder, number) for number in range(1, count + 1)]
@@ -90,7 +49,7 @@ def four_levels(encoder: Encoder) -> tuple[int, ...]:
 
 def _stage_stride(encoder: Encoder, number: int) -> int:
     """Pixels along which a token of a Swin's stage stands."""
-    return patch_side(encoder) >> (block_count(encoder) - number)
+    return patch_side(encoder) >> (level_count(encoder) - number)
 
 
 class FeatureMaps(nn.Module):
@@ -119,7 +78,7 @@ class FeatureMaps(nn.Module):
 
     def __init__(self, encoder: Encoder, blocks: Sequence[int] | None = None, window: int | None = None) -> None:
         super().__init__()
-        count = block_count(encoder)
+        count = level_count(encoder)
         self.encoder, self.final = encoder, blocks is None
         self.numbers = (count,) if blocks is None else tuple(blocks)
         if not self.numbers or not 1 <= min(self.numbers) <= max(self.numbers) <= count:

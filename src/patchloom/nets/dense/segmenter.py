@@ -47,7 +47,7 @@ class Segmenter(OnEncoder):
     """An encoder with a head for segmentation.
 
     Args:
-        encoder: at the crops' size, as `patchloom.nets.dense.maps.at_size` gives it; it is not copied.
+        encoder: at the crops' size, as `patchloom.nets.variants.at_size` gives it; it is not copied.
         classes: number of classes.
         head: UPerNet on four levels, all trained; or linear on the last tokens after the final norm, with the encoder
             frozen.
