@@ -37,7 +37,7 @@ MAY = {
     "verbs": {"tasks", "signatures"},
     "typos": set(),
     "calls": set(),
-    "options": {"tasks", "track", "recipes", "signatures", "verbs", "typos"},
+    "options": {"tasks", "track", "recipes", "signatures", "verbs", "typos", "data"},
     "usage": {"tasks", "signatures", "verbs", "typos", "options"},
     "cli": {
         *(

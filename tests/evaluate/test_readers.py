@@ -95,7 +95,7 @@ def test_no_result_depends_on_it(tiny_encoder: Path, photos: Path, monkeypatch, 
         report = evaluate(protocol, tiny_encoder, photos, **asked | options)
         assert max(started) == (2 if workers == "auto" else workers)
         found.append([(row.value, row.low, row.high) for row in report.rows])
-        given = "p to 2 processes read the images (--workers auto: most of 8 cores" in report.protocol
+        given = "p to 2 processes read the data (--workers auto: most of 8 cores" in report.protocol
         assert given == (workers == "auto")
     assert found[0] == found[1] == found[2]
 
@@ -108,7 +108,7 @@ def test_the_command_line_tells_what_auto_became(tiny_encoder: Path, capsys: pyt
         cores() > 1,
     )
     why = f"most of {cores()} cores" if many else "there is one core"
-    assert f"{by} the images (--workers auto: {why}" in " ".join(given.split())
+    assert f"{by} the data (--workers auto: {why}" in " ".join(given.split())
 
 
 def test_a_single_core_is_told_without_a_plural() -> None:

@@ -80,7 +80,7 @@ def gains_of(run: Gathered) -> Table | None:
     Raises:
         ValueError: as `numbers_of`.
     """
-    quoted = _reports(run.folder.path / "results.csv")
+    quoted = _reports(run)
     rows: list[tuple[str, ...]] = []
     claims: list[Claim] = []
     for reports, label in zip(quoted, _labels(quoted), strict=True):

@@ -43,7 +43,8 @@ def test_splits(tmp_path, record):
     data = open_data(tmp_path)
     assert (len(data.train), len(data.test), data.test.noun) == (6, 2, "recordings")
     (note,) = data.notes
-    assert note.startswith("Of 12 recordings, train (6) is trained on, test (2) is the test, and val (4) is left out")
+    assert note.startswith("Of 12 recordings, train (6) is trained on, test (2) is the test, and val (4) is")
+    assert {name: len(part) for name, part in data.others.items()} == {"val": 4}
 
 
 def test_masks_are_not_looked_for_among_recordings(tmp_path, record):

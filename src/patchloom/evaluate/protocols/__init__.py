@@ -65,7 +65,7 @@ def _with_readers(report: Report, settings: EvalSettings) -> Report:
     by = f"up to {number} process{'es' * (number > 1)}" if number else "the main process"
     return replace(
         report,
-        protocol=f"{report.protocol} {by[0].upper()}{by[1:]} read{'s' * (number < 2)} the images "
+        protocol=f"{report.protocol} {by[0].upper()}{by[1:]} read{'s' * (number < 2)} the data "
         f"(--workers auto: {why}).",
     )
 
