@@ -11,32 +11,31 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from patchloom import signatures
+from patchloom import arguments
+from patchloom.arguments import CommandSpec, Option, dump_specs, read_signature, shorten_options
 from patchloom.bench import bench
 from patchloom.check import check
-from patchloom.compare.verb import compare
-from patchloom.data import BUILTIN
-from patchloom.embed.verb import embed
-from patchloom.evaluate import EvalSettings, evaluate
-from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
-from patchloom.export import export
-from patchloom.look.together import curves
-from patchloom.look.verb import look
-from patchloom.predict import predict
-from patchloom.report.verb import report
+from patchloom.cli import format_default, format_kind
+from patchloom.compare.compare import compare
+from patchloom.data.sources.builtin import BUILTIN
+from patchloom.dense.predict import predict
+from patchloom.embed.embed import embed
+from patchloom.evaluate.protocols import PROTOCOLS, evaluate, protocol_of
+from patchloom.evaluate.settings import EvalSettings
+from patchloom.export.export import export
+from patchloom.look.look import look
+from patchloom.look.run_curves import draw_run_curves
+from patchloom.options import evaluate_spec, pretrain_spec, task_spec, verb_spec
+from patchloom.report.report import report
 from patchloom.runs.settings import Settings
-from patchloom.signatures import Listed, Option, as_json, listed
 from patchloom.tasks import TASKS, task_class, usual_task
-from patchloom.train.pretrain import pretrain
-from patchloom.typos import short
-from patchloom.usage import kind_of, plainly
-from patchloom.verbs import of_evaluate, of_pretrain, of_task, of_verb
+from patchloom.train.loop import pretrain
 
 PAGE = Path(__file__).with_name("options.md")
 CALLS = {
     "compare": compare,
     "look": look,
-    "look curves": curves,
+    "look curves": draw_run_curves,
     "embed": embed,
     "predict": predict,
     "report": report,
@@ -60,37 +59,37 @@ of an error. A name may have hyphens, `--img-size`, and true-or-false options ne
 
 def contents() -> str:
     """The whole of options.json."""
-    training = listed(pretrain, skip={"data", "task", "out"})
-    settings = listed(Settings, skip={"data", "task", "model", "img_size"})
-    measuring = listed(evaluate, skip={"protocol", "run", "data"})
-    common = listed(EvalSettings)
+    training = read_signature(pretrain, skip={"data", "task", "out"})
+    settings = read_signature(Settings, skip={"data", "task", "model", "img_size"})
+    measuring = read_signature(evaluate, skip={"protocol", "run", "data"})
+    common = read_signature(EvalSettings)
     verbs = {
-        "check": listed(check),
-        "pretrain": Listed(training.about, (*training.options, *settings.options)),
-        "evaluate": Listed(measuring.about, (*measuring.options, *common.options)),
-        **{verb: listed(CALLS[verb]) for verb in CALLS if verb != "check"},
+        "check": read_signature(check),
+        "pretrain": CommandSpec(training.about, (*training.options, *settings.options)),
+        "evaluate": CommandSpec(measuring.about, (*measuring.options, *common.options)),
+        **{verb: read_signature(CALLS[verb]) for verb in CALLS if verb != "check"},
     }
-    tasks = {entry.path: listed(task_class(name), skip={"encoder"}) for name, entry in TASKS.items()}
+    tasks = {entry.path: read_signature(task_class(name), skip={"encoder"}) for name, entry in TASKS.items()}
     given = {"run", "data", "settings", "count"}
-    protocols = {name: listed(protocol_of(name)[0], skip=given) for name in PROTOCOLS}
+    protocols = {name: read_signature(protocol_of(name)[0], skip=given) for name in PROTOCOLS}
     parts = {"verbs": verbs, "tasks": tasks, "protocols": protocols}
-    return as_json(parts, {"builtin": BUILTIN})
+    return dump_specs(parts, {"builtin": BUILTIN})
 
 
 def page() -> str:
     """The whole of options.md."""
-    first = of_pretrain(usual_task(None)[0])
+    first = pretrain_spec(usual_task(None)[0])
     shared = [option for option in first.options if option.name == "task.name" or option.name[:5] != "task."]
     sections = [_ABOUT, _section("pretrain", first, shared)]
     for name in TASKS:
-        found = of_task(name)
+        found = task_spec(name)
         options = [option._replace(name=f"task.{option.name}") for option in found.options]
         sections.append(_section(f"Options of {name}", found, options))
-    common = of_evaluate(None)
+    common = evaluate_spec(None)
     sections.append(_section("evaluate", common, common.options))
     seen: dict[str, dict[str, Option]] = {}
     for name in PROTOCOLS:
-        found = of_evaluate(name)
+        found = evaluate_spec(name)
         own = {option.name: option for option in found.options if option not in common.options}
         for other, entries in seen.items():
             same = [option for option in own if entries.get(option) == own[option]]
@@ -104,20 +103,20 @@ def page() -> str:
             section = _section(f"evaluate {name}", found, own.values())
         seen[name] = own
         sections.append(section)
-    sections += [_section(verb, of_verb(verb), of_verb(verb).options) for verb in CALLS]
+    sections += [_section(verb, verb_spec(verb), verb_spec(verb).options) for verb in CALLS]
     return "\n".join(sections)
 
 
-def _section(title: str, found: Listed, options) -> str:
+def _section(title: str, found: CommandSpec, options) -> str:
     entries = [_line(option) for option in options]
     return "\n".join([f"## {title}", "", _filled(found.about), "", *(entries or ["It has no options of its own."]), ""])
 
 
 def _line(option: Option) -> str:
-    name = option.name.upper() if option.positional else short(f"--{option.name}")
-    default = "" if option.default in (None, "") else f"; default {plainly(option.default)}"
+    name = option.name.upper() if option.positional else shorten_options(f"--{option.name}")
+    default = "" if option.default in (None, "") else f"; default {format_default(option.default)}"
     about = f": {option.about}" if option.about else ""
-    return _filled(f"- `{name}` ({kind_of(option)}{default}){about}" + "." * (not about.endswith(".")), "  ")
+    return _filled(f"- `{name}` ({format_kind(option)}{default}){about}" + "." * (not about.endswith(".")), "  ")
 
 
 def _filled(text: str, indent: str = "") -> str:
@@ -125,6 +124,6 @@ def _filled(text: str, indent: str = "") -> str:
 
 
 if __name__ == "__main__":
-    signatures.LISTED.write_text(contents(), "utf-8")
-    signatures.forget()
+    arguments.LISTED.write_text(contents(), "utf-8")
+    arguments.clear_specs_cache()
     PAGE.write_text(page())

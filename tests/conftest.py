@@ -7,7 +7,7 @@ from pathlib import Path
 import joblib
 import pytest
 
-from patchloom.files import cache_root
+from patchloom.system.files import cache_root
 
 # Tests run on all cores at once, so that each has one thread; in the processes that they start, too. What threads do is
 # tested where it is asked for by name. Set before torch is imported, which reads it then.
@@ -73,7 +73,7 @@ def cache_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
 def no_plain_lines() -> Iterator[None]:
     """A machine that is busy with other tests is no reason to print more than a test expects."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("patchloom.waiting._FIRST", float("inf"))
+        patch.setattr("patchloom.display._FIRST", float("inf"))
         yield
 
 

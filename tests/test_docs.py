@@ -14,24 +14,23 @@ from typing import NamedTuple
 import pytest
 import yaml
 
+from patchloom.arguments import LISTED
 from patchloom.bench import bench
 from patchloom.check import check
 from patchloom.cli import main
-from patchloom.compare.verb import compare
-from patchloom.embed.verb import embed
-from patchloom.evaluate import PROTOCOLS, EvalSettings
-from patchloom.evaluate.protocols import protocol_of
-from patchloom.export import export
-from patchloom.look.together import curves
-from patchloom.look.verb import look
-from patchloom.options import parse_call, parse_evaluate, parse_pretrain
-from patchloom.predict import predict
-from patchloom.report.verb import report
+from patchloom.compare.compare import compare
+from patchloom.dense.predict import predict
+from patchloom.embed.embed import embed
+from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
+from patchloom.evaluate.settings import EvalSettings
+from patchloom.export.export import export
+from patchloom.look.look import look
+from patchloom.look.run_curves import draw_run_curves
+from patchloom.options import MODEL_OPTIONS, VERBS, parse_call, parse_evaluate, parse_pretrain
+from patchloom.report.report import report
 from patchloom.runs.folder import usual_folder
 from patchloom.runs.settings import Settings
-from patchloom.signatures import LISTED
 from patchloom.tasks import TASKS, task_class
-from patchloom.verbs import MODEL_OPTIONS, VERBS
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -41,7 +40,7 @@ FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ROW = re.compile(r"^\| `--([\w.]+)` \| ([^|]+) \|", re.MULTILINE)
 CALLS = {
     "look": look,
-    "look curves": curves,
+    "look curves": draw_run_curves,
     "embed": embed,
     "predict": predict,
     "report": report,

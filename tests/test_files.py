@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from patchloom.errors import PatchloomError
-from patchloom.files import remove_leftovers, write_whole
+from patchloom.system.files import remove_leftovers, write_whole
 
 
 def test_two_processes_of_the_same_number_do_not_meet(tmp_path, monkeypatch):

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from patchloom import launch
 from patchloom.errors import AlreadyReported
+from patchloom.system import distributed
 
 
 def fails():
@@ -15,8 +15,8 @@ def fails():
 @pytest.mark.parametrize("first", [True, False])
 def test_whatever_fails_in_the_first_process_ends_the_others(monkeypatch, first):
     sent = []
-    monkeypatch.setattr(launch, "world", lambda: 2)
-    monkeypatch.setattr(launch, "wait_for_all", lambda: None)
+    monkeypatch.setattr(distributed, "world", lambda: 2)
+    monkeypatch.setattr(distributed, "wait_for_all", lambda: None)
 
     def broadcast(value):
         sent.append(value)
@@ -24,5 +24,5 @@ def test_whatever_fails_in_the_first_process_ends_the_others(monkeypatch, first)
 
     fabric = SimpleNamespace(is_global_zero=first, broadcast=broadcast)
     with pytest.raises(RuntimeError if first else AlreadyReported, match="a task of one's own"):
-        launch.first_decides(fabric, fails)
+        distributed.first_decides(fabric, fails)
     assert sent == [(None, "a task of one's own" if first else None)]

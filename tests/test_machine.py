@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom import machine, memory, processes
 from patchloom.errors import PatchloomError
+from patchloom.system import distributed, hardware
 
 
 @pytest.fixture(autouse=True)
@@ -23,94 +23,94 @@ def own_cache(tmp_path, monkeypatch):
 
 def test_what_was_measured_is_remembered_for_this_processor_torch_and_threads(own_cache, monkeypatch):
     figures = iter([2.0, 3.0, 4.0])
-    assert machine.measured("a", lambda: next(figures)) == 2.0
-    assert machine.measured("a", lambda: next(figures)) == 2.0
-    assert machine.measured("b", lambda: next(figures)) == 3.0
-    assert machine.measured("a", lambda: next(figures), again=True) == 4.0
+    assert hardware.cached_figure("a", lambda: next(figures)) == 2.0
+    assert hardware.cached_figure("a", lambda: next(figures)) == 2.0
+    assert hardware.cached_figure("b", lambda: next(figures)) == 3.0
+    assert hardware.cached_figure("a", lambda: next(figures), again=True) == 4.0
     assert torch.__version__ in own_cache.read_text("utf-8")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    assert machine.measured("a", lambda: 5.0) == 5.0
+    assert hardware.cached_figure("a", lambda: 5.0) == 5.0
 
 
 def test_what_was_measured_while_the_machine_was_busy_is_measured_again(own_cache, monkeypatch):
     now, load = [1e9], [0.9]
-    monkeypatch.setattr(machine.time, "time", lambda: now[0])
-    monkeypatch.setattr(machine.Others, "share", lambda self: load[0])
-    busy = machine.measured("a", lambda: 1.0)
-    assert machine.when(busy) == ", measured on 2001-09-09 while the machine was busy"
-    assert machine.measured("a", lambda: 2.0) == 1.0
+    monkeypatch.setattr(hardware.time, "time", lambda: now[0])
+    monkeypatch.setattr(hardware.BackgroundLoad, "share", lambda self: load[0])
+    busy = hardware.cached_figure("a", lambda: 1.0)
+    assert hardware.when(busy) == ", measured on 2001-09-09 while the machine was busy"
+    assert hardware.cached_figure("a", lambda: 2.0) == 1.0
     now[0] += 3600
-    assert machine.measured("a", lambda: 3.0) == 1.0  # it is busy still
+    assert hardware.cached_figure("a", lambda: 3.0) == 1.0  # it is busy still
     now[0], load[0] = now[0] + 3600, 0.0
-    idle = machine.measured("a", lambda: 4.0)
-    assert idle == 4.0 and "busy" not in machine.when(idle)
+    idle = hardware.cached_figure("a", lambda: 4.0)
+    assert idle == 4.0 and "busy" not in hardware.when(idle)
     now[0] += 13 * 86400
-    assert machine.measured("a", lambda: 5.0) == 4.0
+    assert hardware.cached_figure("a", lambda: 5.0) == 4.0
     now[0], load[0] = now[0] + 2 * 86400, 0.9
-    assert machine.measured("a", lambda: 6.0) == 4.0  # old, but not of a busy machine
+    assert hardware.cached_figure("a", lambda: 6.0) == 4.0  # old, but not of a busy machine
     now[0], load[0] = now[0] + 3600, 0.0
-    assert machine.measured("a", lambda: 7.0) == 7.0
+    assert hardware.cached_figure("a", lambda: 7.0) == 7.0
 
 
 def test_a_figure_of_an_older_version_is_measured_again(own_cache):
-    machine.measured("a", lambda: 1.0)
+    hardware.cached_figure("a", lambda: 1.0)
     own_cache.write_text(json.dumps({name: 9.0 for name in json.loads(own_cache.read_text())}))
-    assert machine.measured("a", lambda: 2.0) == 2.0
+    assert hardware.cached_figure("a", lambda: 2.0) == 2.0
 
 
-@pytest.mark.skipif(machine._worked() is None, reason="the system does not tell what its cores did")
+@pytest.mark.skipif(hardware._worked() is None, reason="the system does not tell what its cores did")
 def test_others_are_noticed_and_we_ourselves_are_not():
     work = "import time; end = time.time() + 60\nwhile time.time() < end: pass"
-    others = [subprocess.Popen([sys.executable, "-c", work]) for _ in machine.own_cores()]
+    others = [subprocess.Popen([sys.executable, "-c", work]) for _ in hardware.own_cores()]
     try:
         time.sleep(0.3)
-        seen = machine.Others()
+        seen = hardware.BackgroundLoad()
         time.sleep(0.5)
-        assert seen.share() > machine._BUSY
+        assert seen.share() > hardware._BUSY
     finally:
         for one in others:
             one.kill()
             one.wait()
     times = iter([0.0, 3.0])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "_worked", lambda: next(times))
-        patch.setattr(machine.time, "process_time", iter([0.0, 3.0]).__next__)
-        assert machine.Others().share() == 0.0
+        patch.setattr(hardware, "_worked", lambda: next(times))
+        patch.setattr(hardware.time, "process_time", iter([0.0, 3.0]).__next__)
+        assert hardware.BackgroundLoad().share() == 0.0
 
 
 def test_a_quota_of_a_control_group_counts(monkeypatch):
     monkeypatch.setattr("joblib.cpu_count", lambda: 4)
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
-    assert machine.cores() == 4 and len(machine.own_cores()) == 64
-    assert processes.cores_here() == machine.Cores(4, 1)
+    monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
+    assert hardware.cores() == 4 and len(hardware.own_cores()) == 64
+    assert distributed.cores_here() == hardware.Cores(4, 1)
 
 
 @pytest.mark.parametrize("damage", ["", "[1]", "{", '{"x": "y"}'])
 def test_a_damaged_memory_is_made_again(own_cache, damage):
-    machine.measured("a", lambda: 1.0)
+    hardware.cached_figure("a", lambda: 1.0)
     own_cache.write_text(damage or json.dumps(dict.fromkeys(json.loads(own_cache.read_text()), "many")))
-    assert machine.measured("a", lambda: 2.0) == 2.0
-    assert machine.measured("a", lambda: 3.0) == 2.0
+    assert hardware.cached_figure("a", lambda: 2.0) == 2.0
+    assert hardware.cached_figure("a", lambda: 3.0) == 2.0
 
 
 def test_a_place_that_cannot_be_written_costs_nothing_but_time(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert machine.measured("a", lambda: 1.5) == 1.5
+    assert hardware.cached_figure("a", lambda: 1.5) == 1.5
 
 
 def test_ways_are_timed_in_turns_without_the_first_round():
     order = []
     ways = {"one": lambda: order.append("one"), "two": lambda: (order.append("two"), time.sleep(0.01))}
-    seconds = machine.seconds_of(ways, rounds=3)
+    seconds = hardware.seconds_of(ways, rounds=3)
     assert order == ["one", "two"] * 4
     assert [len(values) for values in seconds.values()] == [3, 3]
-    assert machine.in_turns(ways, rounds=3)["two"] >= 0.01
+    assert hardware.median_seconds(ways, rounds=3)["two"] >= 0.01
 
 
 def test_threads_are_fewer_only_where_that_is_clearly_faster(own_cache, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr(machine, "cores", lambda: 8)
+    monkeypatch.setattr(hardware, "cores", lambda: 8)
     told = []
     monkeypatch.setattr(torch, "set_num_threads", told.append)
     for seconds, best in (
@@ -118,20 +118,22 @@ def test_threads_are_fewer_only_where_that_is_clearly_faster(own_cache, monkeypa
         ({"8": 5.0, "4": 0.95, "2": 0.9, "1": 4.0}, 4),
         ({"8": 5.0, "4": 3.0, "2": 2.0, "1": 1.0}, 1),
     ):
-        monkeypatch.setattr(machine, "in_turns", lambda ways, seconds=seconds: {name: seconds[name] for name in ways})
+        monkeypatch.setattr(
+            hardware, "median_seconds", lambda ways, seconds=seconds: {name: seconds[name] for name in ways}
+        )
         own_cache.unlink(missing_ok=True)
-        assert machine.best_threads() == best
+        assert hardware.best_threads() == best
         assert told[-1] == 8  # measuring leaves everything as it was
-    monkeypatch.setattr(machine, "cores", lambda: 2)  # of a container
-    monkeypatch.setattr(machine, "in_turns", lambda ways: {name: 1.0 for name in ways})
+    monkeypatch.setattr(hardware, "cores", lambda: 2)  # of a container
+    monkeypatch.setattr(hardware, "median_seconds", lambda ways: {name: 1.0 for name in ways})
     own_cache.unlink()
-    assert machine.best_threads() == 2
+    assert hardware.best_threads() == 2
 
 
 def test_the_figures_are_those_of_real_work():
-    rates = machine.product_rates(size=256, rounds=2)
+    rates = hardware.product_rates(size=256, rounds=2)
     assert set(rates) == {"float32", "bfloat16"} and min(rates.values()) > 1e8
-    assert machine.bfloat16_gain() > 0 and machine.fused_gain("cpu", "float32", 2, 9, 8) > 0
+    assert hardware.bfloat16_gain() > 0 and hardware.fused_gain("cpu", "float32", 2, 9, 8) > 0
 
 
 def test_a_dtype_without_instructions_multiplies_smaller_matrices(monkeypatch):
@@ -145,38 +147,38 @@ def test_a_dtype_without_instructions_multiplies_smaller_matrices(monkeypatch):
         asked.append((dtype, size))
         return dtype, size
 
-    monkeypatch.setattr(machine, "in_turns", timed)
-    monkeypatch.setattr(machine, "product", product)
-    assert machine.product_rates() == pytest.approx(pace)
+    monkeypatch.setattr(hardware, "median_seconds", timed)
+    monkeypatch.setattr(hardware, "product", product)
+    assert hardware.product_rates() == pytest.approx(pace)
     assert max(size for dtype, size in asked if dtype == "float32") == 2048
     assert max(size for dtype, size in asked if dtype == "bfloat16") == 512
 
 
 def test_a_compiled_steps_gain_is_known_only_after_it_was_measured():
-    assert machine.compile_gain("cpu", "float32", "nano", "torch", 2) is None
-    assert machine.compile_gain("cpu", "float32", "nano", "torch", 2, lambda: 1.25) == 1.25
-    assert machine.compile_gain("cpu", "float32", "nano", "torch", 2) == 1.25
-    assert machine.compile_gain("cpu", "float32", "nano", "torch", 1) is None
-    assert machine.compile_gain("cpu", "bfloat16", "nano", "torch", 2) is None
-    assert machine.compile_gain("cpu", "float32", "nano", "native", 2) is None
+    assert hardware.compile_gain("cpu", "float32", "nano", "torch", 2) is None
+    assert hardware.compile_gain("cpu", "float32", "nano", "torch", 2, lambda: 1.25) == 1.25
+    assert hardware.compile_gain("cpu", "float32", "nano", "torch", 2) == 1.25
+    assert hardware.compile_gain("cpu", "float32", "nano", "torch", 1) is None
+    assert hardware.compile_gain("cpu", "bfloat16", "nano", "torch", 2) is None
+    assert hardware.compile_gain("cpu", "float32", "nano", "native", 2) is None
 
 
 def test_memory_is_measured_apart_and_what_happens_there_is_told():
     with pytest.raises(PatchloomError, match=r"has died \(-6\), perhaps since there is too little"):
-        memory.peak_apart(os.abort, "cpu")
+        hardware.peak_in_subprocess(os.abort, "cpu")
     with pytest.raises(ValueError, match="invalid literal"):
-        memory.peak_apart(int, "cpu", "no number")
+        hardware.peak_in_subprocess(int, "cpu", "no number")
 
 
 def test_peak_memory_is_that_of_the_work_alone():
     def work(mib):
         np.ones((mib, 2**20), np.uint8)
 
-    small, large = (memory.peak_memory(work, "cpu", mib) for mib in (50, 400))
+    small, large = (hardware.peak_memory(work, "cpu", mib) for mib in (50, 400))
     if small is None:
         pytest.skip("this system does not tell")
     assert 0.25 < large - small < 0.45  # 350 MiB
 
 
 def test_freed_memory_is_kept_where_the_system_can():
-    assert memory.keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
+    assert hardware.keep_freed_memory() == (platform.libc_ver()[0] == "glibc")

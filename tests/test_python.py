@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import patchloom
-from patchloom.cli import VERBS, main
+from patchloom.cli import main
 from patchloom.errors import PatchloomError
+from patchloom.options import VERBS
 
 CALLED = [name for name in VERBS if name not in ("tasks", "recipes")]  # these list what there is
 
@@ -114,7 +115,7 @@ SLIPS = {
         (("nowhere",), {}, "there is no encoder at nowhere"),
     ],
     "predict": [
-        (("nowhere",), {}, "predict needs data, as in patchloom.predict(model, data)"),
+        (("nowhere",), {}, "predict needs data, as in patchloom.dense.predict(model, data)"),
         (("nowhere", "shapes"), {"scores": 0.5}, "there is no option --scores; did you mean --score?"),
         (("nowhere", "shapes"), {"score": 2}, "--score must be from 0 to 1, not 2"),
         (("nowhere", "shapes"), {"pictures": -1}, "--pictures must be 0 or more, or all, not -1"),

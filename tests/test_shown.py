@@ -3,14 +3,13 @@
 import pytest
 
 from patchloom.bench import Bench
-from patchloom.check import Checked, check
-from patchloom.evaluate import Report
-from patchloom.export import Export
-from patchloom.propose import Proposal
-from patchloom.shown import Grid, Shown, Verbatim, shortened
-from patchloom.train.pretrain import Run
+from patchloom.check import CheckResult, Proposal, check
+from patchloom.display import Displayable, TextTable, Verbatim, truncate_middle
+from patchloom.evaluate.results import Report
+from patchloom.export.encoder import Export
+from patchloom.train.loop import Run
 
-TABLE = Grid(
+TABLE = TextTable(
     ("encoder", "k", "a heading of words", "text"),
     (
         ("a/very/long/name/of/an/encoder", "1", "61.2 % [59.0, 63.3]", "words that may be broken between them"),
@@ -23,8 +22,8 @@ TABLE = Grid(
 )
 
 
-class Said(Shown):
-    def parts(self, width: int) -> list[str | Grid]:
+class Said(Displayable):
+    def parts(self, width: int) -> list[str | TextTable]:
         sentence = "Of these, 61.2 % [59.0, 63.3] against 50.0 % [47.9, 52.1] are right, and so are those."
         return [sentence, Verbatim("Picture: /a/path/with spaces/that is not to be broken/anywhere.png"), "", TABLE]
 
@@ -44,16 +43,16 @@ def test_what_may_give_way_does_so_in_turn() -> None:
     wide, narrow = TABLE.text(200), TABLE.text(64)
     assert "a/very/long/name/of/an/encoder" in wide and "words that may be broken between them" in wide
     assert "a/very" in narrow and "encoder" in narrow and "…" in narrow and "words that may\n" not in wide
-    assert shortened("abcdefghij", 5) == "ab…ij" and shortened("abc", 5) == "abc"
+    assert truncate_middle("abcdefghij", 5) == "ab…ij" and truncate_middle("abc", 5) == "abc"
     assert TABLE.least() == max(map(len, TABLE.text(0).split("\n")[:5]))
     # the line between two groups of rows
     assert "\n\nshort" in wide
 
 
 def test_a_notebook_gets_tables_and_nothing_that_would_be_markup() -> None:
-    class Named(Shown):
-        def parts(self, width: int) -> list[str | Grid]:
-            return ["<script>alert(1)</script>", Grid(("a&b",), (("<b>x</b>\ny",), ("z",)))]
+    class Named(Displayable):
+        def parts(self, width: int) -> list[str | TextTable]:
+            return ["<script>alert(1)</script>", TextTable(("a&b",), (("<b>x</b>\ny",), ("z",)))]
 
     html = Named()._repr_html_()
     assert "<script>" not in html and "<b>" not in html and "&lt;script&gt;" in html
@@ -61,10 +60,10 @@ def test_a_notebook_gets_tables_and_nothing_that_would_be_markup() -> None:
     assert "a/very/long/name/of/an/encoder" in Said()._repr_html_()
 
 
-@pytest.mark.parametrize("kind", [Bench, Checked, Export, Proposal, Report, Run])
+@pytest.mark.parametrize("kind", [Bench, CheckResult, Export, Proposal, Report, Run])
 def test_whatever_is_returned_is_shown_by_one_mechanism(kind: type) -> None:
     own = vars(kind)
-    assert issubclass(kind, Shown) and "parts" in own
+    assert issubclass(kind, Displayable) and "parts" in own
     assert not {"__repr__", "__str__", "_repr_html_", "text"} & own.keys()
 
 

@@ -7,13 +7,13 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from patchloom.arguments import Option, command_line_hint, format_hint, packaged_spec, read_signature
 from patchloom.bench import bench
 from patchloom.check import check
 from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
-from patchloom.signatures import Option, listed, sayable, shipped, written
+from patchloom.options import task_spec
 from patchloom.tasks import TASKS, Entry, task_class
 from patchloom.tasks.mae import MAE
-from patchloom.verbs import of_task
 
 GIVEN = {"run", "data", "settings", "count"}
 
@@ -42,7 +42,7 @@ def some(
 
 
 def test_what_words_can_say_of_a_signature():
-    about, options = listed(some)
+    about, options = read_signature(some)
     assert about == "Do something."
     assert options == (
         Option("data", str, None, "images.", positional=True, required=True),
@@ -51,7 +51,11 @@ def test_what_words_can_say_of_a_signature():
         Option("model", str, "auto", "its name."),
         Option("plain", int, 5),
     )
-    assert [option.name for option in listed(some, skip={"data", "plain"}).options] == ["share", "sizes", "model"]
+    assert [option.name for option in read_signature(some, skip={"data", "plain"}).options] == [
+        "share",
+        "sizes",
+        "model",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -66,12 +70,12 @@ def test_what_words_can_say_of_a_signature():
     ],
 )
 def test_a_hint_is_written_as_in_python(hint, text):
-    assert sayable(hint) == hint and written(hint) == text
+    assert command_line_hint(hint) == hint and format_hint(hint) == text
 
 
 @pytest.mark.parametrize("hint", [np.ndarray, Callable[[], None] | None, dict[str, Any], Any, None | np.ndarray])
 def test_what_no_word_can_be_is_no_option(hint):
-    assert sayable(hint) is None
+    assert command_line_hint(hint) is None
 
 
 def test_the_list_gives_back_what_the_signatures_say():
@@ -79,11 +83,11 @@ def test_the_list_gives_back_what_the_signatures_say():
         return [option._replace(default=repr(option.default).strip("()[]")) for option in found.options]
 
     for function in (check, bench):
-        assert plain(shipped("verbs", function.__name__)) == plain(listed(function))
+        assert plain(packaged_spec("verbs", function.__name__)) == plain(read_signature(function))
     for name in PROTOCOLS:
-        assert plain(shipped("protocols", name)) == plain(listed(protocol_of(name)[0], skip=GIVEN))
+        assert plain(packaged_spec("protocols", name)) == plain(read_signature(protocol_of(name)[0], skip=GIVEN))
     for name, entry in TASKS.items():
-        assert plain(shipped("tasks", entry.path)) == plain(listed(task_class(name), skip={"encoder"}))
+        assert plain(packaged_spec("tasks", entry.path)) == plain(read_signature(task_class(name), skip={"encoder"}))
 
 
 class Mine(MAE):
@@ -103,4 +107,4 @@ def test_a_task_of_ones_own_is_read_from_its_signature(monkeypatch):
     monkeypatch.setitem(TASKS, "mae", Entry(f"{__name__}.Mine"))  # in the place of ours
     monkeypatch.setattr("patchloom.tasks.importlib.import_module", lambda _: type("module", (), {"Mine": Mine}))
     for name in ("mine", "mae"):
-        assert of_task(name) == ("My own.", (Option("share", float, 0.5, "of the patches."),))
+        assert task_spec(name) == ("My own.", (Option("share", float, 0.5, "of the patches."),))

@@ -16,8 +16,8 @@ from killing import Numbers, work_for_ever
 from patchloom import cli
 from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError, Stopped
-from patchloom.memory import peak_apart
-from patchloom.stopping import SIGNALS, Stop, StopAtOnce
+from patchloom.system.hardware import peak_in_subprocess
+from patchloom.system.signals import SIGNALS, Stop, StopAtOnce
 
 INT, TERM, HUP = SIGNALS
 
@@ -266,7 +266,7 @@ def test_the_process_that_measures_memory_ends_with_the_main_one(tmp_path):
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     with StopAtOnce(), pytest.raises(KeyboardInterrupt):
-        peak_apart(work_for_ever, "cpu", str(file))
+        peak_in_subprocess(work_for_ever, "cpu", str(file))
     asking.join()
     process, ignored = seen
     assert ignored and gone(process, 60)

@@ -8,12 +8,11 @@ import sys
 
 import pytest
 
-from patchloom.data import BUILTIN
-from patchloom.evaluate import PROTOCOLS
-from patchloom.options import parse_call, parse_evaluate, parse_pretrain
+from patchloom.cli import HELP_EXAMPLES, help_page, overview
+from patchloom.data.sources.builtin import BUILTIN
+from patchloom.evaluate.protocols import PROTOCOLS
+from patchloom.options import VERBS, evaluate_spec, parse_call, parse_evaluate, parse_pretrain, pretrain_spec, verb_spec
 from patchloom.tasks import TASKS
-from patchloom.usage import EXAMPLES, overview, page
-from patchloom.verbs import VERBS, of_evaluate, of_pretrain, of_verb
 
 _ASK = """
 import contextlib, io, json, sys
@@ -127,14 +126,14 @@ def test_a_slip_gets_a_sentence_with_what_was_meant(text, said):
 @pytest.mark.parametrize(
     ("words", "taken"),
     [
-        *((["pretrain", "--task", task], of_pretrain(task)) for task in TASKS),
-        *((["evaluate", protocol], of_evaluate(protocol)) for protocol in PROTOCOLS),
-        *(([verb], of_verb(verb)) for verb in ("check", "look", "predict", "export", "bench")),
+        *((["pretrain", "--task", task], pretrain_spec(task)) for task in TASKS),
+        *((["evaluate", protocol], evaluate_spec(protocol)) for protocol in PROTOCOLS),
+        *(([verb], verb_spec(verb)) for verb in ("check", "look", "predict", "export", "bench")),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, list) else "",
 )
 def test_every_option_is_named_and_all_are_explained(words, taken):
-    short, whole = page(words[0], [*words[1:], "--help"]), page(words[0], [*words[1:], "--help", "all"])
+    short, whole = help_page(words[0], [*words[1:], "--help"]), help_page(words[0], [*words[1:], "--help", "all"])
     for option in taken.options[1 if words[0] == "evaluate" else 0 :]:
         if option.positional:
             assert re.search(rf"^  {option.name.upper()} ", short, re.MULTILINE)
@@ -150,23 +149,23 @@ def test_every_option_is_named_and_all_are_explained(words, taken):
 
 
 def test_options_are_grouped():
-    titles = re.findall(r"^(\w+)$", page("pretrain", ["--help"]), re.MULTILINE)
+    titles = re.findall(r"^(\w+)$", help_page("pretrain", ["--help"]), re.MULTILINE)
     assert titles == ["data", "model", "task", "training", "machine", "run"]
-    text = page("pretrain", ["--help"])
+    text = help_page("pretrain", ["--help"])
     assert re.search(r"^  --epochs float or auto +passes over", text, re.MULTILINE)
     assert text.index("patchloom pretrain photos/") < text.index("--epochs float"), "examples come first"
 
 
 def test_data_names_what_it_can_be():
     for verb in ("check", "pretrain", "evaluate", "look", "bench"):
-        text = page(verb, ["--help"])
+        text = help_page(verb, ["--help"])
         assert all(
             re.search(rf"\b{name}\b", text)
             for name in (*BUILTIN, "list.txt", "table.csv", "pattern", "several", "hf:NAME", "pipe:COMMAND")
         )
 
 
-@pytest.mark.parametrize("command", [command for found in EXAMPLES.values() for command, _ in found])
+@pytest.mark.parametrize("command", [command for found in HELP_EXAMPLES.values() for command, _ in found])
 def test_examples_are_commands(command):
     _, verb, *words = command.split()
     if words[:1] == ["curves"]:
@@ -174,7 +173,7 @@ def test_examples_are_commands(command):
     if verb == "pretrain":
         parse_pretrain(words)
     elif "--help" in words:
-        assert page(verb, words)
+        assert help_page(verb, words)
     elif verb == "evaluate":
         parse_evaluate(words)
     elif verb not in ("tasks", "recipes"):
@@ -183,8 +182,8 @@ def test_examples_are_commands(command):
 
 def test_help_of_a_verb_is_the_same_by_all_ways(said):
     assert said[0][()] == said[0][("-h",)] == said[0][("help",)] and said[0][()][1] == overview() + "\n"
-    assert page("look", ["--help"]) == page("look", ["-h"]) != page("look", ["curves", "--help"])
-    assert page("look", ["curves", "--help"]).startswith("usage: patchloom look curves RUNS [--OPTION VALUE ...]")
+    assert help_page("look", ["--help"]) == help_page("look", ["-h"]) != help_page("look", ["curves", "--help"])
+    assert help_page("look", ["curves", "--help"]).startswith("usage: patchloom look curves RUNS [--OPTION VALUE ...]")
 
 
 def test_names_may_have_hyphens_and_switches_need_no_value():
@@ -208,5 +207,5 @@ def test_the_table_of_tasks(said):
 
 
 def test_the_example_of_keywords_is_of_recordings():
-    shown = page("evaluate", ["keywords", "--help"])
+    shown = help_page("evaluate", ["keywords", "--help"])
     assert "patchloom evaluate keywords runs/recordings-mp3 speech_commands/" in shown and "photos-mae" not in shown

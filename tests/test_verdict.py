@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from patchloom.evaluate.report import wilson
-from patchloom.verdict import CLEAR, LEAST, SMALL, Effect, Level, effect_between, effect_of
+from patchloom.claims import CLEAR, MIN_VERDICT_IMAGES, SMALL, Effect, Level, effect_between, effect_of
+from patchloom.evaluate.results import wilson
 
 
 @pytest.mark.parametrize(
@@ -27,8 +27,8 @@ from patchloom.verdict import CLEAR, LEAST, SMALL, Effect, Level, effect_between
         (-0.05, -0.30, 0.20, 12, Level.UNKNOWN),
         (-0.05, -0.06, -0.04, 250, Level.WORSE),
         (-8.0, -9.0, -7.0, 250, Level.WORSE),
-        (0.9, 0.8, 1.0, LEAST - 1, Level.UNKNOWN),
-        (-0.9, -1.0, -0.8, LEAST - 1, Level.UNKNOWN),
+        (0.9, 0.8, 1.0, MIN_VERDICT_IMAGES - 1, Level.UNKNOWN),
+        (-0.9, -1.0, -0.8, MIN_VERDICT_IMAGES - 1, Level.UNKNOWN),
         (-math.inf, -math.inf, -math.inf, 250, Level.WORSE),  # a perfect baseline is missed
         (math.nan, math.nan, math.nan, 250, Level.UNKNOWN),
     ],

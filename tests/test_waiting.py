@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from patchloom import waiting
-from patchloom.calls import checked
-from patchloom.evaluate.pace import watched
-from patchloom.waiting import Waiting
+from patchloom import display
+from patchloom.arguments import validate_arguments
+from patchloom.display import StatusMessage
+from patchloom.evaluate.eta import track_progress
 
 
 class Terminal(io.StringIO):
@@ -25,7 +25,7 @@ class Terminal(io.StringIO):
 def quick(monkeypatch):
     """Everything is said twenty times as soon."""
     for name, seconds in {"_SOON": 0.05, "_AGAIN": 0.025, "_FIRST": 0.5, "_EVERY": 1.5}.items():
-        monkeypatch.setattr(waiting, name, seconds)
+        monkeypatch.setattr(display, name, seconds)
 
 
 def until(done) -> None:
@@ -38,10 +38,10 @@ def until(done) -> None:
 def test_a_terminal_shows_a_line_that_is_replaced_and_removed(quick, monkeypatch):
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    with Waiting("reading images", 1000) as outer:
+    with StatusMessage("reading images", 1000) as outer:
         outer.advance(350)
         until(lambda: "reading images: 350 of 1,000 (0 s)" in screen.getvalue())
-        with Waiting("compiling"):
+        with StatusMessage("compiling"):
             until(lambda: "\r\x1b[2Kcompiling (0 s)" in screen.getvalue())
     assert screen.getvalue().endswith("\r\x1b[2K") and "\n" not in screen.getvalue()
     before = screen.getvalue()
@@ -53,7 +53,7 @@ def test_a_line_fits_the_terminal(quick, monkeypatch):
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("COLUMNS", "30")
-    with Waiting("reading " + "x" * 100):
+    with StatusMessage("reading " + "x" * 100):
         until(lambda: screen.getvalue())
     assert all(len(line) < 30 for line in re.split(r"\r\x1b\[2K", screen.getvalue()))
 
@@ -61,7 +61,7 @@ def test_a_line_fits_the_terminal(quick, monkeypatch):
 def test_what_is_over_soon_is_not_mentioned(monkeypatch):
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    with Waiting("reading"):
+    with StatusMessage("reading"):
         pass
     assert screen.getvalue() == ""
 
@@ -69,7 +69,7 @@ def test_what_is_over_soon_is_not_mentioned(monkeypatch):
 def test_without_a_terminal_there_are_plain_lines_at_times(quick, monkeypatch):
     log = io.StringIO()
     monkeypatch.setattr(sys, "stderr", log)
-    with Waiting("reading images", 3) as waited:
+    with StatusMessage("reading images", 3) as waited:
         waited.advance(2)
         time.sleep(0.3)
         assert log.getvalue() == ""
@@ -82,15 +82,15 @@ def test_a_notebook_has_it_beside_its_other_lines(quick, monkeypatch):
     shell = SimpleNamespace(kernel=object())
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     monkeypatch.setattr(sys, "stdout", log)
-    with Waiting("reading"):
+    with StatusMessage("reading"):
         until(lambda: "reading" in log.getvalue())
 
 
 def test_a_program_that_merely_imports_ipykernel_is_no_notebook(quick, monkeypatch):
     screen = Terminal()
-    monkeypatch.setitem(sys.modules, "ipykernel", waiting)
+    monkeypatch.setitem(sys.modules, "ipykernel", display)
     monkeypatch.setattr(sys, "stderr", screen)
-    with Waiting("reading"):
+    with StatusMessage("reading"):
         until(lambda: "reading" in screen.getvalue())
 
 
@@ -98,7 +98,7 @@ def test_of_several_processes_the_first_speaks(quick, monkeypatch):
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("RANK", "1")
-    with Waiting("reading"):
+    with StatusMessage("reading"):
         time.sleep(0.3)
     assert screen.getvalue() == ""
 
@@ -106,7 +106,7 @@ def test_of_several_processes_the_first_speaks(quick, monkeypatch):
 def test_a_stream_that_was_closed_ends_nothing(quick, monkeypatch):
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    with Waiting("reading"):
+    with StatusMessage("reading"):
         until(lambda: screen.getvalue())
         screen.close()
         time.sleep(0.1)
@@ -116,7 +116,7 @@ def test_a_stream_that_was_closed_ends_nothing(quick, monkeypatch):
 def test_a_process_that_is_forked_meanwhile_can_end():
     code = """
 import os, time
-from patchloom.waiting import Waiting, _teller
+from patchloom.display import Waiting, _teller
 with Waiting("outer"):
     with _teller.lock:  # as if the thread were about to print
         child = os.fork()
@@ -131,14 +131,14 @@ with Waiting("outer"):
 
 
 def test_what_an_error_left_amid_its_images_is_told_no_more():
-    @checked
+    @validate_arguments
     def verb() -> None:
-        batches = watched(range(9), 9, "positions")
+        batches = track_progress(range(9), 9, "positions")
         for _ in batches:
             raise KeyboardInterrupt
 
-    with Waiting("of the program"):
+    with StatusMessage("of the program"):
         with pytest.raises(KeyboardInterrupt) as kept:  # which holds the frame, and in it the generator
             verb()
-        assert [one.what for one in waiting._teller.under_way] == ["of the program"]
-    assert kept.value.__traceback__ is not None and not waiting._teller.under_way
+        assert [one.what for one in display._teller.under_way] == ["of the program"]
+    assert kept.value.__traceback__ is not None and not display._teller.under_way

@@ -7,19 +7,146 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
-from patchloom.errors import PatchloomError
-from patchloom.files import read_yaml
+from patchloom.arguments import (
+    CommandSpec,
+    Option,
+    explain_error,
+    packaged_names,
+    packaged_spec,
+    read_signature,
+    shorten_options,
+    without_hyphens,
+)
+from patchloom.errors import PatchloomError, listing, suggestion
+from patchloom.loggers import TRACKERS
 from patchloom.recipes import nested, recipe_named
-from patchloom.signatures import Listed, shipped_names
-from patchloom.tasks import AUTO, TASKS, usual_task
-from patchloom.track import TRACKERS
-from patchloom.typos import sentence, short, without_hyphens
-from patchloom.verbs import of_evaluate, of_pretrain, of_task, of_verb
+from patchloom.system.files import read_yaml
+from patchloom.tasks import AUTO, TASKS, task_class, usual_task
+
+# What each verb takes. Everything follows from signatures but for what words on a command line need besides.
+
+
+VERBS: dict[str, str] = {
+    "check": "read all images, report what is wrong with them, and propose how to pre-train",
+    "pretrain": "train an encoder on images without labels",
+    "evaluate": "measure what an encoder learnt, by one of many protocols",
+    "compare": "pre-train by several tasks for equal time, and tell which suits the images",
+    "embed": "write the features of every image for other programs, and find the nearest",
+    "predict": "write label maps or objects of images by a model that evaluate saved",
+    "look": "draw what was withheld and what came back, or what an encoder sees",
+    "report": "write a page that tells what a run did, or several",
+    "export": "write an encoder for use without patchloom: timm, Hugging Face, ONNX",
+    "bench": "time each task on this machine, and tell what limits a run",
+    "tasks": "list the pretext tasks",
+    "recipes": "list the papers' settings with what they gave, or show one",
+}
+# timm's keyword arguments that change an encoder's shape, as --model.NAME; Python takes any that timm knows.
+MODEL_OPTIONS: dict[str, tuple[Any, str]] = {
+    "embed_dim": (int, "width"),
+    "depth": (int, "transformer blocks"),
+    "num_heads": (int | list[int], "attention heads; of a Swin in each stage, as in '[1, 2, 4]'"),
+    "depths": (list[int], "blocks in each stage of a Swin"),
+    "window_size": (int, "patches along a window of a Swin"),
+    "mlp_ratio": (float, "hidden width of an MLP over its width"),
+    "class_token": (bool, "whether there is a class token"),
+    "reg_tokens": (int, "register tokens"),
+    "no_embed_class": (bool, "no position embedding for class and register tokens"),
+    "pre_norm": (bool, "a norm before the blocks, as in CLIP"),
+    "qk_norm": (bool, "norm queries and keys"),
+    "init_values": (float, "LayerScale's initial value"),
+    "drop_path_rate": (float, "stochastic depth"),
+    "pos_drop_rate": (float, "dropout of the tokens that enter the blocks"),
+    "attn_drop_rate": (float, "dropout of attention weights"),
+    "proj_drop_rate": (float, "dropout of what attention gives, and in MLPs"),
+}
+_IMAGES = "a folder of images, or what else holds some"
+_ENCODER = "a run's folder, an encoder's .safetensors file, or timm:NAME"
+# what protocols take that are not for classes of images
+_LABELLED = {
+    "keywords": "recordings of words, in Speech Commands' layout, or in a folder a word",
+    "label-free": "images, which need no labels, such as a folder",
+    "segment": "images with label maps, such as images/ and labels/, with or without train/ val/ test/ in them",
+    "detect": "images with boxes in COCO's, Pascal VOC's or YOLO's form, with or without train/ val/ test/",
+}
+
+
+def protocols() -> list[str]:
+    """The names of the protocols of evaluation."""
+    return packaged_names("protocols")
+
+
+def verb_spec(verb: str) -> CommandSpec:
+    """What ``patchloom VERB`` takes, where that is what its function takes."""
+    found = packaged_spec("verbs", verb)
+    assert found is not None, f"{verb} is not in options.json: python docs/make_options.py"
+    return found
+
+
+def task_spec(name: str) -> CommandSpec:
+    """What a pretext task takes.
+
+    Raises:
+        PatchloomError: no task has that name.
+    """
+    found = packaged_spec("tasks", TASKS[name].path) if name in TASKS else None
+    return read_signature(task_class(name), skip={"encoder"}) if found is None else found
+
+
+def pretrain_spec(task: str) -> CommandSpec:
+    """What ``patchloom pretrain --task TASK`` takes.
+
+    Raises:
+        PatchloomError: no task has that name.
+    """
+    own = verb_spec("pretrain")
+    folder = "folder of the run (default runs/DATA-TASK or -RECIPE); what was stopped there goes on"
+    size = "pixels that the encoder is given; 64x128 is height x width"
+    model = "nano, micro or mini (ours, the smallest first), swin-nano, or timm's name of a ViT or Swin"
+    word = str | Literal["auto"]
+    options = [
+        Option("data", str, None, _IMAGES, positional=True, required=True),
+        Option("out", str | None, None, folder, kind="folder"),
+        Option("config.file", str | None, None, "these options in YAML; the command line wins", kind="file"),
+        *own.options,
+        Option("img_size", word, "auto", size, kind="96, 64x128 or auto"),
+        Option("model.name", word, "auto", model, kind="name or auto"),
+        *(Option(f"model.{name}", kind | None, None, about) for name, (kind, about) in MODEL_OPTIONS.items()),
+        Option(
+            "task.name",
+            str,
+            AUTO,
+            f"the pretext task: {listing(TASKS)}; auto is mae, and droppos for shapes",
+            kind="name or auto",
+        ),
+        *(option._replace(name=f"task.{option.name}") for option in task_spec(task).options),
+    ]
+    return CommandSpec(own.about, tuple(options))
+
+
+def evaluate_spec(name: str | None) -> CommandSpec:
+    """What ``patchloom evaluate NAME`` takes; without a name, what all protocols take.
+
+    Raises:
+        PatchloomError: no such protocol.
+    """
+    common = verb_spec("evaluate")
+    own = CommandSpec("", ())
+    if name is not None:
+        found = packaged_spec("protocols", name.partition(":")[0])
+        if found is None:
+            known = protocols()
+            raise PatchloomError(f"there is no protocol {name}{suggestion(name, known)} Choose {listing(known)}.")
+        own = found
+    labelled = _LABELLED.get(name or "", "labelled images, such as a folder with a folder for each class")
+    words = {"protocol": "how it is measured", "run": _ENCODER, "data": labelled}
+    places = [Option(one, str, None, about, positional=True, required=True) for one, about in words.items()]
+    return CommandSpec(own.about or common.about, (*places, *own.options, *common.options))
+
 
 # data by name that torchvision fetches
 FETCHED = (
@@ -39,27 +166,27 @@ def parse_pretrain(words: Sequence[str]) -> tuple[dict[str, Any], str | None]:
         PatchloomError: an unknown option, or a value of the wrong kind.
     """
     words = _trackers_together([_named(word) for word in words])
-    typed = joined(words)
+    typed = join_values(words)
     refuse_repeated(typed)
     data, options = _configuration(file := last_value(typed, "--config.file"))
     if file is not None:
         refuse_repeated(options)
         _refuse_untyped(file, data if all(word.startswith("-") for word in typed) else [], options, typed)
-    said = [*options, *joined(words)]
+    said = [*options, *join_values(words)]
     recipe = last_value(said, "--recipe")
     task = last_value(said, "--task.name") or AUTO
     if recipe not in (None, "null"):
         task = recipe_named(recipe).task
     elif task == AUTO:  # whose options are taken follows from the data
-        places = [word for word in joined(words, of_pretrain(usual_task(None)[0])) if not word.startswith("-")]
+        places = [word for word in join_values(words, pretrain_spec(usual_task(None)[0])) if not word.startswith("-")]
         task = usual_task(places or data)[0]
-    typed = joined(words, of_pretrain(task))
+    typed = join_values(words, pretrain_spec(task))
     if recipe not in (None, "null"):
         options = [*_beside(recipe, [*options, *typed]), *options]
         typed.append(f"--task.name={task}")  # it may have been said to be auto
     if all(word.startswith("-") for word in typed):
         options = [*data, *options]
-    words, several = _several([*options, *typed], 0, of_pretrain(task))
+    words, several = _several([*options, *typed], 0, pretrain_spec(task))
     given = _parse(pretrain_parser(task), words) | several
     del given["config"]
     if not given["dry_run"]:  # what is left are the settings, of which it is none
@@ -75,7 +202,7 @@ def pretrain_parser(task: str) -> ArgumentParser:
     Raises:
         PatchloomError: no task has that name.
     """
-    return _parser("patchloom pretrain", of_pretrain(task))
+    return _parser("patchloom pretrain", pretrain_spec(task))
 
 
 # of verbs that take several sources, how many words come before these
@@ -88,23 +215,23 @@ def parse_call(verb: str, words: Sequence[str]) -> dict[str, Any]:
     Raises:
         PatchloomError: an unknown option, or a value of the wrong kind.
     """
-    taken = of_verb(verb)
-    typed = joined(words, taken)
+    taken = verb_spec(verb)
+    typed = join_values(words, taken)
     refuse_repeated(typed)
     typed, several = _several(typed, _BEFORE_SEVERAL[verb], taken) if verb in _BEFORE_SEVERAL else (typed, {})
     return _parse(_parser(f"patchloom {verb}", taken), typed) | several
 
 
 def parse_evaluate(words: Sequence[str]) -> dict[str, Any]:
-    """Arguments of `patchloom.evaluate.evaluate` from the words after ``patchloom evaluate``.
+    """Arguments of `patchloom.evaluate.protocols.evaluate` from the words after ``patchloom evaluate``.
 
     Raises:
         PatchloomError: no such protocol, an unknown option, or a value of the wrong kind.
     """
-    name = next((word for word in joined(words, of_evaluate(None)) if not word.startswith("-")), None)
-    taken = of_evaluate(name)
+    name = next((word for word in join_values(words, evaluate_spec(None)) if not word.startswith("-")), None)
+    taken = evaluate_spec(name)
     prog = "patchloom evaluate" if name is None else f"patchloom evaluate {name}"
-    typed = joined(words, taken)
+    typed = join_values(words, taken)
     refuse_repeated(typed)
     typed, several = _several(typed, 2, taken)
     return _parse(_parser(prog, taken), typed) | several
@@ -144,7 +271,7 @@ def _trackers_together(words: Sequence[str]) -> list[str]:
     return found
 
 
-def _parser(prog: str, taken: Listed) -> ArgumentParser:
+def _parser(prog: str, taken: CommandSpec) -> ArgumentParser:
     parser = ArgumentParser(prog=prog, exit_on_error=False, allow_abbrev=False, add_help=False)
     for option in taken.options:
         extra = {} if option.required else {"default": option.default}
@@ -165,31 +292,31 @@ def _parse(parser: ArgumentParser, words: list[str]) -> dict[str, Any]:
         name = word.partition("=")[0]
         if word.startswith("--") and " " in word and name not in parser._option_string_actions:
             # argparse takes it for a word that is given by its place
-            raise PatchloomError(sentence(f"Unrecognized arguments: {name}", parser, _owners))
+            raise PatchloomError(explain_error(f"Unrecognized arguments: {name}", parser, _owners))
         if long := re.match(r"(--[\w.]+)=[-+]?[\d_]{300,}$", word):  # more than a float, or a file's name, can have
             raise PatchloomError(f"{long[1]} cannot be a number of {len(word) - len(long[1]) - 1} digits")
     try:
         parsed: dict[str, Any] = parser.parse_args(words).as_dict()
         return parsed
     except ArgumentError as problem:
-        raise PatchloomError(sentence(str(problem), parser, _owners)) from problem
+        raise PatchloomError(explain_error(str(problem), parser, _owners)) from problem
 
 
 def _owners(option: str) -> list[str]:
     """What takes an option, as words of the command line."""
     name, task = option.removeprefix("--"), option.removeprefix("--task.")
-    verbs = sorted(shipped_names("verbs"), key=lambda verb: verb != "pretrain")  # of whose options others take some
-    found = [f"patchloom {verb}" for verb in verbs if _has(of_verb(verb), name)][:1]
-    protocols = sorted(shipped_names("protocols"), key=lambda one: one != "finetune")  # which takes all of a recipe
-    found += [f"patchloom evaluate {one}" for one in protocols if _has(of_evaluate(one), name)][:1]
-    return found or [f"--task {one}" for one in TASKS if task != option and _has(of_task(one), task)]
+    verbs = sorted(packaged_names("verbs"), key=lambda verb: verb != "pretrain")  # of whose options others take some
+    found = [f"patchloom {verb}" for verb in verbs if _has(verb_spec(verb), name)][:1]
+    protocols = sorted(packaged_names("protocols"), key=lambda one: one != "finetune")  # which takes all of a recipe
+    found += [f"patchloom evaluate {one}" for one in protocols if _has(evaluate_spec(one), name)][:1]
+    return found or [f"--task {one}" for one in TASKS if task != option and _has(task_spec(one), task)]
 
 
-def _has(taken: Listed, name: str) -> bool:
+def _has(taken: CommandSpec, name: str) -> bool:
     return any(option.name == name for option in taken.options)
 
 
-def joined(words: Sequence[str], taken: Listed | None = None) -> list[str]:
+def join_values(words: Sequence[str], taken: CommandSpec | None = None) -> list[str]:
     """Every option in one word with its value: ``--epochs 5`` as ``--epochs=5``.
 
     With what is ``taken``, hyphens in names are underscores, and ``--flip`` alone is ``--flip=true``, also where the
@@ -227,7 +354,7 @@ def refuse_repeated(words: Sequence[str]) -> None:
     for word in words:
         name = word.partition("=")[0].replace("-", "_")
         if word.startswith("--") and name in seen:
-            raise PatchloomError(f"{short(word.partition('=')[0])} is given twice: give it once")
+            raise PatchloomError(f"{shorten_options(word.partition('=')[0])} is given twice: give it once")
         seen.add(name)
 
 
@@ -261,7 +388,7 @@ def _refuse_untyped(file: str, data: Sequence[str], options: Sequence[str], type
             what = "runs the code of" if code else "fetches"
             raise PatchloomError(
                 f"the configuration {file} {what} {value[:80]}, which is done only for who types it: give "
-                f"{short(option)} {value.partition('#')[0][:80]} on the command line, too"
+                f"{shorten_options(option)} {value.partition('#')[0][:80]} on the command line, too"
             )
 
 
@@ -272,7 +399,7 @@ def _untyped(name: str) -> bool:
     return untyped(name) is not None
 
 
-def _several(words: list[str], before: int, taken: Listed) -> tuple[list[str], dict[str, list[str]]]:
+def _several(words: list[str], before: int, taken: CommandSpec) -> tuple[list[str], dict[str, list[str]]]:
     """Joined words with one for data or runs, behind ``before`` others without a name; and all, if several were given.
 
     So they are typed, or a shell makes them of a pattern.
@@ -283,7 +410,7 @@ def _several(words: list[str], before: int, taken: Listed) -> tuple[list[str], d
     data = [i for i, word in enumerate(words) if not word.startswith("-")][before:]
     if len(data) < 2:
         return words, {}
-    known = [short(f"--{option.name}") for option in taken.options if not option.positional]
+    known = [shorten_options(f"--{option.name}") for option in taken.options if not option.positional]
     for word in (words[i] for i in data):
         if not os.path.exists(word) and (said := without_hyphens(word, known)):
             raise PatchloomError(said)

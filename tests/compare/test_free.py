@@ -1,8 +1,8 @@
 """What is told without labels of several seeds."""
 
-from patchloom.compare.free import _by_rankme, _csv, _table
 from patchloom.compare.outcome import HEADING
-from patchloom.evaluate import Row
+from patchloom.compare.unlabelled import _by_rankme, _csv, _table
+from patchloom.evaluate.results import Row
 
 
 def row(value: float, low: float, high: float) -> list[Row]:

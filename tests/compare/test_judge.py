@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from patchloom.compare.judge import enough, standing
-from patchloom.verdict import Claim, Difference, difference
+from patchloom.claims import Claim, Difference, difference
+from patchloom.compare.outcome import rank_encoders, sufficient_budget
 
 
 def drawn(
@@ -29,7 +29,7 @@ def winners(tasks: dict[str, tuple[float, float]], seeds: int, n: int, times: in
     for _ in range(times):
         found = {name: drawn(share, seeds, n, rng, moved=moved) for name, (share, moved) in tasks.items()}
         pixels, untrained = drawn(0.2, 1, n, rng), drawn(0.2, seeds, n, rng)
-        named += bool(standing(found, {"raw pixels": pixels, "untrained": untrained}).winner)
+        named += bool(rank_encoders(found, {"raw pixels": pixels, "untrained": untrained}).winner)
     return named
 
 
@@ -62,7 +62,7 @@ def test_where_nothing_is_learnt_hardly_any_winner_is_named():
     for _ in range(400):
         tasks = {name: drawn(0.1, 2, 300, rng) for name in ("mae", "droppos", "mp3")}
         controls = {"untrained": drawn(0.1, 2, 300, rng), "raw pixels": drawn(0.1, 1, 300, rng)}
-        named += bool(standing(tasks, controls).winner)
+        named += bool(rank_encoders(tasks, controls).winner)
     assert named <= 2
 
 
@@ -83,7 +83,7 @@ def test_an_encoder_that_no_seed_moves_has_no_part_in_the_spread():
     rng = torch.Generator().manual_seed(7)
     tasks = {"mae": drawn(0.6, 2, 500, rng, moved=0.05), "droppos": drawn(0.6, 2, 500, rng, moved=0.05)}
     pixels = drawn(0.5, 1, 500, rng)
-    found = standing(tasks, {"raw pixels": pixels, "untrained": pixels.expand(2, -1)}).against
+    found = rank_encoders(tasks, {"raw pixels": pixels, "untrained": pixels.expand(2, -1)}).against
     assert found["raw pixels"].over_seeds == found["untrained"].over_seeds > 0
 
 
@@ -91,7 +91,7 @@ def test_a_clear_winner_is_named():
     rng = torch.Generator().manual_seed(3)
     tasks = {"mae": drawn(0.4, 2, 4000, rng), "droppos": drawn(0.6, 2, 4000, rng)}
     controls = {"untrained": drawn(0.2, 2, 4000, rng), "raw pixels": drawn(0.2, 1, 4000, rng)}
-    found = standing(tasks, controls)
+    found = rank_encoders(tasks, controls)
     assert found.winner == "droppos" and found.order == ("droppos", "mae")
     assert not found.level_with and not found.unbeaten
 
@@ -99,13 +99,13 @@ def test_a_clear_winner_is_named():
 def test_what_does_not_beat_its_controls_is_no_winner():
     rng = torch.Generator().manual_seed(4)
     tasks = {"mae": drawn(0.3, 2, 400, rng), "droppos": drawn(0.5, 2, 400, rng)}
-    found = standing(tasks, {"raw pixels": drawn(0.9, 1, 400, rng)})
+    found = rank_encoders(tasks, {"raw pixels": drawn(0.9, 1, 400, rng)})
     assert not found.winner and found.unbeaten == ("raw pixels",)
 
 
 def test_two_images_make_no_winner():
     right, wrong = torch.ones(1, 2).bool(), torch.zeros(1, 2).bool()
-    assert not standing({"mae": right, "droppos": wrong}, {"raw pixels": wrong}).winner
+    assert not rank_encoders({"mae": right, "droppos": wrong}, {"raw pixels": wrong}).winner
 
 
 def test_what_would_be_enough():
@@ -114,7 +114,7 @@ def test_what_would_be_enough():
     other = torch.stack([torch.arange(2000) < 1100, torch.arange(2000) < 900])
     found = difference(one, other)
     assert found.claim is Claim.NONE
-    more = enough(found, 2, 2000)
+    more = sufficient_budget(found, 2, 2000)
     assert more.endswith("seeds of each task")
     # and with that many seeds that spread as far, it is so
     many = torch.arange(int(more.split()[0])) % 2
@@ -128,13 +128,13 @@ def test_enough_is_more_than_there_is(n):
     one, other = (right < 0.55 * n).expand(2, -1), (right >= 0.5 * n).expand(2, -1)
     found = difference(one, other)
     if found.claim is Claim.NONE:
-        said = enough(found, 2, n)
+        said = sufficient_budget(found, 2, n)
         assert said.endswith("labelled test images") and int(said.split()[1].replace(",", "")) > n
-    assert enough(replace(found, value=0.0), 2, n) == ""
-    assert enough(replace(found, value=1e-4), 2, n) == ""
+    assert sufficient_budget(replace(found, value=0.0), 2, n) == ""
+    assert sufficient_budget(replace(found, value=1e-4), 2, n) == ""
 
 
 def test_many_seeds_are_no_advice_but_images_may_be_beside_some():
     wide = Difference("", 0.05, -0.1, 0.2, 500, 2, True, over_images=0.06, over_seeds=0.2, freedom=2)
-    said = enough(wide, 2, 500)
+    said = sufficient_budget(wide, 2, 500)
     assert re.fullmatch(r"some [\d,]+ labelled test images and \d+ seeds of each task", said)

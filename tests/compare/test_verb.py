@@ -17,22 +17,31 @@ from PIL import Image
 
 from patchloom import PatchloomError, compare
 from patchloom.cli import main
-from patchloom.compare import free, pace, plan, runner
-from patchloom.compare.after import After, scaled
-from patchloom.compare.labels import Contender, Labelled, labelled_parts
-from patchloom.compare.outcome import HEADING, judged
-from patchloom.compare.pace import Pace
-from patchloom.compare.plan import Asked, Plan, called, resolved, store, stored_plan, words_of
+from patchloom.compare import plan, runner, timing, unlabelled
+from patchloom.compare.compare import _describe_plan
+from patchloom.compare.outcome import HEADING, compare_labelled
+from patchloom.compare.plan import (
+    ComparisonPlan,
+    ComparisonRequest,
+    name_tasks,
+    pretrain_arguments,
+    resolve_settings,
+    store,
+    stored_plan,
+)
 from patchloom.compare.runner import Bar, Job, _Process, last_line
-from patchloom.compare.scores import Scores, Way, ways_of
-from patchloom.compare.verb import _announced
-from patchloom.data import Data, open_data
-from patchloom.evaluate import LINEAR, EvalSettings, Parts, Row
-from patchloom.evaluate.label_free import encoded
+from patchloom.compare.scores import Contender, LabelledData, Scores, Way, labelled_parts, ways_of
+from patchloom.compare.timing import TimeAfterTraining, TrainingSpeed, scaled
+from patchloom.data.source import Data
+from patchloom.data.sources.open import open_data
+from patchloom.evaluate import label_free
+from patchloom.evaluate.protocols.linear import LINEAR
+from patchloom.evaluate.results import Row
+from patchloom.evaluate.settings import EvalSettings, Parts
+from patchloom.runs.checksummed import read_checksummed, write_checksummed
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.record import read_record
-from patchloom.runs.sealed import read_sealed, write_sealed
+from patchloom.runs.training_set import read_record
 
 SMALL = ["--img_size", "16", "--patch_size", "8", "--batch_size", "16", "--threads", "1", "--workers", "0"]
 GIVEN = {"img_size": 16, "patch_size": 8, "batch_size": 16, "threads": 1, "workers": 0}
@@ -49,9 +58,9 @@ def drawn(folder: Path, count: int = 30) -> Path:
     return folder
 
 
-def asked_of(folder: Path, tasks: tuple[str, ...] = ("mae", "mp3"), **changes) -> Asked:
+def asked_of(folder: Path, tasks: tuple[str, ...] = ("mae", "mp3"), **changes) -> ComparisonRequest:
     given = dict(seeds=1, minutes=None, samples=96, given=dict(GIVEN), at_once=1)
-    return Asked(data=(str(folder),), tasks=tasks, **{**given, **changes})
+    return ComparisonRequest(data=(str(folder),), tasks=tasks, **{**given, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +70,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     images, out = drawn(folder / "images"), folder / "out"
     words = ["compare", str(images), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", "--few", "2,0.5"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pace, "_SECONDS", 0.0)
+        patch.setattr(timing, "_SECONDS", 0.0)
         assert main([*words, *SMALL, "--out", str(out)]) == 0
     return images, out
 
@@ -205,16 +214,16 @@ def test_images_in_memory_are_refused():
 def test_a_task_that_the_images_refuse_is_left_out_unless_it_was_named(compared):
     source = open_data(str(compared[0])).train
     asked = asked_of(compared[0], ("mae", "mp3", "restore"), given={**GIVEN, "model": "swin-nano"})
-    found, _, notes = resolved(asked_of(compared[0]), source, explicit=False)
+    found, _, notes = resolve_settings(asked_of(compared[0]), source, explicit=False)
     assert [*found] == ["mae", "mp3"] and not notes
     with pytest.raises(PatchloomError):
-        resolved(asked, source, explicit=True)
+        resolve_settings(asked, source, explicit=True)
     with pytest.raises(PatchloomError, match="two tasks or more"):
-        resolved(asked, source, explicit=False)
+        resolve_settings(asked, source, explicit=False)
 
 
 def test_equal_time_makes_epochs_by_the_pace():
-    fast, slow = Pace(step=0.1, images=10, epoch=20), Pace(step=0.4, images=10, epoch=20)
+    fast, slow = TrainingSpeed(step=0.1, images=10, epoch=20), TrainingSpeed(step=0.4, images=10, epoch=20)
     assert fast.epochs_in(60) == 30 and slow.epochs_in(60) == 7.5
     assert fast.seconds_of(30) == pytest.approx(slow.seconds_of(7.5))
     assert fast.epochs_of(1000) == slow.epochs_of(1000) == 5
@@ -223,18 +232,25 @@ def test_equal_time_makes_epochs_by_the_pace():
 
 def test_a_plan_is_read_back(tmp_path):
     asked = asked_of(tmp_path)
-    paces = {"mae": Pace(0.1, 16, 3), "mp3": Pace(0.2, 16, 3)}
-    plan = Plan(asked, {"mae": 1.5, "mp3": 2}, paces, 4.0, After(2.5, 1.5), 40, 1, ("a note",))
+    paces = {"mae": TrainingSpeed(0.1, 16, 3), "mp3": TrainingSpeed(0.2, 16, 3)}
+    plan = ComparisonPlan(asked, {"mae": 1.5, "mp3": 2}, paces, 4.0, TimeAfterTraining(2.5, 1.5), 40, 1, ("a note",))
     store(plan, tmp_path / "new")
     found = stored_plan(asked, tmp_path / "new")
     assert found == replace(plan, resumed=True)
     assert [job.name for job in found.jobs(tmp_path)] == ["mae, seed 0", "mp3, seed 0"]
 
 
-def plan_of(asked: Asked, threads: int | None = None) -> Plan:
-    some = Pace(0.1, 16, 3)
-    return Plan(
-        asked, dict.fromkeys(asked.tasks, 1), dict.fromkeys(asked.tasks, some), 4.0, After(2.5, 1.5), 40, threads, ()
+def plan_of(asked: ComparisonRequest, threads: int | None = None) -> ComparisonPlan:
+    some = TrainingSpeed(0.1, 16, 3)
+    return ComparisonPlan(
+        asked,
+        dict.fromkeys(asked.tasks, 1),
+        dict.fromkeys(asked.tasks, some),
+        4.0,
+        TimeAfterTraining(2.5, 1.5),
+        40,
+        threads,
+        (),
     )
 
 
@@ -243,7 +259,7 @@ def test_what_is_left_is_told_where_a_comparison_goes_on(tmp_path):
     asked = asked_of(images, seeds=2, at_once=2)
     plan, out, opened = plan_of(asked), tmp_path / "out", open_data(str(images))
     assert plan.left(out) == pytest.approx(4 * 4.3 / 2)  # three steps of 0.1 s, and 4 s on top, of two at a time
-    said = "\n".join(_announced(plan, opened, out, None, 1))
+    said = "\n".join(_describe_plan(plan, opened, out, None, 1))
     assert "4 runs, 2 of each task, with 96 samples each, take about 9 s: 1 s of training, and 8 s of starts" in said
     assert "2 at once may each be slower" in said
     # four encoders, two untrained ones, raw pixels and one beside; a page of two runs
@@ -252,7 +268,7 @@ def test_what_is_left_is_told_where_a_comparison_goes_on(tmp_path):
     (out / "mae-seed0" / "summary.txt").write_text("done\n")
     (out / "scores").mkdir()
     (out / "scores" / "000-mae-seed0.json").touch()
-    said = "\n".join(_announced(plan, opened, out, None, 1))
+    said = "\n".join(_describe_plan(plan, opened, out, None, 1))
     assert "take about 6 s from here on: 1 of them are there" in said and "then 7 encoders" in said
 
 
@@ -263,7 +279,7 @@ def test_scoring_is_scaled_by_the_images(monkeypatch):
         done.append(count)
         now[0] += 1 + 0.01 * count  # a second whatever the number
 
-    monkeypatch.setattr("patchloom.compare.after.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("patchloom.compare.timing.time.perf_counter", lambda: now[0])
     assert scaled(work, 10_000) == pytest.approx(101) and done == [32, 32, 320]
     done.clear()
     assert scaled(work, 100) == pytest.approx(2) and done == [32, 32, 100]
@@ -300,7 +316,7 @@ def test_how_many_run_at_once_may_change(tmp_path, monkeypatch):
 
 def test_a_task_of_ones_own_stays_in_the_folder(tmp_path):
     places = ["/mine/t.py:Mine", "/yours/t.py:Mine", "mae"]
-    assert called(places) == {places[0]: "Mine", places[1]: "Mine-2", "mae": "mae"}
+    assert name_tasks(places) == {places[0]: "Mine", places[1]: "Mine-2", "mae": "mae"}
     jobs = plan_of(asked_of(tmp_path, tuple(places))).jobs(tmp_path / "out")
     assert [job.folder for job in jobs] == [tmp_path / "out" / f"{name}-seed0" for name in ("Mine", "Mine-2", "mae")]
     assert jobs[1].log == tmp_path / "out" / "logs" / "Mine-2-seed0.txt" and jobs[1].name == "Mine-2, seed 0"
@@ -310,14 +326,14 @@ def test_a_task_of_ones_own_stays_in_the_folder(tmp_path):
 def test_a_plan_of_another_version_is_refused(tmp_path):
     asked = asked_of(tmp_path)
     store(plan_of(asked), tmp_path)
-    found = read_sealed(tmp_path / "compare.yaml")
-    write_sealed(tmp_path / "compare.yaml", {name: value for name, value in found.items() if name != "top"})
+    found = read_checksummed(tmp_path / "compare.yaml")
+    write_checksummed(tmp_path / "compare.yaml", {name: value for name, value in found.items() if name != "top"})
     with pytest.raises(PatchloomError, match="another version"):
         stored_plan(asked, tmp_path)
 
 
 def test_a_run_is_told_all_that_is_common(tmp_path):
-    words = words_of(asked_of(tmp_path), "mae", tmp_path / "run", 1.5, 16, 3)
+    words = pretrain_arguments(asked_of(tmp_path), "mae", tmp_path / "run", 1.5, 16, 3)
     assert {"--task=mae", "--epochs=1.5", "--seed=3", "--split_seed=0", "--img_size=16", "--batch_size=16"} <= {*words}
 
 
@@ -370,7 +386,7 @@ def without_labels(compared, tmp_path, monkeypatch) -> list[str]:
         found.train.labels, found.train.fingerprint = None, lambda: whole  # the very images of the runs
         return found
 
-    monkeypatch.setattr("patchloom.compare.verb.open_data", opened)
+    monkeypatch.setattr("patchloom.compare.compare.open_data", opened)
     again = tmp_path / "again"
     shutil.copytree(out, again)
     for name in ("comparison.csv", "summary.txt", "report.html"):
@@ -380,8 +396,8 @@ def without_labels(compared, tmp_path, monkeypatch) -> list[str]:
 
 
 def test_without_labels_nobody_wins(without_labels, capsys, monkeypatch):
-    for place in (free, encoded):  # 12 images are held out
-        monkeypatch.setattr(place, "LEAST", 12)
+    for place in (unlabelled, label_free):  # 12 images are held out
+        monkeypatch.setattr(place, "MIN_LABEL_FREE_IMAGES", 12)
     assert main(without_labels) == 0
     said = capsys.readouterr().out
     assert "There are no labels, so none of the tasks is named the best one" in " ".join(said.split())
@@ -389,7 +405,7 @@ def test_without_labels_nobody_wins(without_labels, capsys, monkeypatch):
     out = Path(without_labels[-1])
     assert (out / "comparison.csv").read_text().splitlines()[0] == ",".join(HEADING)
     assert {row["encoder"] for row in rows_of(out)} == {"mae", "mp3", "untrained"}
-    monkeypatch.setattr(free, "label_free_rows", None)  # nothing is measured a second time
+    monkeypatch.setattr(unlabelled, "label_free_rows", None)  # nothing is measured a second time
     before = (out / "comparison.csv").read_bytes()
     assert main(without_labels) == 0
     assert (out / "comparison.csv").read_bytes() == before
@@ -418,10 +434,13 @@ def test_no_image_that_was_trained_on_becomes_a_test_image(compared, tmp_path, c
     for i in range(40):  # they come before the others
         Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(images / "bright" / f"-{i}.png")
     more = open_data(str(images))
-    for asked in (lambda: labelled_parts(more, None, run, card, settings, []), lambda: free.held_out_of(more, run)):
+    for asked in (
+        lambda: labelled_parts(more, None, run, card, settings, []),
+        lambda: unlabelled.held_out_of(more, run),
+    ):
         with pytest.raises(PatchloomError, match="changed since"):
             asked()
-    monkeypatch.setattr("patchloom.compare.verb.open_data", lambda *_, **__: more)
+    monkeypatch.setattr("patchloom.compare.compare.open_data", lambda *_, **__: more)
     words = ["compare", str(compared[0]), "--tasks", "mae,mp3", "--samples", "96", "--seeds", "1", *SMALL]
     assert main([*words, "--few", "2,0.5", "--out", str(out)]) == 2
     assert "changed since" in " ".join(capsys.readouterr().err.split())
@@ -429,16 +448,18 @@ def test_no_image_that_was_trained_on_becomes_a_test_image(compared, tmp_path, c
 
 def test_an_encoder_that_cannot_be_measured_leaves_the_others(compared, tmp_path, monkeypatch):
     images, out = compared
-    monkeypatch.setattr(free, "LEAST", 12)
+    monkeypatch.setattr(unlabelled, "MIN_LABEL_FREE_IMAGES", 12)
 
     def rows(name: str, *_) -> list[Row]:
         if name == "mp3":
             raise PatchloomError("mp3 gives features that are not finite: its training has diverged")
         return [Row.exact(name, "label-free", {"measure": "RankMe"}, 3.0, "dimensions")]
 
-    monkeypatch.setattr(free, "label_free_rows", rows)
+    monkeypatch.setattr(unlabelled, "label_free_rows", rows)
     those = [Contender(task, 0, "task", str(out / f"{task}-seed0")) for task in ("mae", "mp3")]
-    found = free.unlabelled(those, open_data(str(images)), out / "mae-seed0", EvalSettings(), tmp_path, [])
+    found = unlabelled.compare_unlabelled(
+        those, open_data(str(images)), out / "mae-seed0", EvalSettings(), tmp_path, []
+    )
     assert found.tables[0][1].heading == ("measure", "mae")
     assert "mp3, seed 0, has no measures without labels: mp3 gives features that are not finite" in found.verdict[1]
 
@@ -452,9 +473,9 @@ def test_an_encoder_beside_is_no_task():
         (Contender("raw pixels", 0, "control", "out/mae-seed0"), right["raw"]),
         (Contender("timm:x", 0, "beside", "timm:x"), right["timm"]),
     ]
-    found = judged(
+    found = compare_labelled(
         [(one, Scores({"linear": its}, {"linear": "all"})) for one, its in those],
-        Labelled(parts, [Way("linear", LINEAR)], []),
+        LabelledData(parts, [Way("linear", LINEAR)], []),
         Path("out"),
         [],
     )

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from patchloom.compare.judge import standing
-from patchloom.compare.outcome import verdict_of
+from patchloom.compare.outcome import describe_ranking, rank_encoders
 
 N = 2000
 
@@ -15,12 +14,12 @@ def rows(share: float, seeds: int = 2, seed: int = 0) -> torch.Tensor:
 
 
 def said(tasks: dict[str, float], untrained: float, pixels: float, seeds: int = 2, **others: float) -> str:
-    found = standing(
+    found = rank_encoders(
         {name: rows(share, seeds, seed) for seed, (name, share) in enumerate(tasks.items())},
         {"untrained": rows(untrained, seeds, 10), "raw pixels": rows(pixels, 1, 11)},
         {name: rows(share, 1, 12) for name, share in others.items()},
     )
-    return " ".join(verdict_of(found, "linear", N))
+    return " ".join(describe_ranking(found, "linear", N))
 
 
 def test_a_winner_and_what_it_is_better_than():
@@ -71,5 +70,7 @@ def test_one_seed_claims_nothing():
 
 def test_few_test_images_claim_nothing():
     rows = torch.ones(2, 8).bool()
-    found = standing({"mae": rows, "mp3": ~rows}, {"raw pixels": ~rows[:1]})
-    assert not found.winner and verdict_of(found, "linear", 8)[0].startswith("No winner: 8 test images are too few")
+    found = rank_encoders({"mae": rows, "mp3": ~rows}, {"raw pixels": ~rows[:1]})
+    assert not found.winner and describe_ranking(found, "linear", 8)[0].startswith(
+        "No winner: 8 test images are too few"
+    )

@@ -6,17 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchloom.data import (
-    CentreCrop,
-    RandomCrop,
-    Shapes,
-    Source,
-    Unreadable,
-    open_data,
-    plain_batches,
-    steps_per_epoch,
-    training_batches,
-)
+from patchloom.data.augment import CentreCrop, RandomCrop
+from patchloom.data.decode import Unreadable
+from patchloom.data.loader import plain_batches, steps_per_epoch, training_batches
+from patchloom.data.source import Source
+from patchloom.data.sources.open import open_data
+from patchloom.data.sources.synthetic import Shapes
 from patchloom.errors import PatchloomError
 
 CROP = RandomCrop((8, 8))

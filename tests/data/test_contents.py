@@ -11,8 +11,12 @@ import time
 import numpy as np
 import pytest
 
-from patchloom.data import Shapes, comparable, contents, copies_among, hold_out, open_data, split_for_test
-from patchloom.data.splits import choose
+from patchloom import display
+from patchloom.data import duplicates
+from patchloom.data.duplicates import comparable, copies_among
+from patchloom.data.sources.open import open_data
+from patchloom.data.sources.synthetic import Shapes
+from patchloom.data.splits import choose_indices, hold_out, split_for_test
 from patchloom.errors import PatchloomError
 
 
@@ -27,7 +31,7 @@ def cache(tmp_path_factory, monkeypatch):
 @pytest.fixture
 def reads(monkeypatch):
     """The files that are read."""
-    read, found = contents.pieces_of_file, []
+    read, found = duplicates.pieces_of_file, []
     name = "patchloom.data.sources.files.pieces_of_file"
     monkeypatch.setattr(name, lambda path: found.append(str(path)) or read(path))
     return found
@@ -47,18 +51,18 @@ def twelve(draw, tmp_path):
 
 
 def test_a_pass_that_was_interrupted_goes_on_where_it_was(twelve, reads, cache, monkeypatch):
-    monkeypatch.setattr(contents, "_EACH", 1)
-    monkeypatch.setattr(contents, "_PAUSE", -1.0)
+    monkeypatch.setattr(duplicates, "_EACH", 1)
+    monkeypatch.setattr(duplicates, "_PAUSE", -1.0)
     monkeypatch.setattr("patchloom.data.workers._THREADS", 1)
 
-    class Interrupted(contents.Waiting):
+    class Interrupted(display.StatusMessage):
         def advance(self, by=1):
             super().advance(by)
             if self.done == 7:
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(contents, "Waiting", Interrupted)
+        patch.setattr(duplicates, "StatusMessage", Interrupted)
         open_data(twelve).train.contents()
     assert [path.suffix for path in cache.iterdir()] == [".part"]
     reads.clear()
@@ -115,11 +119,13 @@ def test_without_copies_the_split_is_what_it_was(draw, tmp_path, seed):
 def test_known_contents_are_drawn_only_if_there_are_no_others(twelve):
     source = open_data(twelve).train
     known = np.unique(source.contents()[[i for i in range(12) if names(source, [i])[0] not in ("2.png", "more.png")]])
-    held, copies = choose(source, 5, 0, known)
+    held, copies = choose_indices(source, 5, 0, known)
     assert names(source, held) == ["2.png"] and not len(copies), "1.png, which more.png is a copy of, is known"
-    held, copies = choose(source, 5, 0, np.unique(source.contents()))
+    held, copies = choose_indices(source, 5, 0, np.unique(source.contents()))
     assert len(held) == 5
-    assert (np.concatenate(choose(source, 5, 0, known[:0])) == np.concatenate(choose(source, 5, 0))).all()
+    assert (
+        np.concatenate(choose_indices(source, 5, 0, known[:0])) == np.concatenate(choose_indices(source, 5, 0))
+    ).all()
 
 
 def test_a_folder_of_copies_of_one_image_cannot_be_split(draw, tmp_path):
@@ -164,10 +170,10 @@ def test_what_cannot_be_read_or_kept_stops_nothing(draw, tmp_path, cache, monkey
 def test_progress_is_told_if_it_takes_long(twelve, capsys, monkeypatch):
     open_data(twelve).train.contents()
     assert capsys.readouterr() == ("", "")
-    read = contents.pieces_of_file
-    monkeypatch.setattr("patchloom.waiting._FIRST", 0.0)
+    read = duplicates.pieces_of_file
+    monkeypatch.setattr("patchloom.display._FIRST", 0.0)
     monkeypatch.setattr("patchloom.data.workers._THREADS", 1)
-    monkeypatch.setattr(contents, "_EACH", 1)
+    monkeypatch.setattr(duplicates, "_EACH", 1)
     monkeypatch.setattr("patchloom.data.sources.files.pieces_of_file", lambda path: time.sleep(0.1) or read(path))
     shutil.copy(twelve / "1.png", twelve / "again.png")
     open_data(twelve).train.contents()

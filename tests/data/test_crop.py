@@ -9,9 +9,20 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from patchloom.data import CentreCrop, RandomCrop, TwoViews, open_data, to_channels, training_batches
-from patchloom.data.colors import draw_colors, plan_colors, recolor, recolored
-from patchloom.data.crop import native_scale, resize_part
+from patchloom.data.augment import (
+    CentreCrop,
+    RandomCrop,
+    TwoViews,
+    draw_colors,
+    native_scale,
+    plan_colors,
+    recolor,
+    recolor_view,
+    resize_part,
+)
+from patchloom.data.decode import to_channels
+from patchloom.data.loader import training_batches
+from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
 
 sides = st.integers(1, 40)
@@ -203,7 +214,7 @@ def test_views_are_mirrored_by_their_own_coin_or_the_shared_one(crop, expected):
 
 def test_how_often_colours_are_jittered_and_taken():
     image, rng = some_image(), np.random.default_rng(0)
-    views = [recolored(image, draw_colors(rng)) for _ in range(600)]
+    views = [recolor_view(image, draw_colors(rng)) for _ in range(600)]
     grey = np.mean([torch.equal(view[0], view[1]) and torch.equal(view[1], view[2]) for view in views])
     same = np.mean([torch.equal(view, image) for view in views])
     assert abs(grey - 0.2) < 0.05 and abs(same - 0.2 * 0.8) < 0.05
@@ -235,11 +246,11 @@ def test_how_far_colours_go(end):
         expected = getattr(F, f"adjust_{name}")(image, end * reach + (name != "hue"))
         assert not torch.allclose(expected, image, atol=1e-3)
         torch.testing.assert_close(
-            recolored(image, draw_colors(Drawn(True, False, **{name: end}))), expected, rtol=0, atol=1e-5
+            recolor_view(image, draw_colors(Drawn(True, False, **{name: end}))), expected, rtol=0, atol=1e-5
         )
-    untouched = recolored(image, draw_colors(Drawn(False, False, **dict.fromkeys(most, end))))
+    untouched = recolor_view(image, draw_colors(Drawn(False, False, **dict.fromkeys(most, end))))
     assert torch.equal(untouched, image)
-    grey = recolored(image, draw_colors(Drawn(False, True)))
+    grey = recolor_view(image, draw_colors(Drawn(False, True)))
     weights = torch.tensor([0.2989, 0.587, 0.114]).view(3, 1, 1)
     torch.testing.assert_close(grey, (image * weights).sum(0, keepdim=True).expand(3, -1, -1), rtol=0, atol=1e-3)
 
@@ -247,9 +258,9 @@ def test_how_far_colours_go(end):
 @pytest.mark.parametrize("channels", [1, 2, 5])
 def test_other_channels_have_brightness_and_contrast_one_by_one(channels):
     image = some_image(channels, deep=True) * 0.5 + 0.2
-    bright = recolored(image, draw_colors(Drawn(True, True, brightness=0.5, saturation=1.0, hue=1.0)))
+    bright = recolor_view(image, draw_colors(Drawn(True, True, brightness=0.5, saturation=1.0, hue=1.0)))
     torch.testing.assert_close(bright, image * 1.2, rtol=0, atol=1e-5)
-    contrast = recolored(image, draw_colors(Drawn(True, True, contrast=-1.0)))
+    contrast = recolor_view(image, draw_colors(Drawn(True, True, contrast=-1.0)))
     means = image.mean((1, 2), keepdim=True)
     torch.testing.assert_close(contrast, means + 0.6 * (image - means), rtol=0, atol=1e-5)
 

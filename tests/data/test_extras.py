@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.data import open_data
-from patchloom.data.formats import IMAGE_SUFFIXES
-from patchloom.data.noticed import noticing
-from patchloom.data.read import Unreadable, decode_image, read_image
+from patchloom.data.conversions import collect_conversions
+from patchloom.data.decode import IMAGE_SUFFIXES, Unreadable, decode_image, read_image
+from patchloom.data.sources.open import open_data
 
 RNG = np.random.default_rng(0)
 GREY = RNG.integers(0, 4096, (9, 14)).astype(np.uint16)
 
 
 def watched_read(path):
-    with noticing() as found:
+    with collect_conversions() as found:
         return read_image(path), found
 
 

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchloom.data import hold_out, open_data, split_for_test
-from patchloom.data.groups import ungrouped
-from patchloom.data.sources.base import Source
-from patchloom.data.splits import choose, pick_groups
+from patchloom.data.source import Source
+from patchloom.data.sources.open import open_data
+from patchloom.data.splits import choose_indices, hold_out, pick_groups, split_for_test, without_groups
 from patchloom.errors import PatchloomError
 
 
@@ -84,7 +83,7 @@ def test_copies_of_held_out_images_stay_out_of_training(films):
 def test_known_images_are_avoided_by_whole_groups(films):
     source = open_data(films, group=r"film(\d)").train
     known = source.contents()[[i for i in range(25) if "film3" not in source.describe(i)][::2]]
-    chosen, _ = choose(source, 6, 0, known)
+    chosen, _ = choose_indices(source, 6, 0, known)
     assert film_of(source.subset(chosen)) == {"film3"}
 
 
@@ -130,7 +129,7 @@ def test_what_cannot_be_meant(films, tmp_path, draw):
     source.groups = np.zeros(25, np.int64)
     with pytest.raises(PatchloomError, match="one group, which no split parts"):
         hold_out(source)
-    assert len(hold_out(ungrouped(source), 0.2)[1]) == 5
+    assert len(hold_out(without_groups(source), 0.2)[1]) == 5
 
 
 def test_when_nothing_would_be_left_to_train_on(draw, tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from patchloom.data.read import Unreadable, _read_jpeg, from_pil, read_image
+from patchloom.data.decode import Unreadable, _read_jpeg, from_pil, read_image
 
 RNG = np.random.default_rng(0)
 RGB = RNG.integers(0, 256, (5, 7, 3), dtype=np.uint8)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.data import open_data
-from patchloom.data.near import group_in_names, near_copies, parted_wholes
+from patchloom.data.near_duplicates import group_in_names, near_copies, parted_wholes
+from patchloom.data.sources.open import open_data
 
 
 def scene(seed: int) -> np.ndarray:

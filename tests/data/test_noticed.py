@@ -8,10 +8,17 @@ import tifffile
 from PIL import Image
 
 from patchloom.check import check
-from patchloom.data import open_data, statistics_of
-from patchloom.data.noticed import SAID, Noticed, notice, noticing, watched
-from patchloom.data.read import decode_image, read_image
-from patchloom.data.survey import survey
+from patchloom.data.conversions import (
+    CONVERSIONS,
+    ConversionCounts,
+    collect_conversions,
+    is_collecting,
+    record_conversion,
+)
+from patchloom.data.decode import decode_image, read_image
+from patchloom.data.scan import survey
+from patchloom.data.sources.open import open_data
+from patchloom.data.stats import statistics_of
 
 RNG = np.random.default_rng(0)
 DATA = RNG.integers(0, 256, (12, 16, 4), dtype=np.uint8)
@@ -84,14 +91,14 @@ KINDS = """plain.png plain.jpg plain.tif opaque.png alpha.png alpha.tif alpha.we
 def test_what_is_noticed(tmp_path, kind):
     path = tmp_path / kind
     expected = save(path, kind)
-    with noticing() as found:
+    with collect_conversions() as found:
         read_image(path)
-    assert found == expected <= set(SAID)
-    with noticing() as found:
+    assert found == expected <= set(CONVERSIONS)
+    with collect_conversions() as found:
         decode_image(path.read_bytes(), "it")
     assert found == expected
-    assert not watched()
-    notice("alpha")  # nobody watches
+    assert not is_collecting()
+    record_conversion("alpha")  # nobody watches
 
 
 def test_a_fourth_band_is_data_unless_the_file_says_alpha(tmp_path):
@@ -114,7 +121,7 @@ def test_an_alpha_channel_after_four_bands_is_laid_over_white_at_any_depth(tmp_p
 
 
 def test_sentences_count_and_name():
-    noticed, more = Noticed(), Noticed()
+    noticed, more = ConversionCounts(), ConversionCounts()
     for i in (7, 3):
         more.add(i, {"alpha"})
     noticed.add(5, {"alpha", "turned"})
@@ -124,12 +131,12 @@ def test_sentences_count_and_name():
         "4 of 10 images have an alpha channel, laid over white (image 3, image 5, image 7, ...)",
         "1 of 10 images is turned, as the EXIF orientation says (image 5)",
     ]
-    assert Noticed().sentences(str, 10) == []
+    assert ConversionCounts().sentences(str, 10) == []
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_survey_notices_and_check_says_it(tmp_path, workers, monkeypatch):
-    monkeypatch.setattr("patchloom.data.survey._EACH", 2)
+    monkeypatch.setattr("patchloom.data.scan._EACH", 2)
     for name in ("turned.jpg", "alpha.png", "cmyk.jpg", "plain.png", "palette.png"):
         save(tmp_path / name, name)
     found = survey(open_data(tmp_path).train, workers=workers)

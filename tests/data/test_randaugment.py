@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.data import RandomCrop, TwoViews
-from patchloom.data.randaugment import RandAugment
+from patchloom.data.augment import RandAugment, RandomCrop, TwoViews
 from patchloom.errors import PatchloomError
 from patchloom.runs.settings import Settings
 from patchloom.runs.task import prepare_task, unknown_stats

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from patchloom.data.read import Unreadable, decode_image, read_image, to_channels
+from patchloom.data.decode import Unreadable, decode_image, read_image, to_channels
 from patchloom.errors import PatchloomError, one_line
 
 RNG = np.random.default_rng(0)

@@ -7,9 +7,10 @@ from fake_cuda import CUDA, fake_cuda
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from patchloom.data import Arriving, Batch, TwoViews, normalize, training_batches
-from patchloom.data.colors import draw_colors, plan_colors, recolor
-from patchloom.data.sources.shapes import Shapes
+from patchloom.data.augment import TwoViews, draw_colors, plan_colors, recolor
+from patchloom.data.loader import Batch, Prefetcher, training_batches
+from patchloom.data.sources.synthetic import Shapes
+from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
 
 
@@ -21,7 +22,7 @@ def made(count, log):
 
 def test_the_next_batch_is_sent_while_the_device_works():
     log = []
-    arriving = Arriving(made(3, log), "cpu")
+    arriving = Prefetcher(made(3, log), "cpu")
     for number in range(3):
         batch = next(arriving)
         log.append(f"step {number}")
@@ -39,7 +40,7 @@ def test_what_goes_wrong_on_the_way_is_told():
         yield from made(1, [])
         raise PatchloomError("no more")
 
-    arriving = Arriving(failing(), "cpu")
+    arriving = Prefetcher(failing(), "cpu")
     next(arriving)
     with pytest.raises(PatchloomError, match="no more"):
         arriving.send()
@@ -78,7 +79,7 @@ def test_only_gpus_get_pinned_memory(monkeypatch):
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("patchloom.data.workers.DataLoader", loader)
-    monkeypatch.setattr("patchloom.data.batches.Arriving", lambda batches, device: batches)
+    monkeypatch.setattr("patchloom.data.loader.Prefetcher", lambda batches, device: batches)
     for device in (None, "cpu", "cuda", torch.device("cuda", 1)):
         next(training_batches(Shapes(8, size=16), TwoViews((16, 16)), 4, 0, 0, 1, device=device))
     assert asked == [False, False, True, True]

@@ -13,14 +13,14 @@ import torch
 from embedding import ROWS, SMALL, SUFFIXES, embed_apart, read
 
 import patchloom
-from patchloom.data import Source, Unreadable
-from patchloom.embed import parts as parts_module
-from patchloom.embed.files import FORMATS, read_chunks
-from patchloom.embed.parts import Parts, PartWriter
-from patchloom.embed.rows import Rows
+from patchloom.data.decode import Unreadable
+from patchloom.data.source import Source
+from patchloom.embed import chunks as parts_module
+from patchloom.embed.chunks import PartWriter, Rows, VectorParts
+from patchloom.embed.formats import FORMATS, read_chunks
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.passes import each_batch
-from patchloom.nets.weights import load_encoder
+from patchloom.evaluate.features import each_batch
+from patchloom.nets.checkpoints.format import load_encoder_file
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -43,7 +43,7 @@ def test_what_is_there_is_not_computed_again(tiny: Path, photos: Path, tmp_path:
     there = sorted((tmp_path / "f.npz.parts").glob("*-*.safetensors"))
     assert 1 < len(there) < 6
     read_again: list[str] = []
-    monkeypatch.setattr(parts_module.Parts, "write", _recorded(parts_module.Parts.write, read_again))
+    monkeypatch.setattr(parts_module.VectorParts, "write", _recorded(parts_module.VectorParts.write, read_again))
     patchloom.embed(tiny, photos, to=tmp_path / "f.npz", **SMALL)
     assert len(read_again) == 6 - len(there) and not {path.name for path in there} & {*read_again}
     done = min(26, ROWS * len(there))
@@ -73,7 +73,7 @@ def test_parts_of_another_command_are_left_alone(tiny: Path, photos: Path, tmp_p
 
 def test_two_at_once(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(parts_module, "_WAIT", 0.01)
-    of_another = Parts(tmp_path / "f.npz", {"all": _Few(4, ())}, (2,), np.dtype(np.float32), 4)
+    of_another = VectorParts(tmp_path / "f.npz", {"all": _Few(4, ())}, (2,), np.dtype(np.float32), 4)
     with of_another.locked():
         with pytest.raises(PatchloomError, match="another process is writing .*f.npz.parts: wait for its end"):
             patchloom.embed(tiny, photos, to=tmp_path / "f.npz", **SMALL)
@@ -101,7 +101,7 @@ class _Few(Source):
 
 def test_nothing_readable_is_left(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Where a pass goes on amid images none of which can be read, the file is as if it had not been stopped."""
-    from patchloom.data import Data
+    from patchloom.data.source import Data
     from patchloom.evaluate import settings
 
     few = _Few(30, (*range(3, 11), *range(20, 30)))  # parts without any, in the middle and at the end
@@ -131,7 +131,7 @@ def test_nothing_readable_is_left(tiny: Path, tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_pass_holds_a_batch_or_two(tiny: Path):
-    vit, card = load_encoder(tiny)
+    vit, card = load_encoder_file(tiny)
     alive: list[weakref.ref] = []
     most = 0
 
@@ -153,7 +153,7 @@ def test_memory_does_not_grow_with_the_images(tmp_path: Path, suffix: str, monke
     monkeypatch.setattr(parts_module, "_ROWS", 1024)
     n, width, batch = 20 * 1024, 256, 256
     source = _Few(n, ())
-    parts = Parts(tmp_path / f"f{suffix}", {"all": source}, (width,), np.dtype(np.float32), batch)
+    parts = VectorParts(tmp_path / f"f{suffix}", {"all": source}, (width,), np.dtype(np.float32), batch)
     parts.folder.mkdir()
     arrow = pyarrow.total_allocated_bytes()
     rows_in_arrow = 0

@@ -17,14 +17,15 @@ from swins import spec_of, swin
 
 import patchloom
 from patchloom.cli import main
-from patchloom.data import Data, open_data
-from patchloom.embed import making, plan
+from patchloom.data.source import Data
+from patchloom.data.sources.open import open_data
+from patchloom.embed import embed
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import extract, settings
+from patchloom.evaluate import settings
+from patchloom.evaluate.features import extract
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.extra_modules import save_extra_module
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder, save_extra_module
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def whole(tiny: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 def expected(encoder: Path, photos: Path, **options) -> dict[str, np.ndarray]:
     """Features of training and test images, one behind the other, as the evaluations take them."""
-    vit, card = load_encoder(encoder)
+    vit, card = load_encoder_file(encoder)
     data = open_data(photos)
     each = [extract(vit, card, one, device="cpu", batch_size=4, **options) for one in (data.train, data.test)]
     return {name: torch.cat([one.tokens[name] for one in each]).numpy() for name in each[0].tokens}
@@ -98,7 +99,7 @@ def test_tokens_and_layers(tiny: Path, photos: Path, tmp_path: Path):
 
 def test_class_token_and_registers_of_any_layer(tiny: Path, photos: Path, tmp_path: Path):
     spec = EncoderSpec("nano", (8, 8), 2, channels=1, options={"depth": 2, "embed_dim": 16, "reg_tokens": 2})
-    vit, card, path = build_encoder(spec).eval(), load_encoder(tiny)[1], tmp_path / "registers.safetensors"
+    vit, card, path = build_encoder(spec).eval(), load_encoder_file(tiny)[1], tmp_path / "registers.safetensors"
     save_encoder(vit, replace(card, spec=spec), path)
     image = (open_data(photos).test.read(9).float()[None] / 255 - card.mean[0]) / card.std[0]
     whole = vit.forward_features(image)[0, :3].mean(0).detach()
@@ -116,7 +117,7 @@ def test_patch_tokens_are_timms_in_every_format(tiny: Path, photos: Path, tmp_pa
     patchloom.embed(tiny, photos, to=tmp_path / f"f{suffix}", pooling="patches", dtype="float16", **SMALL)
     found = read(tmp_path / f"f{suffix}")
     assert found.vectors.shape == (35, 16, 16) and found.vectors.dtype == np.float16
-    vit, card = load_encoder(tiny)
+    vit, card = load_encoder_file(tiny)
     image = open_data(photos).test.read(9).float()[None] / 255
     tokens = vit.forward_features((image - card.mean[0]) / card.std[0])[0, 1:]
     np.testing.assert_allclose(found.vectors[-1], tokens.detach().numpy(), atol=2e-3)
@@ -136,7 +137,7 @@ def test_a_swin_has_stages(photos: Path, tmp_path: Path):
 
 
 def test_an_instance_head(tiny: Path, photos: Path, tmp_path: Path):
-    vit, card = load_encoder(tiny)
+    vit, card = load_encoder_file(tiny)
     save_encoder(vit, replace(card, extra_modules={"instance_head": "pooling"}), tmp_path / "encoder.safetensors")
     head = InstanceHead(16, 2).eval()
     save_extra_module(head, tmp_path / "instance_head.safetensors")
@@ -217,7 +218,7 @@ def test_a_file_of_another_card_is_left_alone(whole, tiny: Path, photos: Path, t
             patchloom.embed(tiny, photos, to=whole[suffix], **SMALL | options)
     with pytest.raises(PatchloomError, match="made with another data name, data splits and data fingerprint"):
         patchloom.embed(tiny, photos / "test", to=whole[suffix], **SMALL)
-    vit, card = load_encoder(tiny)
+    vit, card = load_encoder_file(tiny)
     vit.norm.bias.data += 1
     save_encoder(vit, card, tmp_path / "other.safetensors")
     with pytest.raises(PatchloomError, match="made with another encoder weights_sha256"):
@@ -260,14 +261,14 @@ def test_refusals(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.
     refused("--top must be 1 or more, not 0", top=0)
     refused("--batch_size must be 1 or more, not 0", batch_size=0)
     refused("--pooling cannot be max: it takes mean, class", pooling="max")
-    monkeypatch.setattr(plan.shutil, "disk_usage", lambda folder: type("", (), {"free": 100})())
+    monkeypatch.setattr(embed.shutil, "disk_usage", lambda folder: type("", (), {"free": 100})())
     refused("needs about 0.0 MB while it is made, and .* has 0.0 MB free: make room")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     refused(r"Parquet is written by pyarrow: pip install 'pyarrow", to=tmp_path / "f.parquet")
 
 
 def test_numbers_that_float16_cannot_hold(tiny: Path, photos: Path, tmp_path: Path):
-    vit, card = load_encoder(tiny)
+    vit, card = load_encoder_file(tiny)
     vit.norm.weight.data *= 1e6
     save_encoder(vit, card, tmp_path / "large.safetensors")
     with pytest.raises(PatchloomError, match="beyond 65,504, which float16 cannot hold: leave out --dtype"):
@@ -276,7 +277,7 @@ def test_numbers_that_float16_cannot_hold(tiny: Path, photos: Path, tmp_path: Pa
 
 
 def test_images_that_change_meanwhile(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(making, "fingerprints", lambda sources: {"train": "1", "test": "2"})
+    monkeypatch.setattr(embed, "fingerprints", lambda sources: {"train": "1", "test": "2"})
     with pytest.raises(PatchloomError, match="has changed while its images were read: remove .*f.npz.parts"):
         made(tmp_path, tiny, photos)
     assert not (tmp_path / "f.npz").exists()

@@ -6,10 +6,11 @@ import pytest
 import torch
 from threads import one_thread
 
-from patchloom.data import Data, Source, open_data
+from patchloom.data.source import Data, Source
+from patchloom.data.sources.open import open_data
 from patchloom.evaluate import features, settings
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.weights import EncoderCard, save_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 
 one_thread = pytest.fixture(autouse=True, scope="package")(one_thread)
 

@@ -3,11 +3,11 @@
 import torch
 from torch import nn
 
-from patchloom.data import open_data
-from patchloom.evaluate import EvalSettings
-from patchloom.evaluate.best_epoch import BestEpoch, Score, score_of
-from patchloom.evaluate.pace import TimeLeft
+from patchloom.data.sources.open import open_data
+from patchloom.evaluate.eta import TimeLeft
 from patchloom.evaluate.recipes import Recipe
+from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.trainer import BestEpoch, EpochScore, score_of
 from patchloom.evaluate.training import Training
 
 
@@ -16,7 +16,7 @@ def _told(best: BestEpoch, scores: list[tuple[float, float]], model: nn.Module) 
     for number, (accuracy, loss) in enumerate(scores, start=1):
         with torch.no_grad():
             model.weight.fill_(number)
-        best.compare(number * best.every, Score(accuracy, -loss), model)
+        best.compare(number * best.every, EpochScore(accuracy, -loss), model)
         ended.append(best.hopeless(number * best.every))
     return ended
 
@@ -53,15 +53,15 @@ def test_a_score_is_accuracy_and_then_loss() -> None:
 
 def test_validation_images_are_not_trained_on(tiny_encoder, monkeypatch) -> None:
     from patchloom.evaluate.classifier import Classifier
-    from patchloom.nets.weights import load_encoder
+    from patchloom.nets.checkpoints.format import load_encoder_file
 
-    vit, card = load_encoder(tiny_encoder)
+    vit, card = load_encoder_file(tiny_encoder)
     source = open_data("digits").train.subset(range(60))
     recipe = Recipe(epochs=2, warmup_epochs=0, batch=10, randaugment=0, mixup=0, cutmix=0, validation=0.25)
     settings = EvalSettings(device="cpu", cache=False)
     training = Training(Classifier(vit, 10, "mean"), source, recipe, card.mean, card.std, settings)
     validated: list[int] = []
-    monkeypatch.setattr(training, "_validated", lambda: validated.append(training.step) or Score(0.5, -1.0))
+    monkeypatch.setattr(training, "_validated", lambda: validated.append(training.step) or EpochScore(0.5, -1.0))
     trained = training.run("tiny", TimeLeft(training.steps))
     held, rest = set(training.held.indices.tolist()), set(training.source.indices.tolist())
     assert len(held) == 15 and len(rest) == 45 and not held & rest

@@ -13,14 +13,17 @@ from PIL import Image
 from safetensors.torch import save
 
 from patchloom.cli import main
-from patchloom.data import Source, open_data
+from patchloom.data.source import Source
 from patchloom.data.sources.builtin import Torchvision
-from patchloom.evaluate import EvalSettings, ImageFeatures, cache, evaluate
-from patchloom.evaluate.cache import about_encoder, cache_folder, remembered
+from patchloom.data.sources.open import open_data
+from patchloom.evaluate import features
+from patchloom.evaluate.features import ImageFeatures, about_encoder, cache_folder, load_or_extract
 from patchloom.evaluate.frozen import extractors
+from patchloom.evaluate.protocols import evaluate
+from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.weights import EncoderCard, load_encoder
 
 DIGITS = open_data("digits").train
 SMALL = {"depth": 1, "embed_dim": 32, "num_heads": 2}
@@ -35,7 +38,7 @@ def _made(source: Source, value: float = 1.0) -> ImageFeatures:
 
 def _passes(about: str, source: Source, times: int = 2) -> list[bool]:
     """For each of some calls, whether it needed a pass."""
-    return [not remembered((about,), source, _made).cached for _ in range(times)]
+    return [not load_or_extract((about,), source, _made).cached for _ in range(times)]
 
 
 def test_probes_of_one_encoder_cost_one_pass(
@@ -57,7 +60,7 @@ def test_probes_of_one_encoder_cost_one_pass(
 
 
 def test_what_is_kept_is_what_was_taken(tiny_encoder: Path) -> None:
-    vit, card = load_encoder(tiny_encoder)
+    vit, card = load_encoder_file(tiny_encoder)
     some = DIGITS.subset(range(30))
     for layers in (False, True):
         for (_, fresh, _), (_, again, _), (_, anew, _) in zip(
@@ -163,12 +166,12 @@ def test_other_images_are_another_key(tmp_path: Path) -> None:
 
 def test_labels_are_the_datas_own(tiny_encoder: Path) -> None:
     some = DIGITS.subset(range(10))
-    assert remembered(("x",), some, _made).labels.tolist() == DIGITS.labels[:10].tolist()
+    assert load_or_extract(("x",), some, _made).labels.tolist() == DIGITS.labels[:10].tolist()
     some.labels = some.labels[::-1].copy()
-    found = remembered(("x",), some, _made)
+    found = load_or_extract(("x",), some, _made)
     assert found.cached and found.labels.tolist() == DIGITS.labels[:10][::-1].tolist()
     some.labels = np.where(np.arange(10) < 5, some.labels, -1)  # only those that have one are measured
-    assert [len(remembered(("x",), some, _made).labels), _passes("x", some)[0]] == [5, False]
+    assert [len(load_or_extract(("x",), some, _made).labels), _passes("x", some)[0]] == [5, False]
 
 
 def test_torchvision_sets_are_told_apart_by_their_pixels(tmp_path: Path) -> None:
@@ -225,7 +228,7 @@ def test_the_oldest_go_when_the_room_is_full(empty_cache: Path, monkeypatch: pyt
     assert _passes("x", some[0], 1) == [True]
     (first,) = empty_cache.iterdir()
     size = first.stat().st_size
-    monkeypatch.setattr(cache, "MAX_BYTES", 2 * size)
+    monkeypatch.setattr(features, "MAX_BYTES", 2 * size)
     assert _passes("x", some[1], 1) == [True]
     for age, path in enumerate(sorted(empty_cache.iterdir(), key=lambda path: path == first)):
         os.utime(path, (1000 - age, 1000 - age))
@@ -236,7 +239,7 @@ def test_the_oldest_go_when_the_room_is_full(empty_cache: Path, monkeypatch: pyt
     assert _passes("x", some[2], 1) == [True]
     assert not half.exists() and len(list(empty_cache.iterdir())) == 2
     assert _passes("x", some[0], 1) == [False] and _passes("x", some[1], 1) == [True]
-    monkeypatch.setattr(cache, "MAX_BYTES", 10)  # more than all the room is not cached
+    monkeypatch.setattr(features, "MAX_BYTES", 10)  # more than all the room is not cached
     before = set(empty_cache.iterdir())
     assert _passes("x", some[3]) == [True, True] and set(empty_cache.iterdir()) == before
 
@@ -250,7 +253,7 @@ def test_processes_at_once_do_not_disturb_one_another(empty_cache: Path) -> None
 
 
 def _one_of_many(_: int) -> float:
-    return remembered(("x",), DIGITS.subset(range(400)), _made).tokens["mean"].sum().item()
+    return load_or_extract(("x",), DIGITS.subset(range(400)), _made).tokens["mean"].sum().item()
 
 
 def test_a_cache_that_cannot_be_written_costs_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from patchloom.evaluate.places import place_in_run
+from patchloom.evaluate.settings import place_in_run
 
 
 @pytest.mark.parametrize("data", ["a/yes,tones", ["a/yes", "tones"], [Path("a/yes"), "tones"]])

@@ -6,9 +6,9 @@ from torch import nn
 
 from patchloom.evaluate.classifier import Classifier, Pool, fresh_blocks
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.nets.finetune import Variant, with_variant
 from patchloom.nets.heads import InstanceHead, mlp
-from patchloom.nets.variants import Variant, vary
-from patchloom.nets.weights import EncoderCard
 
 SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
 WEIGHT_DECAY = 0.05
@@ -65,14 +65,14 @@ def encoder(**changes) -> tuple:
 )
 def test_every_form_of_positions(had: str, variant: Variant, positions: dict, pooling: Pool) -> None:
     vit, card = encoder(positions=had)
-    assert rates(Classifier(vary(vit, card, variant), 5, pooling)) == EVERYWHERE | CLASS | positions
+    assert rates(Classifier(with_variant(vit, card, variant), 5, pooling)) == EVERYWHERE | CLASS | positions
 
 
 def test_tokens() -> None:
     assert rates(Classifier(encoder(options={"class_token": False})[0], 5, "mean")) == EVERYWHERE
     assert rates(Classifier(encoder(options={"reg_tokens": 2})[0], 5, "mean")) == EVERYWHERE | CLASS | REGISTERS
     without, card = encoder(options={"class_token": False})
-    assert rates(Classifier(vary(without, card, class_token=True), 5, "class")) == EVERYWHERE | CLASS
+    assert rates(Classifier(with_variant(without, card, class_token=True), 5, "class")) == EVERYWHERE | CLASS
 
 
 def test_a_norm_after_the_pooling_is_the_top_and_takes_no_layer_of_its_own() -> None:

@@ -7,12 +7,14 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom import machine
 from patchloom.cli import main
-from patchloom.data import open_data
+from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import EvalSettings, evaluate, settings
-from patchloom.machine import cores
+from patchloom.evaluate import settings
+from patchloom.evaluate.protocols import evaluate
+from patchloom.evaluate.settings import EvalSettings
+from patchloom.system import hardware
+from patchloom.system.hardware import cores
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -112,5 +114,5 @@ def test_the_command_line_tells_what_auto_became(tiny_encoder: Path, capsys: pyt
 
 
 def test_a_single_core_is_told_without_a_plural() -> None:
-    assert machine.workers("cpu", machine.Cores(1), least=1) == (1, "there is one core")
-    assert machine.workers("cuda", machine.Cores(1))[0] == 1
+    assert hardware.choose_workers("cpu", hardware.Cores(1), least=1) == (1, "there is one core")
+    assert hardware.choose_workers("cuda", hardware.Cores(1))[0] == 1

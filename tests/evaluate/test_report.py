@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from patchloom.evaluate.report import Report, Row, compared
-from patchloom.verdict import Claim
+from patchloom.claims import Claim
+from patchloom.evaluate.results import Report, Row, compare_rows
 
 NAME = "runs/a-very-long-name-of-a-run-that-someone-chose/encoder.safetensors"
 
@@ -70,7 +70,7 @@ def test_the_paired_interval_decides_what_is_claimed() -> None:
     rows = {share: Row.of_images("x", "-", "knn", {}, _right(share)) for share in (0.5, 0.51, 0.6)}
 
     def claim(one: Row, other: Row, trained: bool = False) -> Claim:
-        return compared([one], [other], trained).claim
+        return compare_rows([one], [other], trained).claim
 
     # 2 images of 200 more, and none fewer: their separate intervals are 14 points wide, and the paired one is not
     assert claim(rows[0.51], rows[0.5]) is Claim.NONE

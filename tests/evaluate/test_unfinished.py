@@ -13,15 +13,19 @@ import torch
 from forked import server
 from tuning import OPTIONS, left, tune
 
-from patchloom.data import open_data
+from patchloom.data.sources.open import open_data
 from patchloom.errors import Stopped
-from patchloom.evaluate import EvalSettings, evaluate, unfinished
+from patchloom.evaluate import trainer
 from patchloom.evaluate.classifier import Classifier
-from patchloom.evaluate.protocols import finetune as _  # noqa: F401
+from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.recipes import Recipe
+from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.training import Training
-from patchloom.files import cache_root
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.runs import checkpoint
+from patchloom.system.files import cache_root
+
+# noqa: F401
 
 
 def _run(tiny: Path, folder: Path) -> Path:
@@ -77,7 +81,7 @@ def test_ctrl_c_ends_it_after_a_step_and_the_same_command_goes_on(tiny_encoder, 
 
 def test_another_training_does_not_go_on_with_it(tiny_encoder, tmp_path, monkeypatch, capsys) -> None:
     run = _run(tiny_encoder, tmp_path / "run")
-    monkeypatch.setattr(unfinished, "_SAVE_EVERY", 0.0)
+    monkeypatch.setattr(trainer, "_SAVE_EVERY", 0.0)
     step = Training._step
 
     def stopped(self, number, batch):
@@ -115,13 +119,13 @@ def test_heads_pixels_and_groups_decide_too() -> None:
 
 def test_nothing_is_kept_without_a_cache_or_for_ever(tiny_encoder, tmp_path, monkeypatch) -> None:
     run = _run(tiny_encoder, tmp_path / "run")
-    monkeypatch.setattr(unfinished, "_SAVE_EVERY", 0.0)
+    monkeypatch.setattr(trainer, "_SAVE_EVERY", 0.0)
     old = cache_root() / "trainings" / "old"
     old.mkdir(parents=True)
     month = time.time() - 31 * 86_400
     os.utime(old, (month, month))
     saved = []
-    monkeypatch.setattr(unfinished.Checkpoints, "save", lambda self, *given: saved.append(given))
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", lambda self, *given: saved.append(given))
     evaluate("finetune", run, "digits", **OPTIONS | {"cache": False, "control": False})
     assert not saved and old.exists()
     evaluate("finetune", run, "digits", **OPTIONS | {"control": False})

@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import RepoUrl
 
 from patchloom.errors import PatchloomError
-from patchloom.export import push as pushing
+from patchloom.export import to_hub as pushing
 
 FILES = ("config.json", "README.md")
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from patchloom.errors import PatchloomError
-from patchloom.export import export
+from patchloom.export.export import export
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ def test_a_missing_extra_is_a_sentence(to, library, monkeypatch):
 
 @pytest.mark.parametrize("to", ["hf", "onnx"])
 def test_recordings_go_to_timm_alone(to, tmp_path):
+    from patchloom.audio.config import Sound
     from patchloom.nets.build import EncoderSpec, build_encoder
-    from patchloom.nets.weights import EncoderCard, save_encoder
-    from patchloom.sound import Sound
+    from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 
     sound = Sound()
     spec = EncoderSpec("nano", sound.size, (sound.bins, 1), 1, options={"embed_dim": 32, "depth": 1})

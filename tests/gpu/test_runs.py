@@ -12,7 +12,7 @@ from sweep import asked_of
 
 from patchloom import load_encoder
 from patchloom.cli import main
-from patchloom.machine import compile_gain
+from patchloom.system.hardware import compile_gain
 from patchloom.tasks import TASKS
 from patchloom.train.step import Stepper
 

@@ -7,14 +7,14 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from patchloom.look import confusion
-from patchloom.look.confusion import draw_confusion
+from patchloom.look import charts
+from patchloom.look.charts import draw_confusion
 
 
 def _texts(monkeypatch: pytest.MonkeyPatch, counts: np.ndarray, names: list[str], out: Path) -> Figure:
     """The figure that is written."""
-    kept, write = [], confusion.write_figure
-    monkeypatch.setattr(confusion, "write_figure", lambda figure, out: kept.append(figure) or write(figure, out))
+    kept, write = [], charts.write_figure
+    monkeypatch.setattr(charts, "write_figure", lambda figure, out: kept.append(figure) or write(figure, out))
     assert draw_confusion(counts, names, "title", "caption", out) == out
     return kept[0]
 

@@ -10,8 +10,15 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from patchloom.errors import PatchloomError
-from patchloom.look import draw_curves
-from patchloom.look.curves import LABEL_GAP, draw_panel, moved_apart, panel_of, read_metrics, smoothed_values
+from patchloom.look.charts import (
+    LABEL_GAP,
+    draw_curves,
+    draw_panel,
+    panel_of,
+    read_metrics,
+    smoothed_values,
+    spread_labels,
+)
 
 NAMES = [
     "step", "epoch", "images", "loss", "lr", "seconds", "position_accuracy", "held_out", "baseline:chance",
@@ -119,9 +126,9 @@ def test_lines_are_named_with_their_last_values(tmp_path):
 
 
 def test_labels_do_not_touch():
-    assert moved_apart([0.1, 0.5, 0.9], 0.1) == [0.1, 0.5, 0.9]
+    assert spread_labels([0.1, 0.5, 0.9], 0.1) == [0.1, 0.5, 0.9]
     for crowd in ([0.5, 0.5, 0.51], [0.1, 0.12, 0.19, 0.2, 0.9]):
-        moved = moved_apart(crowd, LABEL_GAP)
+        moved = spread_labels(crowd, LABEL_GAP)
         assert len(moved) == len(crowd)
         assert np.diff(moved).min() >= LABEL_GAP - 1e-9
         assert np.mean(moved) == pytest.approx(np.mean(crowd))

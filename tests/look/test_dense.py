@@ -7,16 +7,17 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.data.annotated.base import IGNORED, Objects
-from patchloom.look import dense
-from patchloom.look.boxes import draw_boxes
-from patchloom.look.class_colours import class_colours, ink_on
-from patchloom.look.dense import (
+from patchloom.dense import pictures
+from patchloom.dense.annotations.base import IGNORED, Objects
+from patchloom.dense.pictures import (
     BoxRow,
     MapRow,
+    class_colours,
     detection_picture,
+    draw_boxes,
     draw_label_map,
     draw_objects,
+    ink_on,
     segmentation_picture,
 )
 
@@ -80,7 +81,7 @@ def test_images_of_any_channels_and_depth_are_drawn(channels, tmp_path):
 def test_a_picture_of_large_images_is_no_large_file(tmp_path, monkeypatch):
     row = MapRow(torch.randint(0, 256, (3, 300, 300)).byte(), None, torch.randint(0, 3, (300, 300)).short(), "noise")
     large = segmentation_picture([row], CLASSES, tmp_path / "maps.png").stat().st_size
-    monkeypatch.setattr(dense, "MOST_BYTES", large // 2)
+    monkeypatch.setattr(pictures, "MOST_BYTES", large // 2)
     assert segmentation_picture([row], CLASSES, tmp_path / "maps.png").stat().st_size <= large // 2
 
 

@@ -9,12 +9,12 @@ from killing import SMALL, draw_images
 from PIL import Image
 
 from patchloom.cli import main
-from patchloom.look import pictures
+from patchloom.look import image_grid, pictures
+from patchloom.look.image_grid import FRAME_GREY
 from patchloom.look.pictures import title_of
-from patchloom.look.sheets import FRAME_GREY
-from patchloom.questions.measure import Measure
+from patchloom.questions.question import Measure
 from patchloom.runs.settings import Settings
-from patchloom.train.pretrain import pretrain
+from patchloom.train.loop import pretrain
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -65,7 +65,7 @@ def rows_of(path) -> int:
 
 
 def test_four_images_are_four_rows(run, tmp_path, monkeypatch, capsys):
-    titles, draw = [], pictures.draw_sheet
+    titles, draw = [], image_grid.draw_sheet
     monkeypatch.setattr(pictures, "draw_sheet", lambda *given: titles.append(given[4]) or draw(*given))
     assert main(["look", str(run), "--images", "4", "--out", str(tmp_path)]) == 0
     drawn = capsys.readouterr().out.split()

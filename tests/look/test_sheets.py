@@ -11,9 +11,23 @@ from tiling import tiles
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.look import draw_sheet, sheets
-from patchloom.look.hatching import EMPTY, HATCHES, WRONG, hatch, wrap_keys
-from patchloom.look.sheets import FRAME_GREY, MOST_BYTES, Title, channels_shown, font, tile_size, widest_word, wrap
+from patchloom.look import image_grid
+from patchloom.look.image_grid import (
+    EMPTY_MARK,
+    FRAME_GREY,
+    HATCHES,
+    MOST_BYTES,
+    WRONG_MARK,
+    Title,
+    channels_shown,
+    draw_sheet,
+    font,
+    hatch,
+    tile_size,
+    widest_word,
+    wrap,
+    wrap_keys,
+)
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
@@ -47,32 +61,32 @@ def test_colours_come_back_and_what_is_empty_or_wrong_is_hatched(tmp_path):
         assert original.shape == drawn.shape == (160, 160, 3)
         assert np.abs(original.astype(int) - colour).max() <= 1
         assert np.abs(drawn[:80, 80:].astype(int) - colour).max() <= 1
-        assert (drawn[:80, :80] == hatch(EMPTY, 160, 160)[:80, :80]).all()
-        assert (drawn[80:, 80:] == hatch(WRONG, 160, 160)[80:, 80:]).all()
+        assert (drawn[:80, :80] == hatch(EMPTY_MARK, 160, 160)[:80, :80]).all()
+        assert (drawn[80:, 80:] == hatch(WRONG_MARK, 160, 160)[80:, 80:]).all()
     for mark, colours in HATCHES.items():
         shown = {tuple(colour) for colour in hatch(mark, 40, 40).reshape(-1, 3).tolist()}
         assert shown == set(colours) and not shown & {(0, 0, 0), (255, 255, 255)}
 
 
 def test_the_legend_names_what_is_hatched_and_nothing_else(tmp_path, monkeypatch):
-    legends, real = [], sheets.lay_out
+    legends, real = [], image_grid.lay_out
 
     def noted(*given):
         legends.append(given[-1])
         return real(*given)
 
-    monkeypatch.setattr(sheets, "lay_out", noted)
+    monkeypatch.setattr(image_grid, "lay_out", noted)
     images = torch.zeros(1, 3, 8, 8)
     bare = draw(tmp_path, {"a": images})
     images[:, :, :2] = torch.nan
     keyed = draw(tmp_path, {"a": images})
     images[:, :, 4:] = torch.inf
     draw(tmp_path, {"a": images})
-    assert legends == [{}, {EMPTY: "masked"}, {EMPTY: "masked", WRONG: "placed wrongly"}]
+    assert legends == [{}, {EMPTY_MARK: "masked"}, {EMPTY_MARK: "masked", WRONG_MARK: "placed wrongly"}]
     assert len(keyed) > len(bare)  # a line for it
     face = font(15)
-    assert [len(line) for line in wrap_keys({EMPTY: "x" * 20, WRONG: "y" * 20}, face, 300)] == [1, 1]
-    assert [len(line) for line in wrap_keys({EMPTY: "x", WRONG: "y"}, face, 300)] == [2]
+    assert [len(line) for line in wrap_keys({EMPTY_MARK: "x" * 20, WRONG_MARK: "y" * 20}, face, 300)] == [1, 1]
+    assert [len(line) for line in wrap_keys({EMPTY_MARK: "x", WRONG_MARK: "y"}, face, 300)] == [2]
 
 
 def test_a_title_stands_above_and_is_never_cut(tmp_path):
@@ -98,9 +112,9 @@ def test_values_beyond_the_colours_are_clamped(tmp_path):
 @pytest.fixture
 def captions(monkeypatch):
     """What is written beneath the sheets that are drawn."""
-    found, real = [], sheets.lay_out
+    found, real = [], image_grid.lay_out
     monkeypatch.setattr(
-        sheets,
+        image_grid,
         "lay_out",
         lambda pixels, marks, caption, *more: found.append(caption) or real(pixels, marks, caption, *more),
     )
@@ -110,8 +124,8 @@ def captions(monkeypatch):
 @pytest.mark.parametrize("channels", [1, 3, 5])
 def test_dark_images_are_drawn_brighter_and_the_caption_says_so(tmp_path, captions, monkeypatch, channels):
     """Of 16 bits, 300 levels are used: all of them are told apart as far as 256 colours can."""
-    drawn, real = [], sheets.to_pixels
-    monkeypatch.setattr(sheets, "to_pixels", lambda *given: drawn.append(real(*given)) or drawn[-1])
+    drawn, real = [], image_grid.to_pixels
+    monkeypatch.setattr(image_grid, "to_pixels", lambda *given: drawn.append(real(*given)) or drawn[-1])
     levels = torch.linspace(0, 300, 32 * 32).round().view(1, 1, 32, 32).expand(2, channels, -1, -1) / 65535
     original = (levels - 0.002) / 0.001
     marked = original.clone()
@@ -148,7 +162,7 @@ def test_black_images_are_black(tmp_path, captions):
     assert (tile <= 1).all()
     nothing = torch.full((1, 3, 8, 8), float("nan"))
     ((tile,),) = tiles(draw(tmp_path, {"given": nothing}))
-    assert (tile == hatch(EMPTY, 160, 160)).all()
+    assert (tile == hatch(EMPTY_MARK, 160, 160)).all()
 
 
 def test_every_pixel_of_a_small_image_is_a_sharp_square(tmp_path):

@@ -10,15 +10,13 @@ from PIL import Image
 from small import seeded, small
 from tiling import tiles
 
-from patchloom.look.hatching import EMPTY, hatch
-from patchloom.look.sheets import draw_sheet
-from patchloom.look.spectrograms import spectrograms
+from patchloom.audio.config import GREY, SIXTH, Sound
+from patchloom.look.context import spectrogram_sheet
+from patchloom.look.image_grid import EMPTY_MARK, draw_sheet, hatch
 from patchloom.nets.geometry import Geometry
-from patchloom.patches.pictures import spread
-from patchloom.questions.position_pictures import frames_sheet
-from patchloom.questions.positions import PositionPrediction
+from patchloom.patches.pictures import fill_holes
+from patchloom.questions.positions import PositionPrediction, frames_sheet
 from patchloom.questions.question import Sheet
-from patchloom.sound import GREY, SIXTH, Sound
 from patchloom.tasks.droppos import DropPos
 from patchloom.tasks.mae import MAE
 from patchloom.tasks.mp3 import MP3
@@ -33,7 +31,7 @@ def test_low_rows_are_at_the_bottom_and_time_runs_to_the_right(tmp_path):
     images[..., 0, :] = 3  # standard deviations
     images[..., 7, :10] = -3
     images[..., 10:12] = torch.nan
-    sheet = spectrograms(Sheet("a", "The pixels.", {"image": images}), SOUND, (GREY,), (SIXTH,))
+    sheet = spectrogram_sheet(Sheet("a", "The pixels.", {"image": images}), SOUND, (GREY,), (SIXTH,))
     assert list(sheet.columns) == ["recording"]
     page = np.asarray(Image.open(draw_sheet(sheet, (0.0,) * 3, (1.0,) * 3, tmp_path)))
     ((tile,),) = tiles(page)
@@ -44,22 +42,22 @@ def test_low_rows_are_at_the_bottom_and_time_runs_to_the_right(tmp_path):
         (h - 8, 20): MAGMA[255], (7, 20): MAGMA[0], (7, w - 20): middle, (60, 20): middle, (60, w - 20): middle
     }.items():  # fmt: skip
         assert np.abs(tile[y, x] - colour).max() <= 2, (y, x)
-    assert (tile[:, 150:180] == hatch(EMPTY, h, w)[:, 150:180]).all()
+    assert (tile[:, 150:180] == hatch(EMPTY_MARK, h, w)[:, 150:180]).all()
     drawn = set(map(tuple, tile[:, :150].reshape(-1, 3).tolist()))
-    assert not drawn & set(map(tuple, hatch(EMPTY, 40, 40).reshape(-1, 3).tolist()))
+    assert not drawn & set(map(tuple, hatch(EMPTY_MARK, 40, 40).reshape(-1, 3).tolist()))
 
 
 def test_the_caption_tells_time_rows_and_colours():
     sheet = Sheet("a", "", {"original": torch.zeros(1, 1, 8, 20)})
     assert "0.22 s, a frame every 10 ms. Bottom to top: coefficients 1 to 8;" in (
-        spectrograms(sheet, SOUND, (GREY,), (SIXTH,)).caption
+        spectrogram_sheet(sheet, SOUND, (GREY,), (SIXTH,)).caption
     )
     bands = replace(SOUND, features="logmel")
-    assert "8 bands from 20 to 8,000 Hz" in spectrograms(sheet, bands, (GREY,), (SIXTH,)).caption
+    assert "8 bands from 20 to 8,000 Hz" in spectrogram_sheet(sheet, bands, (GREY,), (SIXTH,)).caption
 
 
 def test_long_recordings_are_no_stripes():
-    long = spectrograms(Sheet("a", "", {"original": torch.zeros(1, 1, 40, 998)}), SOUND, (GREY,), (SIXTH,))
+    long = spectrogram_sheet(Sheet("a", "", {"original": torch.zeros(1, 1, 40, 998)}), SOUND, (GREY,), (SIXTH,))
     assert long.columns["original"].shape == (1, 3, 120, 998)
 
 
@@ -99,7 +97,7 @@ def test_every_kind_of_task_draws_recordings(task, options, expected):
         (sheet,) = made.draw(torch.randn(3, 1, *SOUND.size), seeded())
         measure = made.measure(torch.randn(3, 1, *SOUND.size), seeded())
     assert list(sheet.columns) == expected and all(len(one) == 3 for one in sheet.columns.values())
-    said = f"{spectrograms(sheet, SOUND, (GREY,), (SIXTH,)).caption} {' '.join(measure.baselines)}"
+    said = f"{spectrogram_sheet(sheet, SOUND, (GREY,), (SIXTH,)).caption} {' '.join(measure.baselines)}"
     assert not {"pixels", "Pixels", "images", "colour"} & set(said.split())
 
 
@@ -107,5 +105,5 @@ def test_holes_between_frames_are_filled_row_by_row():
     """What is blurred along a frame would be no guess of it: its rows are other coefficients."""
     images = torch.tensor([5.0, -5.0])[:, None].expand(1, 1, 2, 9).clone()
     images[..., 3:6] = torch.randn(2, 3)
-    filled = spread(images, (2, 1), torch.tensor([[0, 1, 2, 6, 7, 8]]))
+    filled = fill_holes(images, (2, 1), torch.tensor([[0, 1, 2, 6, 7, 8]]))
     torch.testing.assert_close(filled[0, 0, :, 4], torch.tensor([5.0, -5.0]))

@@ -6,16 +6,16 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
-from patchloom.look import tiles
-from patchloom.look.curves import DPI, STYLE
-from patchloom.look.tiles import Scale, Tile, draw_tiles
+from patchloom.look import image_grid
+from patchloom.look.charts import DPI, STYLE
+from patchloom.look.image_grid import Scale, Tile, draw_tiles
 
 
 @pytest.fixture
 def figures(monkeypatch):
     """The figures that were drawn."""
     seen = []
-    monkeypatch.setattr(tiles, "write_figure", lambda figure, out: seen.append(figure) or out)
+    monkeypatch.setattr(image_grid, "write_figure", lambda figure, out: seen.append(figure) or out)
     return seen
 
 

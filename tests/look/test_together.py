@@ -13,9 +13,8 @@ from PIL import Image
 
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import Report, Row, append_rows
-from patchloom.look.results import lines_of, read_runs, setting_of
-from patchloom.look.together import curves, points_of
+from patchloom.evaluate.results import Report, Row, append_rows
+from patchloom.look.run_curves import draw_run_curves, lines_of, points_of, read_runs, setting_of
 from patchloom.runs.settings import Settings
 
 ASKED = Settings("photos", task={"name": "mp3", "context_mask_ratio": 0.75}, model={"name": "auto"})
@@ -86,7 +85,7 @@ def table(path: Path) -> list[dict[str, str]]:
 
 def test_losses_are_those_of_the_runs_tables(make: Make, drawn: list) -> None:
     one, other = make("a", (2.0, 1.0, 0.5)), make("b", (8.0, 6.0, 6.0, 4.0), task={"name": "mae"}, found=None)
-    picture, points = curves([one, other])
+    picture, points = draw_run_curves([one, other])
     assert (picture, points) == (Path("losses.png"), Path("losses.csv")) and Image.open(picture).width
     rows = table(points)
     assert [(row["run"], row["task"], float(row["epoch"]), float(row["loss"])) for row in rows] == [
@@ -104,7 +103,7 @@ def test_points_are_means_over_seeds_of_what_the_runs_hold(make: Make, drawn: li
         run = make(f"r{ratio}-{seed}", task={"context_mask_ratio": float(ratio)}, seed=seed, found=value)
         add_result(run, "finetune", value / 2, control=0.1, recipe="mae", epochs=5)
         runs.append(run)
-    picture, points = curves(runs, against="context_mask_ratio")
+    picture, points = draw_run_curves(runs, against="context_mask_ratio")
     assert picture.name == "against-task.context_mask_ratio.png" and Image.open(picture).width
     rows = [{**row, "runs": row["runs"].split()} for row in table(points)]
     assert [row["result"] for row in rows] == ["position-accuracy"] * 2 + ["finetune"] * 2
@@ -144,7 +143,7 @@ def test_other_settings_that_differ_give_a_line_each_and_what_auto_became_does_n
     assert (how, control) == ("held-out images", "chance")
     # a setting that has no numbers has places side by side, in the order of the runs
     others = [make("fixed", positions="sincos"), make("learnt", positions="learned")]
-    rows = table(curves(others, against="positions", of="position-accuracy")[1])
+    rows = table(draw_run_curves(others, against="positions", of="position-accuracy")[1])
     assert [row["positions"] for row in rows] == ["sincos", "learned"]
 
 
@@ -170,12 +169,12 @@ def test_results_are_compared_that_were_measured_alike(make: Make) -> None:
             add_result(run, "knn", value + more, k=20, temperature=0.07, seed=seed)
     add_result(b, "finetune", 0.9, recipe="mae", epochs=5, encoder="from scratch")  # --from_scratch has no encoder
     add_result(a, "finetune", 0.8, recipe="mae", epochs=100)
-    rows = table(curves([a, b], against="epochs")[1])
+    rows = table(draw_run_curves([a, b], against="epochs")[1])
     values = {(row["result"], row["epochs"]): float(row["value"]) for row in rows}
     assert values[("finetune", "10")] == pytest.approx(0.4) and values[("finetune", "20")] == pytest.approx(0.5)
     assert values[("linear", "10")] == pytest.approx(0.3) and values[("knn", "20")] == pytest.approx(0.5)
     add_result(a, "finetune", 0.45, recipe="mae", epochs=5)  # measured again
-    (first, _) = table(curves([a, b], against="epochs", of="finetune")[1])
+    (first, _) = table(draw_run_curves([a, b], against="epochs", of="finetune")[1])
     assert float(first["value"]) == pytest.approx(0.45)
 
 
@@ -187,7 +186,7 @@ def test_results_against_a_setting_of_the_evaluation(make: Make, drawn: list) ->
     add_result(a, "finetune", 0.4, recipe="mae", epochs=10)  # measured again
     add_result(a, "finetune", 0.6, recipe="mae", epochs=10, seed=1)
     add_result(a, "finetune", 0.9, recipe="small", epochs=10)  # measured otherwise
-    picture, points = curves(a, against="finetune.epochs")
+    picture, points = draw_run_curves(a, against="finetune.epochs")
     assert picture.name == "against-finetune.epochs.png" and Image.open(picture).width
     rows = table(points)
     assert [(row["finetune.epochs"], float(row["value"]), row["control"]) for row in rows] == [
@@ -196,7 +195,7 @@ def test_results_against_a_setting_of_the_evaluation(make: Make, drawn: list) ->
     assert {row["measured"] for row in rows} == {"labelled, recipe mae, pooling mean"}
     assert [(x, y) for style, x, y in drawn if style == "-"] == [([5, 10, 20], pytest.approx([0.3, 0.5, 0.5]))]
     add_result(b, "finetune", 0.7, recipe="mae", epochs=20)
-    rows = table(curves([a, b], against="finetune.epochs")[1])
+    rows = table(draw_run_curves([a, b], against="finetune.epochs")[1])
     assert [(row["line"], row["finetune.epochs"]) for row in rows] == [
         *(("context_mask_ratio 0.75", epochs) for epochs in ("5", "10", "20")), ("context_mask_ratio 0.5", "20"),
     ]  # fmt: skip
@@ -218,7 +217,7 @@ def test_rows_of_one_evaluation_are_a_curve(make: Make) -> None:
         row for row in rows if row.settings["mask_ratio"] == "average" and row.settings["measure"] == "top-1"
     )
     append_rows(a / "results.csv", Report(rows, "", "", quoted, "photos", "f" * 16, 0, 50, date="2026-01-01T00:00:00"))
-    found = table(curves(a, against="positions.mask_ratio")[1])
+    found = table(draw_run_curves(a, against="positions.mask_ratio")[1])
     assert [float(row["positions.mask_ratio"]) for row in found] == [0, 0.5]
     assert [float(row["value"]) for row in found] == pytest.approx([0.3, 0.55])
     assert [float(row["control_value"]) for row in found] == pytest.approx([0.1, 0.35])
@@ -244,7 +243,7 @@ def test_knn_over_the_epochs_of_training(make: Make, drawn: list) -> None:
     assert "a measured no knn in its training, which takes labels: leave it out" in refused([a, b], of="knn")
     for run, values in ((a, (0.1, 0.3)), (b, (0.2, 0.4))):
         (run / "metrics.csv").write_text("epoch,loss,knn\n" + "".join(f"{i},,{v}\n" for i, v in enumerate(values)))
-    picture, points = curves([a, b], of="knn")
+    picture, points = draw_run_curves([a, b], of="knn")
     assert (picture.name, points.name) == ("knn.png", "knn.csv") and Image.open(picture).width
     assert [y for _, _, y in drawn] == [[0.1, 0.3], [0.2, 0.4]]
     found = [(row["run"], row["epoch"], float(row["knn"])) for row in table(points)]
@@ -257,14 +256,14 @@ def test_knn_over_the_epochs_of_training(make: Make, drawn: list) -> None:
 
 def test_the_same_runs_give_the_same_bytes_and_out_is_another_folder(make: Make, tmp_path: Path) -> None:
     runs = [make("a", epochs=10), make("b", epochs=20)]
-    first, again = curves(runs, against="epochs", out=tmp_path / "x"), curves(runs, against="epochs")
+    first, again = draw_run_curves(runs, against="epochs", out=tmp_path / "x"), draw_run_curves(runs, against="epochs")
     assert [path.parent for path in first] == [tmp_path / "x"] * 2 and again[0] == Path("against-epochs.png")
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
 
 
 def refused(*given, **options) -> str:
     with pytest.raises(PatchloomError) as said:
-        curves(*given, **options)
+        draw_run_curves(*given, **options)
     assert "\n" not in str(said.value)
     return str(said.value)
 

@@ -8,11 +8,11 @@ import torch
 from killing import SMALL, draw_images
 from PIL import Image
 
+from patchloom.audio.config import Sound
 from patchloom.cli import main
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
-from patchloom.sound import Sound
-from patchloom.train.pretrain import pretrain
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
+from patchloom.train.loop import pretrain
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -104,7 +104,7 @@ def test_all_leaves_out_the_task_of_what_has_none(run, photos, tmp_path, capsys)
 
 
 def test_all_of_what_has_diverged_is_a_failure(run, photos, tmp_path, capsys):
-    vit, card = load_encoder(run)
+    vit, card = load_encoder_file(run)
     torch.nn.init.constant_(vit.patch_embed.proj.weight, torch.nan)
     save_encoder(vit, card, tmp_path / "broken.safetensors")
     assert main(["look", str(tmp_path / "broken.safetensors"), str(photos), "--what", "all"]) == 2

@@ -10,12 +10,16 @@ from torch import nn
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.checkpoints.load import (
+    infer_architecture,
+    inherit,
+    load_bare_module,
+    load_bare_weights,
+    public_shape,
+    read_foreign,
+)
+from patchloom.nets.checkpoints.papers import load_published, recognise
 from patchloom.nets.heads import InstanceHead, Stem
-from patchloom.nets.inherit import inherit
-from patchloom.nets.plain import load_plain, plain_module, public_shape, read_foreign
-from patchloom.nets.public import load_public
-from patchloom.nets.recognise import recognise
-from patchloom.nets.shape import shape_of
 from patchloom.patches.tokens import unpatchify
 from patchloom.runs.checkpoint import restore, tensors_of
 from patchloom.tasks import build_task
@@ -50,7 +54,7 @@ def test_a_whole_task_goes_on(tmp_path, name, prefix):
     saved = {part: state for part, state in oracle.saved().items() if isinstance(state, dict)}
     saved = {part: {prefix + key: value for key, value in state.items()} for part, state in saved.items()}
     path, task = written(tmp_path / "theirs.pth", saved), fitting_task(oracle)
-    done = load_public(task.encoder, path, task=oracle.program.task)
+    done = load_published(task.encoder, path, task=oracle.program.task)
     assert done.foreign.program is oracle.program and not done.missing and not done.resampled and not done.lost
     assert re.search(rf"theirs.pth \(\S+, of {oracle.program.name}\)$", done.source)
     assert inherit(done.foreign, task, True, "theirs.pth") == [BESIDES[name]]
@@ -64,8 +68,8 @@ def test_student_and_teacher_are_told_apart(tmp_path, name):
     oracle = Oracle(name)
     path = written(tmp_path / "theirs.pth", oracle.saved())
     student, teacher = (oracle.encoder(class_token=name == "lut") for _ in range(2))
-    load_public(student, path, task=name)
-    done = load_public(teacher, path, task="mae")
+    load_published(student, path, task=name)
+    done = load_published(teacher, path, task="mae")
     assert done.source.endswith(", its teacher)")
     own = "t.blocks.0.attn.qkv.weight" if name == "lut" else "w.momentum_encoder.blocks.0.attn.qkv.weight"
     assert torch.equal(teacher.state_dict()["blocks.0.attn.qkv.weight"], oracle[own])
@@ -75,7 +79,7 @@ def test_student_and_teacher_are_told_apart(tmp_path, name):
 def test_another_task_leaves_the_rest_and_says_whose_it_is(tmp_path):
     oracle = Oracle("mae")
     path, vit = written(tmp_path / "mae.pth", oracle.saved()), oracle.encoder()
-    done = load_public(vit, path, task="droppos")
+    done = load_published(vit, path, task="droppos")
     task = build_task({"name": "droppos"}, vit)
     before = {name: value.clone() for name, value in task.state_dict().items()}
     said = inherit(done.foreign, task, False, "mae.pth")
@@ -87,7 +91,7 @@ def test_a_decoder_of_other_sizes_is_left_as_a_whole_with_advice(tmp_path):
     oracle = Oracle("droppos_plain")
     path = written(tmp_path / "theirs.pth", oracle.saved())
     vit = oracle.encoder()
-    done = load_public(vit, path, task="droppos")
+    done = load_published(vit, path, task="droppos")
     options = {"decoder_width": 24, "decoder_depth": 2, "decoder_heads": 4, "pixels": True, "pixel_decoder_depth": 2}
     task = build_task({"name": "droppos"} | options, vit)
     before = {name: value.clone() for name, value in task.questions.state_dict().items()}
@@ -105,7 +109,7 @@ def test_a_decoder_of_other_sizes_is_left_as_a_whole_with_advice(tmp_path):
 def test_a_teacher_without_its_students_heads_is_left(tmp_path):
     oracle = Oracle("extrema")
     path, vit = written(tmp_path / "theirs.pth", oracle.saved()), oracle.encoder(class_token=False)
-    done = load_public(vit, path, task="extrema")
+    done = load_published(vit, path, task="extrema")
     task = build_task({"name": "extrema", "head_width": 24, "head_out": 16}, vit)
     taken, left = inherit(done.foreign, task, True, "theirs.pth")
     assert "class attention, teacher's class attention, teacher's encoder" in taken
@@ -121,7 +125,7 @@ def test_a_teacher_that_is_not_there_begins_as_its_student_and_what_is_not_finit
     del saved["model_ema"]
     saved["model"]["predictor.0.weight"] = torch.full_like(oracle["w.predictor.0.weight"], torch.nan)
     task = fitting_task(oracle)
-    done = load_public(task.encoder, written(tmp_path / "theirs.pth", saved), task="lut")
+    done = load_published(task.encoder, written(tmp_path / "theirs.pth", saved), task="lut")
     taken, left = inherit(done.foreign, task, True, "theirs.pth")
     assert left == "Left: prediction (0.weight has values that are not finite floating-point numbers)."
     agreement = task.questions["agreement"]
@@ -133,7 +137,7 @@ def test_a_teacher_that_is_not_there_begins_as_its_student_and_what_is_not_finit
 def test_class_attention_of_another_depth_is_left_with_advice(tmp_path):
     oracle = Oracle("extrema")
     path, vit = written(tmp_path / "theirs.pth", oracle.saved()), oracle.encoder(class_token=False)
-    done = load_public(vit, path, task="extrema")
+    done = load_published(vit, path, task="extrema")
     options = {"head_width": oracle.config["mlp"], "head_out": oracle.config["proj"], "attention_blocks": 1}
     taken, left = inherit(done.foreign, build_task({"name": "extrema"} | options, vit), True, "theirs.pth")
     assert "projection, prediction" in taken and "class attention" not in taken
@@ -168,7 +172,7 @@ def test_dino_and_moco_v3(tmp_path):
         "teacher": moved(teacher.state_dict(), "backbone.") | head,
     }
     vit = ours()
-    done = load_public(vit, written(tmp_path / "dino.pth", full))
+    done = load_published(vit, written(tmp_path / "dino.pth", full))
     assert done.foreign.program.name == "DINO" and "and 1 more (DINO's head)" in done.unexpected[0]
     same(vit, teacher, torch.randn(1, 3, 16, 16))
 
@@ -176,7 +180,7 @@ def test_dino_and_moco_v3(tmp_path):
         teacher.state_dict(), "module.momentum_encoder."
     )
     state |= {"module.predictor.0.weight": torch.zeros(3), "module.base_encoder.head.0.weight": torch.zeros(3)}
-    done = load_public(vit, written(tmp_path / "moco.pth.tar", {"state_dict": state, "arch": "vit_small"}))
+    done = load_published(vit, written(tmp_path / "moco.pth.tar", {"state_dict": state, "arch": "vit_small"}))
     assert done.foreign.program.name == "MoCo v3" and not done.missing
     same(vit, student, torch.randn(1, 3, 16, 16))  # as its authors evaluate it
 
@@ -196,14 +200,14 @@ def test_dinov2_has_scaled_layers_chunks_and_registers_without_positions(tmp_pat
         state = {re.sub(r"blocks\.(\d)\.", r"blocks.\1.\1.", name): value for name, value in state.items()}
     path = written(tmp_path / "dinov2.pth", {"teacher": moved(state, "backbone.")} if chunked else state)
     vit = ours(**options)
-    done = load_public(vit, path)
+    done = load_published(vit, path)
     assert done.foreign.program.name == "DINOv2" and not done.missing
     assert done.unexpected == ("mask_token (for DINOv2's own masks)",)
     same(vit, source, torch.randn(1, 3, 16, 16), 1e-5)
     with_entries = ours(**{name: value for name, value in options.items() if name != "no_embed_class"})
-    load_public(with_entries, path)
+    load_published(with_entries, path)
     same(with_entries, source, torch.randn(1, 3, 16, 16), 1e-5)
-    plain = load_public(ours(**{name: value for name, value in options.items() if name != "init_values"}), path)
+    plain = load_published(ours(**{name: value for name, value in options.items() if name != "init_values"}), path)
     assert len(plain.lost) == 4 and "--model.init_values 1 makes one" in " ".join(plain.sentences())
 
 
@@ -227,7 +231,7 @@ def test_simmim_is_a_start_and_never_evaluated(tmp_path):
     path = written(tmp_path / "simmim.pth", {"model": state, "epoch": 799})
     vit = ours(positions="sincos", init_values=0.1)
     before = vit.pos_embed.clone()
-    done = load_public(vit, path, task="simmim")
+    done = load_published(vit, path, task="simmim")
     assert done.lost == ("rel_pos_bias.relative_position_bias_table",) and torch.equal(vit.pos_embed, before)
     assert done.missing == ("pos_embed",)
     assert done.sentences()[1] == (
@@ -249,7 +253,7 @@ def test_simmim_is_a_start_and_never_evaluated(tmp_path):
     path = written(tmp_path / "wide.pth", {"model": simmim(tiny(init_values=0.1))})
     assert "positions" not in public_shape(path) and public_shape(path)["options"]["init_values"] == 0.1
     with pytest.raises(PatchloomError, match="cannot be evaluated as a plain ViT: it has .*position_bias_table"):
-        load_plain(path)
+        load_bare_weights(path)
 
 
 def test_queries_keys_and_values_apart_become_one(tmp_path):
@@ -261,7 +265,7 @@ def test_queries_keys_and_values_apart_become_one(tmp_path):
         else:
             state[name] = value
     vit = ours()
-    assert not load_public(vit, written(tmp_path / "apart.pth", state)).missing
+    assert not load_published(vit, written(tmp_path / "apart.pth", state)).missing
     same(vit, source, torch.randn(1, 3, 16, 16))
 
 
@@ -285,15 +289,15 @@ def sized(width, depth, patch=16, grid=14, class_token=True, **more):
     ],
 )
 def test_usual_sizes_are_known(state, model, heads, side, options):
-    found = shape_of(state)
+    found = infer_architecture(state)
     assert (found.model, found.heads, found.side, found.options) == (model, heads, side, options)
     assert found.positions == "learned" and found.patch_size == state["patch_embed.proj.weight"].shape[-1]
-    assert shape_of(state | {"pos_embed": torch.zeros(1, 199, found.width)}) is None
-    assert shape_of({name: value for name, value in state.items() if "fc1" not in name}) is None
+    assert infer_architecture(state | {"pos_embed": torch.zeros(1, 199, found.width)}) is None
+    assert infer_architecture({name: value for name, value in state.items() if "fc1" not in name}) is None
 
 
 def test_heads_that_are_not_as_usual():
-    assert shape_of(sized(384, 11)) is None and shape_of(sized(400, 12)) is None
+    assert infer_architecture(sized(384, 11)) is None and infer_architecture(sized(400, 12)) is None
     moco = recognise(
         [
             (
@@ -302,7 +306,7 @@ def test_heads_that_are_not_as_usual():
             )
         ]
     )
-    found = shape_of(moco.encoder("student"), moco.program)
+    found = infer_architecture(moco.encoder("student"), moco.program)
     assert found.heads == 12 and found.options == {"num_heads": 12}
 
 
@@ -316,7 +320,7 @@ def test_an_encoder_without_a_models_name(tmp_path):
     fixed = build_encoder(EncoderSpec("vit_tiny_patch16_224", (224, 224), 16, options={"depth": 1})).pos_embed
     state = dict(source.state_dict()) | {"pos_embed": fixed.detach()}
     path = written(tmp_path / "mae_pretrain.pth", {"model": state})
-    vit, card = load_plain(path)
+    vit, card = load_bare_weights(path)
     source.load_state_dict(state)
     same(vit, source, torch.randn(1, 3, 224, 224), 1e-5)
     assert card.mean == (0.485, 0.456, 0.406) and card.spec.positions == "sincos" and not vit.training
@@ -335,24 +339,24 @@ def test_an_encoder_without_a_models_name(tmp_path):
     with pytest.raises(
         PatchloomError, match="holds weights alone, .* number of attention heads: give its name in timm"
     ):
-        load_plain(path)
+        load_bare_weights(path)
     deep = sized(384, 12) | {f"blocks.{i}.norm2.weight": torch.zeros(384) for i in range(12)}
     with pytest.raises(
         PatchloomError,
         match=r"of the size of vit_small_patch16_224 \(384 wide, .* --model vit_small_patch16_224, with the tag .*dino",
     ):
-        load_plain(written(tmp_path / "dino_deitsmall16_pretrain.pth", deep))
+        load_bare_weights(written(tmp_path / "dino_deitsmall16_pretrain.pth", deep))
 
 
 def test_mocos_small_vit_has_twelve_heads(tmp_path):
     vit = theirs(32, 16, embed_dim=384, depth=1, num_heads=12).state_dict()
     state = moved(vit, "module.base_encoder.") | moved(vit, "module.momentum_encoder.")
     path = written(tmp_path / "moco.pth.tar", {"state_dict": state})
-    assert load_plain(path)[0].blocks[0].attn.num_heads == 12
+    assert load_bare_weights(path)[0].blocks[0].attn.num_heads == 12
     with pytest.raises(
         PatchloomError, match="of MoCo v3, whose encoders of this width have 12 .* has 6: give --model.num"
     ):
-        load_public(ours(32, 16, embed_dim=384, depth=1, num_heads=6), path)
+        load_published(ours(32, 16, embed_dim=384, depth=1, num_heads=6), path)
 
 
 def extrema_tiny(tmp_path):
@@ -372,20 +376,20 @@ def extrema_tiny(tmp_path):
 
 def test_extremas_heads_can_be_evaluated(tmp_path):
     task, state, path = extrema_tiny(tmp_path)
-    head, stem = plain_module(path, "pooling"), plain_module(path, "stem")
+    head, stem = load_bare_module(path, "pooling"), load_bare_module(path, "stem")
     assert (
         isinstance(head, InstanceHead) and isinstance(stem, Stem) and not head.training and stem.pooling == "instance"
     )
     images, tokens = torch.randn(1, 3, 224, 224), torch.randn(2, 5, 192)
     close(head(tokens), task.agreement.teacher.instance_head(tokens))
     close(stem(tokens), task.agreement.teacher.projection[:3](tokens))
-    vit, card = load_plain(path)
+    vit, card = load_bare_weights(path)
     assert card.task == "ExtreMA" and not vit.has_class_token
     same(vit, task.encoder.eval(), images)
     broken = {name: value for name, value in state.items() if not name.endswith("blocks_token.0.gamma_1")}
     with pytest.raises(PatchloomError, match="lacks a part of ExtreMA's heads"):
-        plain_module(written(tmp_path / "broken.pth", {"state_dict": broken}), "pooling")
-    assert plain_module(written(tmp_path / "plain.pth", tiny().state_dict()), "pooling") is None
+        load_bare_module(written(tmp_path / "broken.pth", {"state_dict": broken}), "pooling")
+    assert load_bare_module(written(tmp_path / "plain.pth", tiny().state_dict()), "pooling") is None
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -404,9 +408,9 @@ def test_damaged_weights_are_refused_in_a_sentence_or_left(tmp_path, name):
         found = recognise([("model", states[0])])
         if found is None:
             continue
-        shape_of(found.encoder("student"), found.program)
+        infer_architecture(found.encoder("student"), found.program)
         try:
-            load_public(task.encoder, "damaged.pth", foreign=found, task=found.program.task)
+            load_published(task.encoder, "damaged.pth", foreign=found, task=found.program.task)
             told = inherit(found, task, True, "damaged.pth")
         except PatchloomError as refusal:
             assert "\n" not in str(refusal)
@@ -418,6 +422,6 @@ def test_a_file_of_two_programs_is_read_as_one_of_them(tmp_path):
     mae, droppos = Oracle("mae"), Oracle("droppos")
     mixed = {"one": mae.theirs("w."), "two": droppos.theirs("w.")}
     vit = droppos.encoder()
-    done = load_public(vit, written(tmp_path / "mixed.pth", mixed))
+    done = load_published(vit, written(tmp_path / "mixed.pth", mixed))
     assert done.foreign.program.name == "DropPos" and f"{len(mixed['one'])} tensors of one" in done.unexpected
     assert torch.equal(vit.state_dict()["cls_token"], mixed["two"]["cls_token"])

@@ -8,12 +8,11 @@ import torch
 from swins import DEEP, spec_of, swin
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.build import EncoderSpec, build_encoder, models_like
+from patchloom.nets.checkpoints.papers import load_published
+from patchloom.nets.checkpoints.resize import fit_biases
 from patchloom.nets.encode import encode, grid_size, layer_names, patch_count, patch_layers, patch_positions
-from patchloom.nets.fitting import fit_biases
 from patchloom.nets.performance import checkpoint_gradients, fuse_attention
-from patchloom.nets.public import load_public
-from patchloom.nets.servable import models_like
 from patchloom.patches.partition import uniform_partition
 from patchloom.patches.positions import sincos_2d
 from patchloom.patches.tokens import patchify, unpatchify
@@ -235,7 +234,7 @@ def test_names_of_swins_are_found():
 def test_weights_of_other_windows_are_brought_to_these(tmp_path):
     source, net = swin(window_size=3), swin()
     torch.save(source.state_dict(), tmp_path / "swin.pth")
-    done = load_public(net, tmp_path / "swin.pth")
+    done = load_published(net, tmp_path / "swin.pth")
     assert not done.missing and not done.unexpected
     assert len(done.resampled) == 4 and "from windows of 3x3 to 4x4" in done.resampled[0]
     torch.testing.assert_close(net.layers[0].blocks[0].attn.qkv.weight, source.layers[0].blocks[0].attn.qkv.weight)
@@ -259,7 +258,7 @@ def theirs(net):
 def test_the_authors_names_of_a_swin_become_timms(tmp_path, prefix):
     source, net = swin(**DEEP), build_encoder(spec_of(**DEEP))
     torch.save({"model": {prefix + name: value for name, value in theirs(source).items()}}, tmp_path / "swin.pth")
-    done = load_public(net, tmp_path / "swin.pth")
+    done = load_published(net, tmp_path / "swin.pth")
     assert not done.missing and not done.unexpected and not done.resampled
     assert all(torch.equal(value, net.state_dict()[name]) for name, value in source.state_dict().items())
 
@@ -269,11 +268,11 @@ def test_a_swin_of_other_stages_is_refused_with_its_own(tmp_path, depths):
     source, net = swin(depths=depths, num_heads=DEEP["num_heads"][: len(depths)]), swin(**DEEP | {"depths": [2, 2, 6]})
     torch.save(source.state_dict(), tmp_path / "swin.pth")
     with pytest.raises(PatchloomError, match=re.escape(f"stages of {depths} blocks and this encoder [2, 2, 6]: give")):
-        load_public(net, tmp_path / "swin.pth")
+        load_published(net, tmp_path / "swin.pth")
 
 
 def test_a_stage_of_a_swin_is_no_vit(tmp_path):
     torch.save(swin(**DEEP).state_dict(), tmp_path / "swin.pth")
     spec = EncoderSpec("nano", (32, 32), 4, options={"depth": 2, "embed_dim": 32, "num_heads": 2})
     with pytest.raises(PatchloomError, match="holds a Swin, and this encoder is a plain ViT"):
-        load_public(build_encoder(spec), tmp_path / "swin.pth")
+        load_published(build_encoder(spec), tmp_path / "swin.pth")

@@ -8,7 +8,7 @@ from sweep import SIZE
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.encode import encode, patch_count
-from patchloom.nets.last_blocks import block_count, kept_names, train_last_blocks
+from patchloom.nets.finetune import block_count, kept_names, train_last_blocks
 from patchloom.withhold.encoder_input import all_patches, blank_patches
 
 

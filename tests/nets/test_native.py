@@ -10,11 +10,11 @@ from timm.models.vision_transformer import Block
 from torch.nn import functional as F
 
 from patchloom.nets import native
-from patchloom.nets import partial as partial_blocks
+from patchloom.nets import sparse_attention as partial_blocks
 from patchloom.nets.native import ops
 from patchloom.nets.native.blocks import use_native
-from patchloom.nets.partial import run_blocks
 from patchloom.nets.performance import checkpoint_gradients, compile_blocks, fuse_attention
+from patchloom.nets.sparse_attention import run_blocks
 from patchloom.tasks import TASKS
 
 here = pytest.mark.skipif(native.lacking() is not None, reason=f"native kernels cannot be had: {native.lacking()}")

@@ -16,11 +16,11 @@ from patchloom.nets.build import EncoderSpec
 from patchloom.nets.native import choice
 from patchloom.nets.native import compiler as made
 from patchloom.runs import task as tasks_of_runs
-from patchloom.train import device_defaults as defaults
+from patchloom.train import resolve as defaults
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
-trained = importlib.import_module("patchloom.train.pretrain")  # the package's name for it is a function
+trained = importlib.import_module("patchloom.train.loop")  # the package's name for it is a function
 here = pytest.mark.skipif(native.lacking() is not None, reason=f"native kernels cannot be had: {native.lacking()}")
 
 
@@ -75,23 +75,29 @@ def test_they_run_on_torchs_own_threads():
 
 def test_they_are_chosen_where_they_are_faster_and_can_be_had(monkeypatch):
     spec = EncoderSpec("nano", (32, 32), 8)
-    monkeypatch.setattr(choice.native, "missing", lambda: None)
+    monkeypatch.setattr(native, "missing", lambda: None)
     monkeypatch.setattr(choice, "fused_gain", lambda *shape: 2.0)
     for gain, form in ((2.05, "torch"), (3.0, "native")):
         monkeypatch.setattr(choice, "attention_gain", lambda *asked, gain=gain: gain)
-        assert defaults.kernels("cpu", True, spec, 8) == (
+        assert defaults.default_kernels("cpu", True, spec, 8) == (
             form,
             f"native attention is ×{gain / 2:.2f} as fast here",
         )
-    assert defaults.kernels("cpu", False, spec, 8)[0] == defaults.kernels("cuda", True, spec, 8)[0] == "torch"
+    assert (
+        defaults.default_kernels("cpu", False, spec, 8)[0]
+        == defaults.default_kernels("cuda", True, spec, 8)[0]
+        == "torch"
+    )
     for options in ({"num_heads": 16}, {"init_values": 0.1}):
         other = EncoderSpec("nano", (32, 32), 8, options=options)
-        assert defaults.kernels("cpu", True, other, 8) == ("torch", choice.NOT_SERVED)
+        assert defaults.default_kernels("cpu", True, other, 8) == ("torch", choice.NOT_SERVED)
         with pytest.raises(PatchloomError, match="--kernels native does not fit this model"):
             defaults.check_kernels("native", "cpu", True, other)
-    assert "GiB of attention weights" in defaults.kernels("cpu", True, EncoderSpec("nano", (512, 512), 4), 4096)[1]
-    monkeypatch.setattr(choice.native, "missing", lambda: "g++ was not found")
-    assert defaults.kernels("cpu", True, spec, 8) == ("torch", "g++ was not found")
+    assert (
+        "GiB of attention weights" in defaults.default_kernels("cpu", True, EncoderSpec("nano", (512, 512), 4), 4096)[1]
+    )
+    monkeypatch.setattr(native, "missing", lambda: "g++ was not found")
+    assert defaults.default_kernels("cpu", True, spec, 8) == ("torch", "g++ was not found")
 
 
 def test_asking_for_them_where_they_do_nothing_is_refused(tmp_path):

@@ -8,8 +8,8 @@ import timm
 from huggingface_hub import constants
 
 from patchloom.errors import PatchloomError
-from patchloom.nets import online
-from patchloom.nets.weights import load_encoder
+from patchloom.nets.checkpoints.format import load_encoder_file
+from patchloom.system import network
 
 NAME = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 
@@ -27,12 +27,12 @@ def test_a_name_that_is_never_found_costs_seconds(monkeypatch, tmp_path):
         time.sleep(30)
         raise OSError
 
-    monkeypatch.setattr(online.socket, "create_connection", looks_up)
-    monkeypatch.setattr(online, "ANSWERS_WITHIN", 0.2)
+    monkeypatch.setattr(network.socket, "create_connection", looks_up)
+    monkeypatch.setattr(network, "ANSWERS_WITHIN", 0.2)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     before = time.perf_counter()
     with pytest.raises(PatchloomError) as refused:
-        load_encoder(f"timm:{NAME}")
+        load_encoder_file(f"timm:{NAME}")
     assert time.perf_counter() - before < 10
     said = str(refused.value)
     assert (
@@ -46,13 +46,13 @@ def test_what_is_said_of_the_hub(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
-        assert online.why_offline() == ""
+        assert network.why_offline() == ""
         monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
-        assert online.why_offline() == "hub.invalid does not answer"
+        assert network.why_offline() == "hub.invalid does not answer"
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")  # through which the hub may be reached
-        assert online.why_offline() == ""
+        assert network.why_offline() == ""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert online.why_offline() == "HF_HUB_OFFLINE is set"
+    assert network.why_offline() == "HF_HUB_OFFLINE is set"
 
 
 def test_what_is_on_the_disc_is_taken_offline(monkeypatch):
@@ -66,6 +66,6 @@ def test_what_is_on_the_disc_is_taken_offline(monkeypatch):
 
     monkeypatch.setattr(timm, "create_model", made)
     for offline in ("nobody answers", ""):
-        monkeypatch.setattr("patchloom.nets.weights.why_offline", lambda said=offline: said)
-        assert load_encoder(f"timm:{NAME}")[1].timm_name == NAME
+        monkeypatch.setattr("patchloom.nets.checkpoints.format.why_offline", lambda said=offline: said)
+        assert load_encoder_file(f"timm:{NAME}")[1].timm_name == NAME
     assert seen == [True, False]

@@ -8,9 +8,9 @@ from sweep import build, views_of
 from timm.models.vision_transformer import Block
 from torch._dynamo.utils import counters
 
-from patchloom.nets.decode import Decoder, MAEDecoder
-from patchloom.nets.partial import query_block
+from patchloom.nets.decoders import Decoder, MAEDecoder
 from patchloom.nets.performance import checkpoint_gradients, compile_blocks, fuse_attention
+from patchloom.nets.sparse_attention import query_block
 from patchloom.tasks import TASKS
 
 

@@ -10,9 +10,9 @@ from published import NAME, TINY, ours, same, theirs, written
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.plain import public_shape
-from patchloom.nets.public import Matched, load_public
-from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
+from patchloom.nets.checkpoints.load import public_shape
+from patchloom.nets.checkpoints.papers import LoadedWeights, load_published
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth", "pt", "bin", "pth.tar"])
@@ -22,7 +22,7 @@ from patchloom.nets.weights import EncoderCard, load_encoder, save_encoder
 def test_the_same_architecture_gives_the_very_same_features(tmp_path, suffix, options):
     source = theirs(**options, **({"global_pool": ""} if "class_token" in options else {}))
     vit, drawn = ours(**options), torch.random.get_rng_state()
-    done = load_public(vit, written(tmp_path / f"weights.{suffix}", source.state_dict()))
+    done = load_published(vit, written(tmp_path / f"weights.{suffix}", source.state_dict()))
     assert torch.equal(torch.random.get_rng_state(), drawn)
     same(vit, source, torch.randn(2, 3, 16, 16))
     assert set(done.matched) == set(source.state_dict()) and done[2:5] == ((), (), ())
@@ -46,7 +46,7 @@ def test_timm_is_asked_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(timm, "create_model", offline)
     vit = build_encoder(EncoderSpec(NAME, (64, 64), 16, positions="learned")).eval()
     drawn = torch.random.get_rng_state()
-    done = load_public(vit, f"timm:{NAME}.augreg_in21k_ft_in1k")
+    done = load_published(vit, f"timm:{NAME}.augreg_in21k_ft_in1k")
     assert torch.equal(torch.random.get_rng_state(), drawn)
     expected = create(NAME, pretrained=True, num_classes=0, img_size=64, pretrained_cfg_overlay={"file": str(path)})
     same(vit, expected.eval(), torch.randn(1, 3, 64, 64), 1e-6)
@@ -61,7 +61,7 @@ def test_a_name_that_timm_does_not_know_or_we_cannot_serve_is_refused_before_any
         "vit_huge_nonsense": "timm has no model called",
         "swinv2_tiny_window8_256": "SwinTransformerV2",
     }.items():
-        for call in (lambda name: load_public(ours(), f"timm:{name}"), lambda name: public_shape(f"timm:{name}")):
+        for call in (lambda name: load_published(ours(), f"timm:{name}"), lambda name: public_shape(f"timm:{name}")):
             with pytest.raises(PatchloomError, match=said):
                 call(name)
 
@@ -78,15 +78,15 @@ def test_a_run_of_ours_is_a_source(tmp_path, positions):
     save_encoder(source, card(spec), tmp_path / "encoder.safetensors")
     for place in (tmp_path, str(tmp_path / "encoder.safetensors")):
         vit = build_encoder(spec).eval()
-        done = load_public(vit, place)
+        done = load_published(vit, place)
         same(vit, source, torch.randn(1, 3, 16, 32))
         assert not done.missing + done.unexpected + done.resampled
         assert public_shape(place) == {"name": "nano", "patch_size": 4, "positions": positions, "options": TINY}
-    assert load_encoder(tmp_path)[1].spec == spec
+    assert load_encoder_file(tmp_path)[1].spec == spec
 
     # the card tells the grid: 32 patches are 4x8 there, and 8x4 here
     vit = build_encoder(replace(spec, img_size=(32, 16))).eval()
-    done = load_public(vit, tmp_path)
+    done = load_published(vit, tmp_path)
     changes = () if positions == "none" else ("pos_embed: from a grid of 4x8 to 8x4",)
     assert done.resampled == changes and not done.missing + done.unexpected
     if positions == "sincos":
@@ -97,7 +97,7 @@ def test_what_is_missing_and_unexpected_is_told_by_name(tmp_path):
     source = theirs(num_classes=5, depth=3)
     vit = ours(reg_tokens=2, init_values=0.1)
     before = {name: value.clone() for name, value in vit.state_dict().items()}
-    done = load_public(vit, written(tmp_path / "weights.pth", source.state_dict()))
+    done = load_published(vit, written(tmp_path / "weights.pth", source.state_dict()))
     assert done.missing == ("reg_token", *(f"blocks.{i}.ls{j}.gamma" for i in range(2) for j in (1, 2)))
     assert done.unexpected[-2:] == ("head.weight", "head.bias") and done.unexpected[0].startswith("blocks.2.")
     assert done.resampled == ("pos_embed: zero for reg_token",)
@@ -115,9 +115,9 @@ def test_what_is_missing_and_unexpected_is_told_by_name(tmp_path):
 
 def test_an_encoder_without_positions_or_class_token_leaves_them(tmp_path):
     path = written(tmp_path / "weights.pth", theirs().state_dict())
-    assert load_public(ours(positions="none"), path).unexpected == ("pos_embed",)
+    assert load_published(ours(positions="none"), path).unexpected == ("pos_embed",)
     vit = ours(class_token=False)
-    done = load_public(vit, path)
+    done = load_published(vit, path)
     assert done.unexpected == ("cls_token",) and done.resampled == ("pos_embed: without the entry of cls_token",)
     assert torch.equal(vit.pos_embed, theirs().pos_embed[:, 1:])
 
@@ -126,7 +126,7 @@ def test_an_encoder_without_positions_or_class_token_leaves_them(tmp_path):
 def test_other_precisions_become_float32(tmp_path, dtype):
     state = {name: value.to(dtype) for name, value in theirs().state_dict().items()}
     vit = ours()
-    load_public(vit, written(tmp_path / "weights.pth", state))
+    load_published(vit, written(tmp_path / "weights.pth", state))
     assert all(torch.equal(value, state[name].float()) for name, value in vit.state_dict().items())
     assert {value.dtype for value in vit.state_dict().values()} == {torch.float32}
 
@@ -155,14 +155,14 @@ def test_a_weight_that_cannot_be_used_is_refused_by_name_and_nothing_changes(tmp
     vit = ours()
     before = {name: value.clone() for name, value in vit.state_dict().items()}
     with pytest.raises(PatchloomError, match=said) as refusal:
-        load_public(vit, path)
+        load_published(vit, path)
     assert "\n" not in str(refusal.value)
     assert all(torch.equal(value, before[name]) for name, value in vit.state_dict().items())
 
 
 def test_what_is_not_taken_may_be_of_any_kind(tmp_path):
     strange = {"head.weight": torch.tensor([torch.nan]), "tracked": torch.tensor(3), "mask": torch.tensor([True])}
-    done = load_public(ours(), written(tmp_path / "weights.pth", dict(theirs().state_dict()) | strange))
+    done = load_published(ours(), written(tmp_path / "weights.pth", dict(theirs().state_dict()) | strange))
     assert done.unexpected == tuple(strange)
 
 
@@ -172,14 +172,14 @@ def test_another_width_is_refused_with_advice(tmp_path):
     with pytest.raises(
         PatchloomError, match="cls_token is 1x1x384 there and 1x1x32 here: the width there is 384, here"
     ) as refusal:
-        load_public(ours(depth=1), path)
+        load_published(ours(depth=1), path)
     assert "32: give --model vit_small_patch16_224, or --model.embed_dim 384 with" in str(refusal.value)
     path = written(tmp_path / "odd.pth", theirs(embed_dim=40).state_dict())
     with pytest.raises(PatchloomError, match="the width there is 40, here 32: give --model.embed_dim 40"):
-        load_public(ours(), path)
+        load_published(ours(), path)
     path = written(tmp_path / "registers.pth", theirs(reg_tokens=3).state_dict())
     with pytest.raises(PatchloomError, match="give --model.reg_tokens 3"):
-        load_public(ours(reg_tokens=2), path)
+        load_published(ours(reg_tokens=2), path)
 
 
 def test_foreign_names_and_too_few_blocks_are_refused(tmp_path):
@@ -189,14 +189,14 @@ def test_foreign_names_and_too_few_blocks_are_refused(tmp_path):
         match="0 of the 24 weights .* are like vit.layer.0.weight, vit.layer.1.weight, vit.layer.2.weight, "
         "and timm's, like blocks.0.norm1.weight, are expected",
     ):
-        load_public(ours(), written(tmp_path / "foreign.pth", state))
+        load_published(ours(), written(tmp_path / "foreign.pth", state))
     with pytest.raises(PatchloomError, match="has 2 blocks and this encoder 5: give --model.depth 2"):
-        load_public(ours(depth=5), written(tmp_path / "shallow.pth", theirs().state_dict()))
-    half = load_public(ours(depth=4), tmp_path / "shallow.pth")
+        load_published(ours(depth=5), written(tmp_path / "shallow.pth", theirs().state_dict()))
+    half = load_published(ours(depth=4), tmp_path / "shallow.pth")
     assert len(half.missing) == 24 and half.missing[0] == "blocks.2.norm1.weight"
     for nothing in ({}, {"epoch": 3}, torch.zeros(3), [torch.zeros(3)]):
         with pytest.raises(PatchloomError, match="empty.pth holds no tensors"):
-            load_public(ours(), written(tmp_path / "empty.pth", nothing))
+            load_published(ours(), written(tmp_path / "empty.pth", nothing))
 
 
 def test_what_sources_say_of_their_model(tmp_path):
@@ -214,7 +214,7 @@ def test_what_sources_say_of_their_model(tmp_path):
 
 def test_few_lines_tell_it():
     names = tuple(f"n{i}" for i in range(9))
-    done = Matched("here", names, names[:8], names, ())
+    done = LoadedWeights("here", names, names[:8], names, ())
     assert done.sentences() == [
         "Weights from here: 9 matched, 8 missing, 9 unexpected, 0 resampled or adapted.",
         "Missing there, so as initialised: n0, n1, n2, n3, n4, n5, n6, n7.",

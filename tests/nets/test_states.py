@@ -13,7 +13,7 @@ import torch
 from published import ours, same, theirs, written
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.public import load_public
+from patchloom.nets.checkpoints.papers import load_published
 
 WRAPPINGS = {
     "model": lambda state: {"model": state, "epoch": 3},
@@ -28,7 +28,7 @@ WRAPPINGS = {
 @pytest.mark.parametrize("kind", WRAPPINGS)
 def test_wrappings_and_prefixes_are_found(tmp_path, kind):
     source, vit = theirs(), ours()
-    done = load_public(vit, written(tmp_path / "weights.pth", WRAPPINGS[kind](dict(source.state_dict()))))
+    done = load_published(vit, written(tmp_path / "weights.pth", WRAPPINGS[kind](dict(source.state_dict()))))
     same(vit, source, torch.randn(1, 3, 16, 16))
     assert not done.missing + done.unexpected + done.resampled
     place = {"deep": "checkpoint.net.ema", "module.backbone": "model.module.backbone", "any": "x.a.b.vit_3"}
@@ -48,7 +48,7 @@ def test_of_student_and_teacher_the_teacher_is_taken_and_the_rest_is_told(tmp_pa
         states = {f"{path}.{name}": value for path, part in states.items() for name, value in part.items()}
         states = {name: value for name, value in states.items() if isinstance(value, torch.Tensor)}
     vit = ours()
-    done = load_public(vit, written(tmp_path / "weights.pth", states))
+    done = load_published(vit, written(tmp_path / "weights.pth", states))
     same(vit, theirs(seed=2), torch.randn(1, 3, 16, 16))
     assert done.source.endswith("weights.pth (teacher, of DINO)") and not done.missing
     if nested:
@@ -63,7 +63,7 @@ def test_a_decoder_with_as_many_blocks_is_not_the_encoder(tmp_path):
     state = {f"predictor.{name}": value for name, value in other.state_dict().items()}
     state |= {f"encoder.{name}": value for name, value in source.state_dict().items()}
     vit = ours()
-    assert load_public(vit, written(tmp_path / "weights.pth", state)).source.endswith("(encoder)")
+    assert load_published(vit, written(tmp_path / "weights.pth", state)).source.endswith("(encoder)")
     same(vit, source, torch.randn(1, 3, 16, 16))
 
 
@@ -78,7 +78,7 @@ def test_what_papers_keep_beside_their_weights_is_passed_over(tmp_path, monkeypa
     beside = {"config": config, "optimizer": {"param_groups": groups}, "args": argparse.Namespace(out=Path("/out"))}
     path, vit = written(tmp_path / "weights.pth", {"model": theirs().state_dict()} | beside), ours()
     monkeypatch.delitem(sys.modules, "yacs.config")
-    load_public(vit, path)
+    load_published(vit, path)
     same(vit, theirs(), torch.randn(1, 3, 16, 16))
 
 
@@ -110,7 +110,7 @@ def test_a_pickle_is_never_run(tmp_path, monkeypatch, kind, raw, forced):
     else:
         torch.save(hostile, path)
     with pytest.raises(PatchloomError, match="and was not loaded: save its state_dict alone") as refusal:
-        load_public(ours(), path)
+        load_published(ours(), path)
     assert "\n" not in str(refusal.value) and not bomb.exists()
     assert argparse.Namespace not in torch.serialization.get_safe_globals()
     if raw:
@@ -130,7 +130,7 @@ class Odd:
 
 def test_a_dict_with_other_attributes_is_a_dict(tmp_path):
     vit = ours()
-    load_public(vit, written(tmp_path / "odd.pth", {"model": Odd(theirs().state_dict())}))
+    load_published(vit, written(tmp_path / "odd.pth", {"model": Odd(theirs().state_dict())}))
     same(vit, theirs(), torch.randn(1, 3, 16, 16))
 
 
@@ -150,5 +150,5 @@ def test_damaged_files_are_refused_in_one_sentence(tmp_path):
     (tmp_path / "folder.pth").mkdir()
     for name in (*cases, "itself.pth", "folder.pth", "absent.pth"):
         with pytest.raises(PatchloomError, match=name) as refusal:
-            load_public(ours(), tmp_path / name)
+            load_published(ours(), tmp_path / name)
         assert "\n" not in str(refusal.value), name

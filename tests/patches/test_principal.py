@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-from patchloom.patches.principal import principal
+from patchloom.patches.pictures import principal
 
 
 @pytest.mark.parametrize(("m", "d"), [(200, 12), (7, 40), (12, 12)])

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from killing import PROBE_STEPS, SMALL, draw_images
 
-from patchloom.train.pretrain import pretrain
+from patchloom.train.loop import pretrain
 
 
 @pytest.fixture(scope="session")

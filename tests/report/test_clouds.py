@@ -8,12 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.data import open_data
+from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
-from patchloom.report import clouds
-from patchloom.report.clouds import cloud_of, projections_of
-from patchloom.report.gather import gather
-from patchloom.report.images import images_of
+from patchloom.report import embedding_map
+from patchloom.report.embedding_map import make_embedding_map, projections_of
+from patchloom.report.load_run import load_run
+from patchloom.report.pictures import images_of
 
 
 def sprite_of(cloud):
@@ -44,9 +44,9 @@ def test_features_of_one_dimension_and_copies_of_images():
 
 
 def test_a_map_of_a_run(run):
-    found = gather(run)
+    found = load_run(run)
     images = images_of(found)
-    cloud = cloud_of(run, images.shown, images.what)
+    cloud = make_embedding_map(run, images.shown, images.what)
     assert len(cloud.names) == 12 == len(cloud.labels) and cloud.classes == ["a", "b"]
     assert all(name.startswith("ab"[label]) for name, label in zip(cloud.names, cloud.labels, strict=True))
     assert set(cloud.projections) == {"PCA", "t-SNE"}
@@ -60,7 +60,7 @@ def test_thumbnails_are_those_of_the_images(run, tmp_path):
     folder.mkdir()
     for i, colour in enumerate(colours):
         Image.new("RGB", (40, 40), tuple(map(int, colour))).save(folder / f"{i}.png")
-    cloud = cloud_of(run, open_data(folder).train, "images")
+    cloud = make_embedding_map(run, open_data(folder).train, "images")
     sheet = sprite_of(cloud)
     assert sheet.shape == (3 * cloud.side, 3 * cloud.side, 3) and cloud.columns == 3
     for i, name in enumerate(cloud.names):
@@ -71,32 +71,32 @@ def test_thumbnails_are_those_of_the_images(run, tmp_path):
 
 
 def test_many_images_are_thinned(run, photos):
-    cloud = cloud_of(run, open_data(photos).train, "images", most=20)
+    cloud = make_embedding_map(run, open_data(photos).train, "images", most=20)
     assert len(cloud.names) == 20 and "(20 of 60)" in cloud.note
 
 
 def test_what_takes_long_ends_with_fewer(run, photos, monkeypatch):
-    monkeypatch.setattr(clouds, "_SECONDS", 0.0)
-    cloud = cloud_of(run, open_data(photos).train, "images")
+    monkeypatch.setattr(embedding_map, "_SECONDS", 0.0)
+    cloud = make_embedding_map(run, open_data(photos).train, "images")
     assert len(set(cloud.names)) == 32 and set(cloud.labels) == {0, 1} and "(32 of 60)" in cloud.note
 
 
 def test_few_images_have_no_map(run, photos):
     source = open_data(photos).train
     with pytest.raises(PatchloomError, match="needs 5 images or more, and there are 4"):
-        cloud_of(run, source.subset(range(4)), "images")
+        make_embedding_map(run, source.subset(range(4)), "images")
 
 
 def test_an_encoder_that_diverged_has_no_map(run, photos, monkeypatch):
     monkeypatch.setattr(
-        clouds, "pooled_tokens", lambda vit, images, head: {"mean": torch.full((len(images), 4), torch.nan)}
+        embedding_map, "pooled_tokens", lambda vit, images, head: {"mean": torch.full((len(images), 4), torch.nan)}
     )
     with pytest.raises(PatchloomError, match="not finite"):
-        cloud_of(run, open_data(photos).train, "images")
+        make_embedding_map(run, open_data(photos).train, "images")
 
 
 def test_a_run_that_is_not_finished_has_a_map(run):
     (run / "summary.txt").unlink()
     (run / "encoder.safetensors").unlink()
-    images = images_of(gather(run))
-    assert "(step 6 of 6)" in cloud_of(run, images.shown, images.what).note
+    images = images_of(load_run(run))
+    assert "(step 6 of 6)" in make_embedding_map(run, images.shown, images.what).note

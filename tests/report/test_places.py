@@ -5,15 +5,15 @@ import shutil
 import pytest
 
 from patchloom.errors import PatchloomError
-from patchloom.report.places import is_comparison, places_of
-from patchloom.report.verb import report
-from patchloom.runs.sealed import write_sealed
+from patchloom.report.load_run import expand_runs, is_comparison
+from patchloom.report.report import report
+from patchloom.runs.checksummed import write_checksummed
 
 
 def begin(folder, seeds=2):
     """As `patchloom.compare.plan.store` does."""
     folder.mkdir()
-    write_sealed(folder / "compare.yaml", {"asked": {"seeds": seeds}, "epochs": {"mae": 2.0, "droppos": 2.0}})
+    write_checksummed(folder / "compare.yaml", {"asked": {"seeds": seeds}, "epochs": {"mae": 2.0, "droppos": 2.0}})
     (folder / "logs").mkdir()
     return folder
 
@@ -29,23 +29,23 @@ def add(folder, name, finished=True):
 def test_a_comparison_stands_for_the_runs_that_are_there(tmp_path):
     lab = begin(tmp_path / "lab")
     runs = [add(lab, "droppos-seed0"), add(lab, "mae-seed0", finished=False)]
-    assert places_of([lab]) == (runs, ["Comparison lab: 2 of 4 runs are there, 1 finished."])
+    assert expand_runs([lab]) == (runs, ["Comparison lab: 2 of 4 runs are there, 1 finished."])
     (runs[1] / "summary.txt").write_text("It learnt.\n")
     runs += [add(lab, "mae-seed1")]
     (lab / "report.html").write_text("")
     said = "Comparison lab: 3 of 4 runs are there, all of them finished; what it found is in report.html."
-    assert places_of([tmp_path / "other", lab]) == ([tmp_path / "other", *runs], [said])
+    assert expand_runs([tmp_path / "other", lab]) == ([tmp_path / "other", *runs], [said])
     assert is_comparison(lab) and not is_comparison(runs[0])
 
 
 def test_a_comparison_without_a_run_or_a_plan_is_a_sentence(tmp_path):
     lab = begin(tmp_path / "lab")
     with pytest.raises(PatchloomError, match="lab is a comparison in which no run has begun: wait"):
-        places_of([lab])
+        expand_runs([lab])
     add(lab, "mae-seed0")
-    write_sealed(lab / "compare.yaml", {"asked": {}, "epochs": {}})
+    write_checksummed(lab / "compare.yaml", {"asked": {}, "epochs": {}})
     with pytest.raises(PatchloomError, match=r"compare.yaml is not the plan of a comparison: give the folders"):
-        places_of([lab])
+        expand_runs([lab])
 
 
 def test_the_page_of_a_comparison_leaves_its_own_alone(finished, tmp_path):

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from patchloom.data import open_data
+from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
-from patchloom.report.recordings import recordings_of
+from patchloom.report.pictures import recordings_of
 
 
 @pytest.fixture(scope="module")

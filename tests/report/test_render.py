@@ -10,8 +10,22 @@ from importlib.resources import files
 import pages
 import pytest
 
-from patchloom.report.content import Chart, Curve, Number, Page, RunPart, Table
-from patchloom.report.render import as_json, bars, chart_rows, curves, is_figures, line_numbers, numeric_columns, render
+from patchloom.report.page import (
+    Chart,
+    Curve,
+    Number,
+    Page,
+    RunPart,
+    Table,
+    bars,
+    chart_data,
+    chart_rows,
+    is_figures,
+    line_numbers,
+    numeric_columns,
+    render,
+    script_json,
+)
 
 VOID = {"meta", "link", "img", "input", "br"}
 OURS = {"page.js", "chart.js", "map.js"}
@@ -171,11 +185,11 @@ def test_programs_read_hostile_text_as_it_is(hostile):
 
 def test_json_cannot_leave_its_script():
     value = ["</script>", "<!--", "\u2028\u2029", "&amp;", "\udcff"]
-    written = str(as_json(value))
+    written = str(script_json(value))
     assert json.loads(written) == value
     assert written.isascii() and not set(written) & set("<>&")
     with pytest.raises(ValueError):
-        as_json(math.nan)
+        script_json(math.nan)
 
 
 def test_nothing_is_asked_of_another_machine(every):
@@ -218,7 +232,7 @@ def test_one_image_has_no_neighbours():
 
 def test_points_that_are_not_finite_are_holes():
     chart = Chart("loss", "", [Curve("a", [1, 2, math.inf], [0.5, math.nan, 1]), Curve("b", [2, 3], [0.25, -math.inf])])
-    first, second = (line["points"] for line in curves(chart, line_numbers([chart]))["lines"])
+    first, second = (line["points"] for line in chart_data(chart, line_numbers([chart]))["lines"])
     assert first == [[1, 0.5], [2, None]] and second == [[2, 0.25], [3, None]]
     assert chart_rows(chart) == [["1", "0.5", ""], ["2", "", "0.25"], ["3", "", ""]]
 
@@ -227,8 +241,8 @@ def test_a_run_has_one_colour_in_all_charts():
     lines = {name: Curve(name, [0, 1], [0, 1], name == "chance") for name in ("mae", "mp3", "chance")}
     charts = [Chart("loss", "", [lines["mae"], lines["mp3"]]), Chart("accuracy", "", [lines["chance"], lines["mp3"]])]
     numbers = line_numbers(charts)
-    assert [line["number"] for line in curves(charts[0], numbers)["lines"]] == [0, 1]
-    assert [line["number"] for line in curves(charts[1], numbers)["lines"]] == [0, 1]  # of baselines the first
+    assert [line["number"] for line in chart_data(charts[0], numbers)["lines"]] == [0, 1]
+    assert [line["number"] for line in chart_data(charts[1], numbers)["lines"]] == [0, 1]  # of baselines the first
     assert numbers == {("mae", False): 0, ("mp3", False): 1, ("chance", True): 0}
 
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from patchloom.options import parse_pretrain
-from patchloom.report.gather import gather
-from patchloom.report.settings import AUTO, DEFAULT, command_of, settings_of
+from patchloom.report.load_run import CHOSEN, DEFAULT, command_of, load_run, settings_of
 from patchloom.runs.settings import request
 
 
@@ -21,23 +20,23 @@ def typed_again(command: str):
 
 
 def test_every_value_has_its_reason(run):
-    found = {one.name: one for one in settings_of(gather(run))}
+    found = {one.name: one for one in settings_of(load_run(run))}
     assert found["channels"].value == "3" and found["channels"].reason == "what the images have"
-    assert found["task.mask_ratio"].reason not in ("", AUTO, DEFAULT)
+    assert found["task.mask_ratio"].reason not in ("", CHOSEN, DEFAULT)
     assert found["epochs"].value == "2" and found["epochs"].reason == ""
     assert found["model.embed_dim"].value == "32" and found["task.name"].reason == ""
     assert found["clip"].reason == DEFAULT and found["compile"].value == "false"
     assert found["img_size"].value == "32x32" and "rate" not in found and "task.pixel_decoder_depth" not in found
     kinds = [
         "default" if one.reason == DEFAULT else "given" if not one.reason else "auto"
-        for one in settings_of(gather(run))
+        for one in settings_of(load_run(run))
     ]
     assert set(kinds) == {"auto", "given", "default"}
     assert kinds == sorted(kinds, key=["auto", "given", "default"].index)
 
 
 def test_the_command_means_the_same_run(run, finished):
-    asked = gather(run)
+    asked = load_run(run)
     again, out = typed_again(command_of(asked))
     assert again.plain() == asked.asked and out == str(run.with_name("mine-again"))
     words = shlex.split(command_of(asked))
@@ -46,7 +45,7 @@ def test_the_command_means_the_same_run(run, finished):
 
 def test_a_run_that_is_not_finished_goes_on(run):
     (run / "summary.txt").unlink()
-    assert typed_again(command_of(gather(run)))[1] == str(run)
+    assert typed_again(command_of(load_run(run)))[1] == str(run)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +62,7 @@ def test_any_settings_are_typed_so_that_they_are_read_again(run, tmp_path, optio
     folder.mkdir()
     task = "auto" if "recipe" in options else "mae"
     asked = request(folder, task, options)
-    command = command_of(replace(gather(run), asked=asked.plain()))
+    command = command_of(replace(load_run(run), asked=asked.plain()))
     assert typed_again(command)[0] == asked
 
 
@@ -71,12 +70,12 @@ def test_options_of_a_task_are_typed(run, photos):
     asked = request(
         [str(photos), str(photos / "a")], {"name": "droppos", "temperature": float("inf"), "sigma": 0.5}, {}
     )
-    command = command_of(replace(gather(run), asked=asked.plain()))
+    command = command_of(replace(load_run(run), asked=asked.plain()))
     assert typed_again(command)[0] == asked
 
 
 def test_what_cannot_be_typed_has_no_command(run):
-    found = gather(run)
+    found = load_run(run)
     assert command_of(replace(found, asked={})) == ""
     assert command_of(replace(found, asked=found.asked | {"data": ""})) == ""
 
@@ -85,7 +84,7 @@ def test_nobodys_code_is_run(run, tmp_path):
     """A page of a stranger's run must not import the file that the run names."""
     file = tmp_path / "theirs.py"
     file.write_text("raise SystemExit('run')\n")
-    found = gather(run)
+    found = load_run(run)
     asked = found.asked | {"task": {"name": f"{file}:Theirs#0123456789abcdef", "strength": 3}}
     its = replace(found, asked=asked)
     words = shlex.split(command_of(its))

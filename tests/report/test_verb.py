@@ -8,8 +8,8 @@ from PIL import Image
 
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
-from patchloom.report.verb import page_of, report
-from patchloom.runs.health import NO_LABELS, Health, write_health
+from patchloom.report.report import page_of, report
+from patchloom.runs.verdict import NO_LABELS, Health, write_health
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def pages(monkeypatch):
         made.append(page)
         return f"<title>{len(made)}</title>"
 
-    monkeypatch.setitem(__import__("sys").modules, "patchloom.report.render", SimpleNamespace(render=render))
+    monkeypatch.setitem(__import__("sys").modules, "patchloom.report.page", SimpleNamespace(render=render))
     return made
 
 
@@ -162,7 +162,7 @@ def test_damage_is_noted_and_the_rest_is_there(run):
 
 
 def test_recordings_can_be_heard(tmp_path, quick_probe):
-    from patchloom.train.pretrain import pretrain
+    from patchloom.train.loop import pretrain
 
     small = {"model": {"name": "nano", "embed_dim": 32, "depth": 1, "num_heads": 2}, "epochs": 1, "batch_size": 16}
     run = pretrain("tones:30", "mae", out=tmp_path / "run", device="cpu", workers=0, compile=False, **small).folder

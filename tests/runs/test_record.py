@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from killing import SMALL, draw_images
 
-from patchloom.data import Shapes
+from patchloom.data.sources.synthetic import Shapes
 from patchloom.errors import PatchloomError
-from patchloom.runs.record import digest_of_record, no_record, read_record, write_record
-from patchloom.train.pretrain import pretrain
+from patchloom.runs.training_set import digest_of_record, no_record, read_record, write_record
+from patchloom.train.loop import pretrain
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from patchloom.runs.requested import differences
-from patchloom.runs.settings import request
+from patchloom.runs.settings import request, setting_differences
 
 NEW = {"recipe", "randaugment", "randaugment_std"}  # which versions did not have that did not know these autos
 
@@ -17,7 +16,7 @@ def of_before(**task):
 
 
 def differing(before, run, task="extrema", **settings):
-    return differences(before, request("photos", task, settings), {}, run)
+    return setting_differences(before, request("photos", task, settings), {}, run)
 
 
 def test_a_run_begun_with_the_defaults_of_before_goes_on(tmp_path):

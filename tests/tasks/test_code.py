@@ -19,7 +19,7 @@ from patchloom.options import parse_pretrain
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import request
 from patchloom.runs.task import load_task
-from patchloom.tasks import code, task_class, task_name, with_defaults
+from patchloom.tasks import custom, task_class, task_name, with_defaults
 from patchloom.tasks.mae import MAE
 
 HALF = '''
@@ -51,8 +51,8 @@ class Here(MAE):
 @pytest.fixture(autouse=True)
 def met_nothing(monkeypatch):
     """As in a process that has met no class yet."""
-    monkeypatch.setattr(code, "_HERE", {})
-    monkeypatch.setattr(code, "_TYPED", set())
+    monkeypatch.setattr(custom, "_HERE", {})
+    monkeypatch.setattr(custom, "_TYPED", set())
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield
     for name in [name for name in sys.modules if name.startswith("patchloom_")]:
@@ -68,8 +68,8 @@ def half(tmp_path) -> Path:
 
 def forget() -> None:
     """What another process would not know."""
-    code._HERE.clear()
-    code._TYPED.clear()
+    custom._HERE.clear()
+    custom._TYPED.clear()
     for name in [name for name in sys.modules if name.startswith("patchloom_")]:
         del sys.modules[name]
 
@@ -254,7 +254,7 @@ def test_another_s_run_in_the_way_runs_no_code(photos, run, copied, capsys):
     """Only what the user names is run: not the task of a run that is found in the folder of this one."""
     ran = runs_of(run)
     said = failed(capsys, "pretrain", photos, "--task", "mae", "--epochs", "1", "--out", copied)
-    assert "task" in said and runs_of(run) == ran and not code._HERE
+    assert "task" in said and runs_of(run) == ran and not custom._HERE
 
 
 def test_a_run_from_its_weights(photos, run, tmp_path):

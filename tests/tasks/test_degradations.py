@@ -10,9 +10,9 @@ from torchvision.transforms.v2 import functional as V
 
 from patchloom.errors import PatchloomError
 from patchloom.patches.tokens import patchify
-from patchloom.tasks import check_images
+from patchloom.tasks import check_step_size
 from patchloom.withhold.canvas import centre_crop, shrink
-from patchloom.withhold.degradation import Kind
+from patchloom.withhold.degradation import DegradationKind
 from patchloom.withhold.encoder_input import all_patches
 
 
@@ -190,9 +190,9 @@ def test_captions_say_what_was_done():
 def test_patches_of_other_images_need_two_images(name):
     withheld = {"degradation": "zoom_out"} if name == "restore" else {"withhold": {"zoom_out": 0.5}}
     with pytest.raises(PatchloomError, match="2 or more images in a step, since the small picture is shown amid"):
-        check_images({"name": name, **withheld, "fill": "images"}, 1, 100)
-    check_images({"name": name, **withheld, "fill": "images"}, 2, 100)
-    check_images({"name": name, **withheld}, 1, 100)
+        check_step_size({"name": name, **withheld, "fill": "images"}, 1, 100)
+    check_step_size({"name": name, **withheld, "fill": "images"}, 2, 100)
+    check_step_size({"name": name, **withheld}, 1, 100)
 
 
 @pytest.mark.parametrize("degradation", MANY)
@@ -279,4 +279,4 @@ def test_impossible_options_are_refused(options, said):
 
 
 def test_every_degradation_was_tried():
-    assert set(DEGRADATIONS) == set(get_args(Kind)) == {"masked", "none", *MANY}
+    assert set(DEGRADATIONS) == set(get_args(DegradationKind)) == {"masked", "none", *MANY}

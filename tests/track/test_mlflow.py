@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from tracked import QUOTED, RESULT, SETTINGS, shade, whole_run
 
+from patchloom.loggers.queue import TrackerSet
 from patchloom.runs.folder import RunFolder
-from patchloom.track.tracks import Tracks
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_settings_that_a_start_could_not_send_are_sent_by_the_next(tmp_path, mon
 
     def told(settings) -> str:
         said: list[str] = []
-        with Tracks(["mlflow"], RunFolder(run), said.append) as all_of_it:
+        with TrackerSet(["mlflow"], RunFolder(run), said.append) as all_of_it:
             all_of_it.start(settings, [])
         return " ".join(said)
 

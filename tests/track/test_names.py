@@ -5,19 +5,19 @@ import sys
 import pytest
 
 from patchloom.errors import PatchloomError
-from patchloom.track import TRACKERS
-from patchloom.track.base import Tracker
-from patchloom.track.names import check_installed, names_of, tracker_class
-from patchloom.train.pretrain import pretrain
+from patchloom.loggers import TRACKERS
+from patchloom.loggers.base import Tracker
+from patchloom.loggers.registry import check_installed, parse_trackers, tracker_class
+from patchloom.train.loop import pretrain
 
 
 @pytest.mark.parametrize("log", ["tensorboard, mlflow,tensorboard", ["tensorboard", "mlflow"]])
 def test_names_are_read_from_a_text_or_a_list(log):
-    assert names_of(log) == ["tensorboard", "mlflow"]
+    assert parse_trackers(log) == ["tensorboard", "mlflow"]
 
 
 def test_none_is_asked_for():
-    assert names_of(None) == names_of("") == []
+    assert parse_trackers(None) == parse_trackers("") == []
 
 
 def test_every_name_has_its_class():

@@ -6,8 +6,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tracked import RESULT, ROWS, SETTINGS, shade, whole_run
 
+from patchloom.loggers.queue import TrackerSet
 from patchloom.runs.folder import RunFolder
-from patchloom.track.tracks import Tracks
 
 
 def read(run) -> EventAccumulator:
@@ -61,7 +61,7 @@ def test_what_a_kill_left_unnoted_is_there_once(told, tmp_path, noted):
     )
     if noted is None:  # killed at the first row
         note.unlink()
-    again = Tracks(["tensorboard"], RunFolder(run), print)
+    again = TrackerSet(["tensorboard"], RunFolder(run), print)
     again.start(SETTINGS, ROWS)
     again.close("success")
     assert [one.step for one in read(run).Scalars("epoch")] == [0, 4, 8]
@@ -70,7 +70,7 @@ def test_what_a_kill_left_unnoted_is_there_once(told, tmp_path, noted):
 def test_a_run_that_went_back_has_the_later_numbers(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
-    with Tracks(["tensorboard"], RunFolder(run), print) as tracks:
+    with TrackerSet(["tensorboard"], RunFolder(run), print) as tracks:
         tracks.start(SETTINGS, ROWS[:2])
         tracks.row({"step": "6", "loss": "9"})
         tracks.back([4])

@@ -9,21 +9,21 @@ from noting import Noting, Other
 from tracked import RESULT, ROWS, SETTINGS, png
 
 from patchloom.errors import PatchloomError, Stopped
+from patchloom.loggers import queue
+from patchloom.loggers.queue import TrackerSet
 from patchloom.runs.folder import RunFolder
-from patchloom.track import tracks
-from patchloom.track.tracks import Tracks
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     Noting.forget()
-    monkeypatch.setattr(tracks, "tracker_class", {"noting": Noting, "other": Other}.__getitem__)
+    monkeypatch.setattr(queue, "tracker_class", {"noting": Noting, "other": Other}.__getitem__)
     (tmp_path / "run").mkdir()
     return tmp_path / "run"
 
 
 def tell(run, said, names=("noting", "other")):
-    with Tracks(names, RunFolder(run), said.append) as all_of_it:
+    with TrackerSet(names, RunFolder(run), said.append) as all_of_it:
         all_of_it.start(SETTINGS, ROWS[:1])
         all_of_it.row(ROWS[1])
         all_of_it.pictures([png(run / "recovered.png", 10), run / "page.html"], 4)
@@ -53,7 +53,7 @@ def test_what_a_tracker_has_is_not_sent_again(run):
 def test_the_last_pictures_are_sent_though_others_were_at_that_step(run):
     """A run that stops early may have drawn there on the way; its last pictures are of its best weights."""
     for _ in range(2):  # the second start is that of a run that was killed at its end: it draws them again
-        with Tracks(["noting"], RunFolder(run), print) as all_of_it:
+        with TrackerSet(["noting"], RunFolder(run), print) as all_of_it:
             all_of_it.start(SETTINGS, ROWS)
             all_of_it.pictures([png(run / "recovered.png", 10)], 8)
             all_of_it.pictures([png(run / "recovered.png", 200)], 8, ended=True)
@@ -63,7 +63,7 @@ def test_the_last_pictures_are_sent_though_others_were_at_that_step(run):
 
 def test_one_that_is_asked_for_later_gets_all_rows(run):
     tell(run, [], ["noting"])
-    late = Tracks(["other"], RunFolder(run), print)
+    late = TrackerSet(["other"], RunFolder(run), print)
     late.start(SETTINGS, ROWS)
     late.close("success")
     assert [one[1] for one in Other.calls if one[0] == "row"] == [0, 4, 8]
@@ -85,9 +85,9 @@ def test_one_that_fails_is_switched_off_in_one_sentence(where, problem, run):
 
 
 def test_training_does_not_wait_for_one_that_is_stuck(run, monkeypatch):
-    monkeypatch.setattr(tracks, "_END", 0.2)
+    monkeypatch.setattr(queue, "_END", 0.2)
     said, began = [], time.monotonic()
-    with Tracks(["noting", "other"], RunFolder(run), said.append) as all_of_it:
+    with TrackerSet(["noting", "other"], RunFolder(run), said.append) as all_of_it:
         all_of_it.start(SETTINGS, [])
         all_of_it.row(ROWS[0] | {"stuck": "1"})
         all_of_it.row(ROWS[1])
@@ -100,7 +100,7 @@ def test_training_does_not_wait_for_one_that_is_stuck(run, monkeypatch):
 
 
 def test_a_run_that_went_back_sends_its_rows_again(run):
-    with Tracks(["noting"], RunFolder(run), print) as all_of_it:
+    with TrackerSet(["noting"], RunFolder(run), print) as all_of_it:
         all_of_it.start(SETTINGS, ROWS)
         all_of_it.back([4])
         all_of_it.row(ROWS[2])
@@ -115,20 +115,20 @@ def test_a_run_that_went_back_sends_its_rows_again(run):
 )
 def test_setbacks_without_the_tracker_are_made_good_at_its_next_start(known, went_back, back, rows, run):
     """A start without --log may go back, and any may be killed before its trackers hear of it."""
-    with Tracks(["noting"], RunFolder(run), print) as all_of_it:
+    with TrackerSet(["noting"], RunFolder(run), print) as all_of_it:
         all_of_it.start(SETTINGS, [], went_back[:known])
         for row in ROWS:
             all_of_it.row(row)
     for expected in ([*back, *rows], []):  # each setback is made good once
         Noting.calls = []
-        with Tracks(["noting"], RunFolder(run), print) as all_of_it:
+        with TrackerSet(["noting"], RunFolder(run), print) as all_of_it:
             all_of_it.start(SETTINGS, ROWS, went_back)
         assert [one[1] for one in Noting.calls if one[0] in ("back", "row")] == expected
 
 
 @pytest.mark.parametrize("problem, status", [(Stopped("s"), "aborted"), (PatchloomError("p"), "failed")])
 def test_the_end_says_how_the_run_ended(problem, status, run):
-    with pytest.raises(type(problem)), Tracks(["noting"], RunFolder(run), print) as all_of_it:
+    with pytest.raises(type(problem)), TrackerSet(["noting"], RunFolder(run), print) as all_of_it:
         all_of_it.start(SETTINGS, [])
         raise problem
     assert Noting.calls[-1] == ("end", status)
@@ -145,7 +145,7 @@ def test_a_damaged_note_is_named(run):
 def test_nothing_is_written_into_a_folder_that_took_the_place_of_the_runs(run):
     said, folder = [], RunFolder(run)
     folder.lock()
-    tracked = Tracks(["noting"], folder, said.append)
+    tracked = TrackerSet(["noting"], folder, said.append)
     tracked.start(SETTINGS, ROWS[:1])
     while not (run / "logs" / "noting.json").exists():
         time.sleep(0.01)

@@ -5,7 +5,7 @@ import math
 import pytest
 from tracked import RESULT, history_of, whole_by_wandb, whole_run
 
-from patchloom.track.wandb import has_key
+from patchloom.loggers.wandb import has_key
 
 
 @pytest.fixture(scope="module")

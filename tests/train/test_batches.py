@@ -8,10 +8,12 @@ from killing import draw_images
 from ranks import run_together
 
 from patchloom.cli import main
-from patchloom.data import Batch, hold_out, open_data
+from patchloom.data.loader import Batch
+from patchloom.data.sources.open import open_data
+from patchloom.data.splits import hold_out
 from patchloom.errors import PatchloomError
 from patchloom.runs.settings import Settings
-from patchloom.train.batches import evened
+from patchloom.train.loop import equalize_batches
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -64,10 +66,12 @@ def batch_of(count):
 
 def test_a_batch_that_is_too_small_for_the_task_is_refused():
     lut = Settings("x", {"name": "lut"}, batch_size=4)
-    assert [len(one.indices) for one in evened(iter([batch_of(4), batch_of(2)]), lut, 4)] == [4, 2]
+    assert [len(one.indices) for one in equalize_batches(iter([batch_of(4), batch_of(2)]), lut, 4)] == [4, 2]
     with pytest.raises(PatchloomError, match="^lut needs 2 or more images in a step, .* can be read are only 1: add"):
-        next(evened(iter([batch_of(1)]), lut, 4))
-    assert len(next(evened(iter([batch_of(1)]), Settings("x", {"name": "mae"}, batch_size=4), 4)).indices) == 1
+        next(equalize_batches(iter([batch_of(1)]), lut, 4))
+    assert (
+        len(next(equalize_batches(iter([batch_of(1)]), Settings("x", {"name": "mae"}, batch_size=4), 4)).indices) == 1
+    )
 
 
 REFUSED = {

@@ -14,17 +14,16 @@ from safetensors.torch import load_file
 from torch import nn
 
 from patchloom.errors import PatchloomError
-from patchloom.look.verb import look
-from patchloom.nets.weights import read_card
-from patchloom.questions.measure import Measure
+from patchloom.look.look import look
+from patchloom.nets.checkpoints.format import read_encoder_card
+from patchloom.questions.question import Measure
 from patchloom.runs.checkpoint import as_best
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import Settings
 from patchloom.runs.task import load_task
-from patchloom.train.best import Best, said_of
-from patchloom.train.pretrain import pretrain
-from patchloom.train.state import TrainState
+from patchloom.train.checkpointing import BestMeasure, TrainState, describe_best
+from patchloom.train.loop import pretrain
 
 NEVER = '''
 """MAE, of which no measure is a number."""
@@ -48,9 +47,9 @@ def measure(value: float, higher: bool = True) -> Measure:
     return Measure("accuracy", torch.tensor([value]), {"chance": torch.tensor([0.1])}, "chance", higher)
 
 
-def compared(values, higher=True) -> tuple[Best, list[int]]:
+def compared(values, higher=True) -> tuple[BestMeasure, list[int]]:
     """The best of measures after 0, 1, 2, ... steps, and how many had failed after each."""
-    best, failed, layer = Best(), [], nn.Linear(1, 1)
+    best, failed, layer = BestMeasure(), [], nn.Linear(1, 1)
     for step, value in enumerate(values):
         nn.init.constant_(layer.weight, step)
         best.compare(step, measure(value, higher), layer)
@@ -75,16 +74,16 @@ def test_the_best_is_by_the_measures_direction(values, higher, step, failed):
 def test_it_goes_through_a_checkpoint():
     best, _ = compared([0.1, 0.3, 0.2])
     tensors = {"weight": torch.zeros(1), "optimizer.exp_avg.weight": torch.zeros(1)} | as_best(best.weights)
-    again = Best.of({"best": best.plain()}, tensors)
+    again = BestMeasure.of({"best": best.plain()}, tensors)
     assert again == best and again.weights.keys() == {"weight", "bias"}
-    assert Best.of({}, {"weight": torch.zeros(1)}) == Best()
+    assert BestMeasure.of({}, {"weight": torch.zeros(1)}) == BestMeasure()
 
 
 def test_measures_that_are_no_numbers_are_counted_through_a_checkpoint_and_never_chosen():
     best, _ = compared([float("nan"), float("nan")])
     best.choose(ended=True)
     again = TrainState.of(TrainState(best=best).plain(), {}).best
-    assert again == best == Best(failed=2) and again.hopeless(Settings("", patience=2))
+    assert again == best == BestMeasure(failed=2) and again.hopeless(Settings("", patience=2))
     kept, _ = compared([float("nan"), 0.1])
     kept.choose(ended=False)
     assert not kept.chosen
@@ -100,19 +99,19 @@ def test_patience_counts_measures_in_a_row():
 
 def test_what_is_said_of_it():
     settings = Settings("", patience=2, epochs=20)
-    assert said_of(Best(0.5, 30, 2), 50, 100, settings) == (
+    assert describe_best(BestMeasure(0.5, 30, 2), 50, 100, settings) == (
         "The run stopped after epoch 10 of 20, since 2 measures in a row were not better (--patience 2); these are the "
         "weights of its best measure, at epoch 6 of 20."
     )
-    assert "at epoch 0 of 20, before the first step, not of its last step (" in said_of(
-        Best(0.5, 0, 1), 100, 100, settings
+    assert "at epoch 0 of 20, before the first step, not of its last step (" in describe_best(
+        BestMeasure(0.5, 0, 1), 100, 100, settings
     )
-    assert "at epoch 20 of 20, which was its last (" in said_of(Best(0.5, 100, 0), 100, 100, settings)
-    assert said_of(Best(failed=2), 50, 100, settings) == (
+    assert "at epoch 20 of 20, which was its last (" in describe_best(BestMeasure(0.5, 100, 0), 100, 100, settings)
+    assert describe_best(BestMeasure(failed=2), 50, 100, settings) == (
         "The run stopped after epoch 10 of 20, and none of its held-out measures was a number, so that --patience 2 "
         "had no best one to keep: these are its last weights."
     )
-    assert "The run ended after epoch 20 of 20, and none " in said_of(Best(failed=1), 100, 100, settings)
+    assert "The run ended after epoch 20 of 20, and none " in describe_best(BestMeasure(failed=1), 100, 100, settings)
 
 
 def test_a_patience_of_none_is_refused(tmp_path):
@@ -163,7 +162,7 @@ def test_it_stops_and_its_encoder_is_the_best_one(plain):
 def test_its_end_and_its_card_say_so(plain):
     said = re.compile(r"The run stopped after epoch [\d.]+ of 8, since 2 measures in a row were not better")
     assert said.search((plain.out / "summary.txt").read_text())
-    assert said.match(read_card(plain.out / "encoder.safetensors").note)
+    assert said.match(read_encoder_card(plain.out / "encoder.safetensors").note)
     held_out = (plain.out / "summary.txt").read_text()
     best = plain.about["best"]["value"]
     assert f"position accuracy {best:.1%}" in held_out, "the closing sentence is about the weights that are kept"
@@ -199,7 +198,7 @@ def test_its_pictures_are_called_by_the_epoch_and_the_measure_of_its_weights(pla
         titles.append(title(measure(0.5)).result)
         return []
 
-    monkeypatch.setattr("patchloom.look.verb.draw_task", noted)
+    monkeypatch.setattr("patchloom.look.look.draw_task", noted)
     look(plain.out)
     best = plain.about["best"]
     epoch = f"{8 * best['step'] / plain.about['steps']:.4g}"

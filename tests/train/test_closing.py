@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.evaluate.report import Report, Row, compared
-from patchloom.questions.measure import Measure
-from patchloom.runs.health import NO_LABELS
+from patchloom.claims import Claim
+from patchloom.evaluate.results import Report, Row, compare_rows
+from patchloom.questions.question import Measure
 from patchloom.runs.held_out import HeldOut
-from patchloom.train.closing import closing_sentence
-from patchloom.verdict import Claim
+from patchloom.runs.verdict import NO_LABELS
+from patchloom.train.verdict import closing_sentence
 
 NEW = HeldOut(np.array([0]), np.array([]))
 KNOWN = HeldOut(np.array([0]), np.array([]), "trained", "runs/old")
@@ -128,6 +128,6 @@ def test_on_the_same_images_the_closing_sentence_says_what_the_headline_says():
     rows = {"trained": right, "untrained": torch.arange(60) < 20, "raw pixels": torch.arange(60) < 18}
     quoted = tuple(Row.of_images(name, "mean", "knn", {"k": 20}, one) for name, one in rows.items())
     found = Report(list(quoted), "", "", quoted, "images", "", 0, 60)
-    assert compared([quoted[0]], [quoted[1]], trained=False).claim is Claim.BETTER
+    assert compare_rows([quoted[0]], [quoted[1]], trained=False).claim is Claim.BETTER
     sentence = closing_sentence(error(0.499, 0.727, 0.615), found, NEW)
     assert "its features tell classes better than untrained, though 60 test images are too few to tell by" in sentence

@@ -15,7 +15,7 @@ from lightning_fabric import Fabric
 from ranks import SAVING, Signal, free_port, run_together
 
 import patchloom.cli
-from patchloom.train.pretrain import pretrain
+from patchloom.train.loop import pretrain
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 

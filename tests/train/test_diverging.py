@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 from patchloom.errors import PatchloomError
 from patchloom.tasks import task_class
-from patchloom.train import pretrain as training
+from patchloom.train import loop as training
+from patchloom.train.loop import pretrain
 from patchloom.train.plan import Planner
-from patchloom.train.pretrain import pretrain
 from patchloom.train.step import Stepper
 
 pytestmark = pytest.mark.usefixtures("quick_probe")

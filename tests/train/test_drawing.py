@@ -10,10 +10,9 @@ from small import small
 from torch import nn
 
 from patchloom.tasks.mae import MAE
-from patchloom.train import drawing, journal
-from patchloom.train.drawing import drawn_after, operations
-from patchloom.train.pretrain import pretrain
-from patchloom.train.progress import measured_after, points
+from patchloom.train import metrics
+from patchloom.train.loop import pretrain
+from patchloom.train.metrics import drawing_steps, estimate_flops, event_steps, measuring_steps
 
 
 @pytest.fixture
@@ -21,23 +20,23 @@ def priced(monkeypatch):
     """Tasks of which an image takes a given number of operations."""
 
     def price(each: float) -> nn.Module:
-        monkeypatch.setattr(drawing, "operations", lambda task: each)
+        monkeypatch.setattr(metrics, "estimate_flops", lambda task: each)
         return nn.Identity()
 
     return price
 
 
 def measured(steps: int, images: int) -> set[int]:
-    return measured_after(steps, points(steps, 1 / 200) - {0}, images)
+    return measuring_steps(steps, event_steps(steps, 1 / 200) - {0}, images)
 
 
 def test_drawings_are_far_apart_and_none_is_at_the_end(priced):
-    found = drawn_after(1554, measured(1554, 128), 128, priced(1.6e8))  # `pretrain shapes`
+    found = drawing_steps(1554, measured(1554, 128), 128, priced(1.6e8))  # `pretrain shapes`
     assert found == {0, 388, 777, 1166}
     # of a larger model every measure is worth a picture
-    assert drawn_after(1554, measured(1554, 128), 128, priced(2e10)) == {0, *measured(1554, 128)} - {1554}
+    assert drawing_steps(1554, measured(1554, 128), 128, priced(2e10)) == {0, *measured(1554, 128)} - {1554}
     # and a run that takes seconds has them at its end
-    assert drawn_after(18, measured(18, 16), 16, priced(2e6)) == set()
+    assert drawing_steps(18, measured(18, 16), 16, priced(2e6)) == set()
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +48,16 @@ def images(tmp_path_factory):
 def test_pictures_come_before_the_first_step_and_change_nothing(images, tmp_path, monkeypatch, capsys):
     plain = pretrain(images, "droppos", out=tmp_path / "plain" / "run", **SMALL).folder
     assert "first pictures" not in capsys.readouterr().out
-    monkeypatch.setattr(drawing, "_BETWEEN", 1.0)
+    monkeypatch.setattr(metrics, "_BETWEEN", 1.0)
     drawn = []
 
     def noted(validation, folder, settings, measure, place, device):
         torch.rand(3)  # as if drawing used the random numbers of all
-        files = drawing.draw_run(validation, folder, settings, measure, place, device)
+        files = metrics.draw_run(validation, folder, settings, measure, place, device)
         drawn.append((place[0], sorted(one.name for one in folder.pictures.iterdir())))
         return files
 
-    monkeypatch.setattr(journal, "draw_run", noted)
+    monkeypatch.setattr(metrics, "draw_run", noted)
     run = pretrain(images, "droppos", out=tmp_path / "drawn" / "run", **SMALL).folder
     told = capsys.readouterr().out
     assert [step for step, _ in drawn] == [0, 1, 4, 9, 14]
@@ -84,5 +83,5 @@ def left_behind(run: Path) -> dict[str, bytes]:
 
 
 def test_operations_grow_with_the_patches():
-    few, many = (operations(small(MAE, p=p)) for p in (16, 8))
+    few, many = (estimate_flops(small(MAE, p=p)) for p in (16, 8))
     assert many > few > 0

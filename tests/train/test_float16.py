@@ -9,12 +9,11 @@ from killing import SMALL, draw_images
 from safetensors.torch import load_file
 
 from patchloom.tasks import task_class
-from patchloom.train import device_defaults
-from patchloom.train import pretrain as training
-from patchloom.train.optim import clip_gradients
-from patchloom.train.pretrain import pretrain
-from patchloom.train.state import TrainState
-from patchloom.train.step import Stepper
+from patchloom.train import loop as training
+from patchloom.train import resolve
+from patchloom.train.checkpointing import TrainState
+from patchloom.train.loop import pretrain
+from patchloom.train.step import Stepper, clip_gradients
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -127,4 +126,4 @@ def test_going_on_knows_the_scale(images, tmp_path, monkeypatch):
 def test_a_gpu_without_bfloat16_trains_in_float16(monkeypatch):
     for has, chosen in ((True, "bfloat16"), (False, "float16")):
         monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation, has=has: has)
-        assert device_defaults.precision("cuda")[0] == chosen
+        assert resolve.default_precision("cuda")[0] == chosen

@@ -9,19 +9,18 @@ import torch
 from killing import SMALL
 from PIL import Image
 
-from patchloom.data import open_data
-from patchloom.questions.measure import Measure
-from patchloom.runs.health import COLLAPSED, EARLY, HEALTHY, NOT_LEARNING, UNKNOWN, VERDICTS, WEAK, read_health
+from patchloom.claims import Level
+from patchloom.data.sources.open import open_data
+from patchloom.questions.question import Measure
 from patchloom.runs.settings import Settings
-from patchloom.train.health import health_of
-from patchloom.train.pretrain import pretrain
-from patchloom.train.signs import Classes, Signs
-from patchloom.verdict import Level
+from patchloom.runs.verdict import COLLAPSED, EARLY, HEALTHY, NOT_LEARNING, UNKNOWN, VERDICTS, WEAK, read_health
+from patchloom.train.loop import pretrain
+from patchloom.train.verdict import ClassResult, VerdictInputs, health_of
 
 SETTINGS = Settings(data="photos", task={"name": "mae"}, model={"name": "nano"}, epochs=10, blr=4e-3)
 FEATURES = {"features:spread": "0.9", "features:centred rank": "9", "features:deviation": "0.7"}
 UNTRAINED = {"features:deviation:untrained": "0.8"}
-BETTER = Classes(0.917, "untrained", 0.771, Level.UNSURE, Level.UNSURE)
+BETTER = ClassResult(0.917, "untrained", 0.771, Level.UNSURE, Level.UNSURE)
 
 
 def measure(value, base=0.4, n=200, noise=0.01, **more):
@@ -46,27 +45,27 @@ def signs(found, values=(0.9,), step=1000, ended=True, **more):
     rows[-1] |= FEATURES | more.pop("features", {})
     rng, apart = np.random.default_rng(0), found.values.double().numpy() - found.value
     results = {str(at): (value + rng.permutation(apart)).tolist() for at, value in zip(steps, values, strict=False)}
-    return Signs(found, rows, SETTINGS, step, 1000, ended=ended, **{"results": results} | more)
+    return VerdictInputs(found, rows, SETTINGS, step, 1000, ended=ended, **{"results": results} | more)
 
 
 CASES = {
     "clearly learnt": (signs(measure(0.2)), HEALTHY, "error 0.200, blurred copy 0.400, 50% of the way", "few labels"),
     "with few labels": (
-        signs(measure(0.2), classes=Classes(0.2, "untrained", 0.3, Level.UNKNOWN, Level.UNKNOWN, 20)),
+        signs(measure(0.2), classes=ClassResult(0.2, "untrained", 0.3, Level.UNKNOWN, Level.UNKNOWN, 20)),
         *(HEALTHY, "20 labelled images are too few to tell whether its features are better than unt", "label more"),
     ),
     "with labels": (
-        signs(measure(0.2), classes=Classes(0.3, "raw pixels", 0.2, Level.CLEAR, Level.CLEAR)),
+        signs(measure(0.2), classes=ClassResult(0.3, "raw pixels", 0.2, Level.CLEAR, Level.CLEAR)),
         HEALTHY,
         "kNN 30.0%",
         "",
     ),
     "still getting better": (
-        signs(measure(0.2), (0.9, 0.6, 0.4), classes=Classes(0.3, "raw pixels", 0.2, Level.CLEAR, Level.CLEAR)),
+        signs(measure(0.2), (0.9, 0.6, 0.4), classes=ClassResult(0.3, "raw pixels", 0.2, Level.CLEAR, Level.CLEAR)),
         *(HEALTHY, "50%", "train longer (--epochs 40): it was still getting better"),
     ),
     "no gain in classes": (
-        signs(measure(0.2), classes=Classes(0.2, "raw pixels", 0.3, Level.WORSE, Level.NONE)),
+        signs(measure(0.2), classes=ClassResult(0.2, "raw pixels", 0.3, Level.WORSE, Level.NONE)),
         *(WEAK, "no better than raw pixels (20.0%, raw pixels 30.0%)", "another --task"),
     ),
     "weakly": (signs(measure(0.38)), WEAK, "5% of the way to perfect", "train longer (--epochs 40)"),
@@ -190,7 +189,7 @@ def test_a_verdict_has_its_row_in_the_metrics_however_soon_the_run_is_killed(sha
         with (path / "metrics.csv").open() as lines:
             last.append((health.epoch, float([*csv.DictReader(lines)][-1]["epoch"])))
 
-    monkeypatch.setattr("patchloom.train.journal.write_health", written)
+    monkeypatch.setattr("patchloom.train.metrics.write_health", written)
     pretrain(shapes, out=tmp_path / "run", **(SMALL | {"epochs": 3}))
     assert len(last) > 2 and all(verdict == row for verdict, row in last) and last[-1][0] == 3
 

@@ -2,14 +2,13 @@
 
 import pytest
 
-from patchloom.train.lines import Line, Part, wrapped
-from patchloom.train.progress import about, line
-from patchloom.waiting import duration
+from patchloom.display import duration
+from patchloom.train.metrics import Line, LinePart, progress_line, round_duration, wrap_columns
 
 MEASURED = ["reconstruction error 0.499 (mean colour 0.615, blurred copy 0.727)"]
 MEASURED += ["reconstruction error 0.499 (blurred copy 0.727)", "reconstruction error 0.499"]
 PACE = ("1,891 images/s", "1% waiting for data")
-NOW = line(10.5, 42, "loss 2.4360", MEASURED, ["2 min 48 s left", "3 min left"], PACE)
+NOW = progress_line(10.5, 42, "loss 2.4360", MEASURED, ["2 min 48 s left", "3 min left"], PACE)
 
 
 def test_the_whole_line_puts_the_time_left_first():
@@ -17,7 +16,7 @@ def test_the_whole_line_puts_the_time_left_first():
         "2 min 48 s left · epoch 10.5/42 · reconstruction error 0.499 (mean colour 0.615, blurred copy 0.727) · "
         "loss 2.4360 · 1,891 images/s · 1% waiting for data"
     )
-    assert str(line(0.0, 42, "", [], ["5 s left", "5 s left"], ("", ""))) == "5 s left · epoch 0.0/42"
+    assert str(progress_line(0.0, 42, "", [], ["5 s left", "5 s left"], ("", ""))) == "5 s left · epoch 0.0/42"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +44,7 @@ def test_it_fits_any_width():
 
 
 def test_parts_give_way_in_their_order():
-    one = Line((Part(("aaaa", "a", ""), (1, 3)), Part(("bbbb", "b"), (2,))))
+    one = Line((LinePart(("aaaa", "a", ""), (1, 3)), LinePart(("bbbb", "b"), (2,))))
     assert [one.fit(width) for width in (None, 11, 8, 5, 4, 1)] == [
         "aaaa · bbbb", "aaaa · bbbb", "a · bbbb", "a · b", "b", "b",
     ]  # fmt: skip
@@ -54,7 +53,7 @@ def test_parts_give_way_in_their_order():
 def test_prose_is_broken_between_words_and_numbers_stay_whole():
     text = "kNN (k=20, mean): 29.9 % [27.9, 31.9] against 11.0 % untrained and 17.5 % raw pixels on 2,000 test images."
     for width in range(30, 130):
-        lines = wrapped(text, width).split("\n")
+        lines = wrap_columns(text, width).split("\n")
         assert all(len(one) <= width for one in lines)
         assert " ".join(one.strip() for one in lines) == text
         for whole in ("29.9 % [27.9, 31.9]", "11.0 %", "17.5 %"):
@@ -64,13 +63,13 @@ def test_prose_is_broken_between_words_and_numbers_stay_whole():
 
 def test_a_table_goes_on_under_its_column_and_words_are_never_cut():
     text = "  compile              False        (unknown here: patchloom bench --compile true measures what it brings)"
-    assert wrapped(text, 80) == (
+    assert wrap_columns(text, 80) == (
         "  compile              False        (unknown here: patchloom bench --compile\n"
         "                                    true measures what it brings)"
     )
-    assert wrapped("  " + "x" * 100 + " end", 80) == "  " + "x" * 100 + "\n    end"
+    assert wrap_columns("  " + "x" * 100 + " end", 80) == "  " + "x" * 100 + "\n    end"
     for short in ("", "  two  columns", "end"):
-        assert wrapped(short, 80) == short
+        assert wrap_columns(short, 80) == short
 
 
 @pytest.mark.parametrize(
@@ -84,4 +83,4 @@ def test_a_table_goes_on_under_its_column_and_words_are_never_cut():
     ],
 )
 def test_durations(seconds, long, short):
-    assert (duration(seconds), about(seconds)) == (long, short)
+    assert (duration(seconds), round_duration(seconds)) == (long, short)

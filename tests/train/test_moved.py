@@ -11,12 +11,13 @@ from killing import SMALL, draw_images, left_behind, typed
 
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
+from patchloom.runs import checkpoint as runs_folders
 from patchloom.runs import folder as folders
 from patchloom.runs.folder import RunFolder
-from patchloom.train import pretrain as training
+from patchloom.train import loop as training
+from patchloom.train.checkpointing import TrainState
 from patchloom.train.final_evaluation import FinalEvaluation
-from patchloom.train.pretrain import pretrain
-from patchloom.train.state import TrainState
+from patchloom.train.loop import pretrain
 from patchloom.train.validation import Validation
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
@@ -172,7 +173,7 @@ def test_a_folder_that_is_replaced_while_a_large_checkpoint_is_written(tmp_path,
     out.mkdir()
     run = RunFolder(out)
     run.lock()
-    saved = folders.Checkpoints.save.__globals__["save_file"]
+    saved = runs_folders.Checkpoints.save.__globals__["save_file"]
     there = []
 
     def save_slowly(tensors, path, metadata):
@@ -181,7 +182,7 @@ def test_a_folder_that_is_replaced_while_a_large_checkpoint_is_written(tmp_path,
         Path(path).parent.mkdir(exist_ok=True)
         there.append(held(out))
 
-    monkeypatch.setitem(folders.Checkpoints.save.__globals__, "save_file", save_slowly)
+    monkeypatch.setitem(runs_folders.Checkpoints.save.__globals__, "save_file", save_slowly)
     with pytest.raises(PatchloomError, match="was removed, moved or replaced"):
         run.checkpoints.save({}, {"step": 1})
     assert held(out) == there[0]

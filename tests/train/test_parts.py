@@ -3,18 +3,19 @@
 import pytest
 import torch
 
-from patchloom.data import Source, Stats
+from patchloom.data.source import Source
+from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.rates import cosine_rate, halving_rate
 from patchloom.runs.settings import Settings
 from patchloom.runs.task import prepare_task
+from patchloom.schedules import cosine_rate, halving_rate
 from patchloom.tasks import build_task, with_defaults
 from patchloom.tasks.sizes import momentum_for
-from patchloom.train.failures import too_little_memory
-from patchloom.train.optim import parameter_groups
-from patchloom.train.progress import points
+from patchloom.train.estimate import too_little_memory
+from patchloom.train.metrics import event_steps
 from patchloom.train.resolve import resolve
+from patchloom.train.step import parameter_groups
 
 
 def test_a_halving_rate_is_small_and_constant_first_then_halved_at_every_mark():
@@ -33,8 +34,8 @@ def test_learning_rate_rises_then_falls_as_a_cosine():
 
 
 def test_points():
-    assert points(100, 0.25) == {25, 50, 75, 100}
-    assert max(points(7, 0.25)) == 7 and max(points(1, 0.25)) == 1
+    assert event_steps(100, 0.25) == {25, 50, 75, 100}
+    assert max(event_steps(7, 0.25)) == 7 and max(event_steps(1, 0.25)) == 1
 
 
 def test_no_decay_on_biases_norms_tokens_and_positions():
@@ -227,7 +228,7 @@ def test_seeded_steps_repeat():
 @pytest.mark.parametrize(("task", "least"), [("mae", 1), ("lut", 2), ("extrema", 2)])
 def test_what_to_do_without_memory_is_never_refused(task, least, monkeypatch):
     for processes in (1, 3):
-        monkeypatch.setattr("patchloom.train.failures.world", lambda processes=processes: processes)
+        monkeypatch.setattr("patchloom.train.estimate.world", lambda processes=processes: processes)
         for batch in range(1, 9):
             said = too_little_memory("need", Settings("x", {"name": task}, batch_size=batch))
             assert ("halve --batch_size" in said) == (batch // 2 >= max(least, processes)), (batch, said)
@@ -245,6 +246,6 @@ def test_compiling_is_asked_for_only_where_there_is_a_compiler(monkeypatch):
 
 def test_attention_takes_the_form_that_is_clearly_faster(monkeypatch):
     for gain, form in ((0.2, "explicit"), (0.95, "fused"), (3.0, "fused")):
-        monkeypatch.setattr("patchloom.train.device_defaults.fused_gain", lambda *shape, gain=gain: gain)
+        monkeypatch.setattr("patchloom.train.resolve.fused_gain", lambda *shape, gain=gain: gain)
         settings, reasons = resolve(Settings("x", {"name": "mae"}, {"name": "auto"}, device="cpu"), 9, 3, STATS)
         assert settings.attention == form and f"×{gain:.2f}" in reasons["attention"]

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from patchloom.errors import PatchloomError
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import request
-from patchloom.train.pretrain import pretrain
+from patchloom.train.loop import pretrain
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -72,9 +72,10 @@ def test_pictures_show_every_part_of_the_data(tmp_path, monkeypatch):
     for label in "abc":
         draw_images(tmp_path / "images" / label, 40)
     seen = []
+    from patchloom.data import loader
     from patchloom.look import pictures
 
-    real = pictures.plain_batches
+    real = loader.plain_batches
     monkeypatch.setattr(
         pictures,
         "plain_batches",

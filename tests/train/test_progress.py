@@ -9,10 +9,9 @@ from killing import SMALL, draw_images, left_behind
 
 from patchloom.errors import Stopped
 from patchloom.runs.folder import RunFolder
-from patchloom.train import journal
-from patchloom.train.lines import Line, Part
-from patchloom.train.pretrain import pretrain
-from patchloom.train.progress import Pace, Reporter, measured_after, points
+from patchloom.train import metrics
+from patchloom.train.loop import pretrain
+from patchloom.train.metrics import Line, LinePart, Pace, Reporter, event_steps, measuring_steps
 from patchloom.train.step import Stepper
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
@@ -51,7 +50,7 @@ def reporter_on(stream, folder, clock, monkeypatch, columns=40):
 
 
 def counted(number):
-    return Line((Part((f"line {number}",)), Part((" and more that is long, long, long", ""), (1,))))
+    return Line((LinePart((f"line {number}",)), LinePart((" and more that is long, long, long", ""), (1,))))
 
 
 # ---- the rhythm
@@ -209,8 +208,8 @@ def test_measures_do_not_count_as_training_and_waiting_is_of_late(clock):
     ],
 )
 def test_the_first_measure_comes_early(steps, images, expected):
-    logged = points(steps, 1 / 200) - {0}
-    found = measured_after(steps, logged, images)
+    logged = event_steps(steps, 1 / 200) - {0}
+    found = measuring_steps(steps, logged, images)
     assert sorted(found) == expected
     assert found <= logged, "rows, and the means in them, are the same as without"
 
@@ -218,8 +217,8 @@ def test_the_first_measure_comes_early(steps, images, expected):
 @pytest.mark.parametrize("steps", [*range(1, 120), 199, 200, 201, 1000, 12_345])
 @pytest.mark.parametrize("images", [1, 128, 4096, 100_000])
 def test_for_any_number_of_steps(steps, images):
-    logged = points(steps, 1 / 200) - {0}
-    found = measured_after(steps, logged, images)
+    logged = event_steps(steps, 1 / 200) - {0}
+    found = measuring_steps(steps, logged, images)
     assert max(found) == steps and min(found) <= 1 + steps / 20 + steps / 200 and found <= logged
 
 
@@ -231,13 +230,13 @@ def values(run):
 def test_a_run_shows_its_latest_measure_and_after_resuming_at_once(tmp_path, monkeypatch, capsys):
     """At every update the line is made, and names what the last row with a measure holds."""
     images, run, seen = draw_images(tmp_path / "images"), tmp_path / "run", []
-    line = journal.line
+    line = metrics.progress_line
 
     def noted(epoch, epochs, losses, measured, *rest):
         seen.append((round(epoch * 3), measured[2], rest[0][0]))
         return line(epoch, epochs, losses, measured, *rest)
 
-    monkeypatch.setattr(journal, "line", noted)
+    monkeypatch.setattr(metrics, "progress_line", noted)
     monkeypatch.setattr(Reporter, "progress", lambda self, make: make())
     update = Stepper.update
 
@@ -273,7 +272,7 @@ def test_more_measures_change_nothing_that_is_trained(tmp_path, monkeypatch):
     for name in ("often", "seldom"):
         with monkeypatch.context() as patch:
             if name == "seldom":
-                patch.setattr(journal, "measured_after", lambda steps, logged, images: {steps})
+                patch.setattr(metrics, "measuring_steps", lambda steps, logged, images: {steps})
             runs.append(left_behind(pretrain(images, out=tmp_path / name / "run", **options).folder))
     often, seldom = runs
     rows = [one.pop("metrics.csv") for one in runs]

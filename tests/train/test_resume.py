@@ -16,10 +16,10 @@ from PIL import Image
 from patchloom import PatchloomError, load_encoder, pretrain
 from patchloom.cli import main
 from patchloom.runs.folder import RunFolder
-from patchloom.stopping import SIGNALS
+from patchloom.system.signals import SIGNALS
+from patchloom.train import loop as training
 from patchloom.train import plan as plans
-from patchloom.train import pretrain as training
-from patchloom.train.state import TrainState
+from patchloom.train.checkpointing import TrainState
 
 COMMAND = ["--task", "droppos", "--epochs", "16", "--batch_size", "16", "--accumulate", "2", "--img_size", "32"]
 # with a process that reads images, which gets the signal, too

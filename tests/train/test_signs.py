@@ -3,19 +3,19 @@
 import pytest
 import torch
 
-from patchloom.questions.measure import Measure
+from patchloom.claims import Level
+from patchloom.questions.question import Measure
 from patchloom.runs.settings import Settings
-from patchloom.train.signs import Classes, Signs, classes_in
-from patchloom.verdict import Level
+from patchloom.train.verdict import ClassResult, VerdictInputs, logged_class_result
 
 
 def test_classes_are_compared_with_the_better_control():
     start = {"knn": "0.10", "knn:untrained": "0.10", "knn:raw pixels": "0.17"}
-    found = classes_in([start, {"knn": ""}, {"knn": "0.30"}], 2000)
-    assert found == Classes(0.3, "raw pixels", 0.17, Level.CLEAR, Level.CLEAR, 2000)
-    between = classes_in([start, {"knn": "0.16"}], 2000)
+    found = logged_class_result([start, {"knn": ""}, {"knn": "0.30"}], 2000)
+    assert found == ClassResult(0.3, "raw pixels", 0.17, Level.CLEAR, Level.CLEAR, 2000)
+    between = logged_class_result([start, {"knn": "0.16"}], 2000)
     assert (between.control, between.level, between.untrained) == ("raw pixels", Level.NONE, Level.WEAK)
-    assert classes_in([{"held_out": "1"}], 2000) is None
+    assert logged_class_result([{"held_out": "1"}], 2000) is None
 
 
 @pytest.mark.parametrize(
@@ -36,4 +36,4 @@ def test_worse_than_at_the_start_is_more_than_chance(start, found, n, worse):
     rows = [{"step": "0", "held_out": f"{start}"}, {"step": "6", "held_out": f"{found}"}]
     settings = Settings(data="photos", task={"name": "mae"}, model={"name": "nano"}, epochs=2, blr=4e-3)
     results = {"0": before.tolist()}
-    assert Signs(measure, rows, settings, 6, 6, results=results).worse_than_at_the_start() == worse
+    assert VerdictInputs(measure, rows, settings, 6, 6, results=results).worse_than_at_the_start() == worse

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
-from patchloom.train import pretrain as training
-from patchloom.train.pretrain import pretrain
+from patchloom.train import loop as training
+from patchloom.train.loop import pretrain
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 

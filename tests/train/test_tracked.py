@@ -4,14 +4,14 @@ import pytest
 from killing import SMALL, draw_images
 from noting import Noting
 
+from patchloom.loggers import queue
+from patchloom.loggers.queue import TrackerSet
 from patchloom.tasks import task_class
-from patchloom.track import tracks
-from patchloom.track.tracks import Tracks
-from patchloom.train import journal
-from patchloom.train import pretrain as training
-from patchloom.train.best import Best
+from patchloom.train import loop as training
+from patchloom.train import metrics
+from patchloom.train.checkpointing import BestMeasure
+from patchloom.train.loop import pretrain
 from patchloom.train.plan import Planner
-from patchloom.train.pretrain import pretrain
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -35,10 +35,10 @@ def run(tmp_path, monkeypatch):
         pretrain(images, "mae", out=tmp_path / "run", log="tensorboard", patience=100, **SMALL)
 
     Noting.forget()
-    monkeypatch.setattr(tracks, "tracker_class", {"tensorboard": Noting}.__getitem__)
+    monkeypatch.setattr(queue, "tracker_class", {"tensorboard": Noting}.__getitem__)
     monkeypatch.setattr(training, "_SAVE_EVERY", 0.0)
-    monkeypatch.setattr(journal, "drawn_after", lambda steps, measured, *_: {0, LAST} & {0, *measured})
-    monkeypatch.setattr(Best, "hopeless", lambda self, settings: seen[-1] == LAST - 1)
+    monkeypatch.setattr(metrics, "drawing_steps", lambda steps, measured, *_: {0, LAST} & {0, *measured})
+    monkeypatch.setattr(BestMeasure, "hopeless", lambda self, settings: seen[-1] == LAST - 1)
     monkeypatch.setattr(Planner, "forecast", lambda self, plan: None)  # its trial steps are none of the training
     monkeypatch.setattr(task_class("mae"), "forward", forward)
     return start
@@ -52,7 +52,7 @@ def test_a_kill_after_a_setback_an_early_stop_and_a_result_that_was_not_taken(ru
         raise KeyboardInterrupt
 
     with monkeypatch.context() as killed:
-        killed.setattr(Tracks, "back", kill)
+        killed.setattr(TrackerSet, "back", kill)
         with pytest.raises(KeyboardInterrupt):
             run()
     assert told("row") == [*range(FIRST_BAD + training._MAX_IN_A_ROW)]  # the last of the bad ones has none

@@ -11,13 +11,13 @@ import yaml
 from PIL import Image
 from torch import distributed as dist
 
-from patchloom import processes
-from patchloom.data import Stats
-from patchloom.machine import Cores, cores
-from patchloom.processes import cores_here
+from patchloom.data.stats import Stats
 from patchloom.runs.settings import Settings
-from patchloom.train import device_defaults as defaults
-from patchloom.train.pretrain import pretrain
+from patchloom.system import distributed
+from patchloom.system.distributed import cores_here
+from patchloom.system.hardware import Cores, cores
+from patchloom.train import resolve as defaults
+from patchloom.train.loop import pretrain
 from patchloom.train.resolve import resolve
 from patchloom.train.validation import Validation
 
@@ -39,18 +39,18 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("processes", [1, 2, 4, 8])
 @pytest.mark.parametrize(("device", "least"), [("cpu", 1), ("cuda", 1), ("mps", 1)])
 def test_all_of_a_machine_together_have_no_more_than_its_cores(device: str, least: int, processes: int) -> None:
-    number, why = defaults.workers(device, Cores(64, processes))
+    number, why = defaults.default_workers(device, Cores(64, processes))
     assert processes * (number + 1) <= 64 and number >= least
     assert ("processes share 64" in why) == (processes > 1)
-    assert defaults.workers(device, Cores(2, 8))[0] == 1  # one, even where there are more processes than cores
+    assert defaults.default_workers(device, Cores(2, 8))[0] == 1  # one, even where there are more processes than cores
 
 
 def test_eight_gpus_of_a_machine_with_64_cores() -> None:
-    assert defaults.workers("cuda", Cores(64, 8)) == (
+    assert defaults.default_workers("cuda", Cores(64, 8)) == (
         7,
         "one for each of 8 cores but one, since 8 processes share 64",
     )
-    assert defaults.workers("cuda", Cores(64)) == (16, "one for each of 64 cores but one")
+    assert defaults.default_workers("cuda", Cores(64)) == (16, "one for each of 64 cores but one")
 
 
 ALL, HERE = set(range(64)), platform.node()
@@ -67,7 +67,7 @@ ALL, HERE = set(range(64)), platform.node()
 )
 def test_cores_are_counted_however_they_are_shared(known: list, found: Cores, monkeypatch) -> None:
     asked = []
-    monkeypatch.setattr(processes, "collected", lambda own: asked.append(own) or known)
+    monkeypatch.setattr(distributed, "collected", lambda own: asked.append(own) or known)
     assert cores_here() == found and found.each in (8, 4)
     assert [machine for machine, *_ in asked[0]] == [HERE]
 
@@ -106,9 +106,9 @@ def test_a_run_that_goes_on_elsewhere_reads_as_suits_there(images: Path, tmp_pat
             super().__init__(*rest)
             used.append(self.workers)
 
-    monkeypatch.setattr("patchloom.train.pretrain.Validation", Noted)
+    monkeypatch.setattr("patchloom.train.loop.Validation", Noted)
     for here in (Cores(12), Cores(12, 6), Cores(12)):
-        monkeypatch.setattr("patchloom.train.pretrain.cores_here", lambda here=here: here)
+        monkeypatch.setattr("patchloom.train.loop.cores_here", lambda here=here: here)
         pretrain(images, task="mae", device="cpu", workers="auto", out=run, **SMALL)
         (run / "summary.txt").unlink()
     assert used == [3, 1, 3]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from degrading import seeded
 
-from patchloom.withhold.draws import (
+from patchloom.withhold.degrade import (
     draw_from,
     draw_index,
     draw_uniform,

@@ -25,15 +25,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from patchloom.data.crop import resize_part
-from patchloom.data.read import Unreadable
-from patchloom.data.sources.base import Source, digest
-from patchloom.data.stats import sampled
+from patchloom.audio.config import Sound
+from patchloom.data.augment import resize_part
+from patchloom.data.decode import Unreadable
+from patchloom.data.source import Source, digest
+from patchloom.data.stats import sample_images
 from patchloom.data.workers import in_workers
+from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
-from patchloom.files import cache_root, size_in_words, write_whole
-from patchloom.sound import Sound
-from patchloom.waiting import Waiting
+from patchloom.system.files import cache_root, size_in_words, write_whole
 
 # "whole": as they are; a number: the pixels to which a longer shorter side is reduced
 Cache = Literal["whole"] | int
@@ -237,7 +237,7 @@ def _mean_bytes(source: Source, cache: Cache, folder: Path) -> float:
     except (OSError, ValueError, LookupError, TypeError):  # missing or damaged
         pass
     unreadable: list[str] = []
-    found = [_to_cache(image, cache) for _, image in sampled(source, _SAMPLE, 0, unreadable)]
+    found = [_to_cache(image, cache) for _, image in sample_images(source, _SAMPLE, 0, unreadable)]
     mean = sum(0 if image is None else image.numel() for image in found) / (len(found) + len(unreadable))
     if mean == 0:
         raise PatchloomError(
@@ -265,7 +265,7 @@ def _make(parts: _Parts, missing: list[int], workers: int, say: Callable[[str], 
     say(f"Decoding {images:,} {noun}, to be cached in {folder} ({room})")
     # Processes that fill the same folder begin at different parts, and so share the work.
     turn = uuid.uuid4().int % len(missing)
-    with Waiting(f"decoding {noun}", images) as waiting:
+    with StatusMessage(f"decoding {noun}", images) as waiting:
         for count in in_workers(parts, missing[turn:] + missing[:turn], workers):
             waiting.advance(count)
     say(f"  {waiting.done:,} of {images:,} {noun} are cached")

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from patchloom.errors import PatchloomError
-from patchloom.stopping import leave_signals, starting_workers, worker_context
+from patchloom.system.signals import leave_signals, starting_workers, worker_context
 
 # torch's words for a worker that was killed, or met the end of shared memory
 _LOST_WORKER = re.compile(r"DataLoader worker \(pid|bus error|shared memory|received 0 items of ancdata")

@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.embed.card import KEY, as_text
-from patchloom.embed.rows import Chunk, Rows
-from patchloom.errors import PatchloomError
-from patchloom.hints import pip_install
+from patchloom.embed.chunks import METADATA_KEY, Chunk, Rows, as_text
+from patchloom.errors import PatchloomError, pip_install
 
 # numbers of a network do not become smaller by packing, and are read faster as they are
 _PACKED = {"path": "zstd", "split": "zstd", "label": "zstd"}
@@ -45,7 +43,7 @@ def write(path: Path, rows: Rows) -> None:
     pa = arrow()
     vector = reduce(pa.list_, reversed(rows.parts.shape), pa.from_numpy_dtype(rows.parts.dtype))
     kinds = {"path": pa.string(), "split": pa.string(), "label": pa.string(), "vector": vector}
-    schema = pa.schema(list(kinds.items()), metadata={KEY: as_text(rows.card)})
+    schema = pa.schema(list(kinds.items()), metadata={METADATA_KEY: as_text(rows.card)})
     packed = {name: _PACKED.get(name, "none") for name in _leaves(rows.parts.shape)}
     with pa.parquet.ParquetWriter(path, schema, compression=packed, use_dictionary=_OFTEN_THE_SAME) as file:
         for some in rows.chunks():
@@ -67,7 +65,7 @@ def read_card(path: Path) -> str | None:
     Raises:
         PatchloomError: pyarrow is not installed.
     """
-    found = (arrow().parquet.read_schema(path).metadata or {}).get(KEY.encode())
+    found = (arrow().parquet.read_schema(path).metadata or {}).get(METADATA_KEY.encode())
     return None if found is None else found.decode("utf-8", "replace")
 
 

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from patchloom.data.splits import pick, pick_groups
 from patchloom.errors import PatchloomError
 
-STRENGTHS: tuple[float, ...] = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+L2_STRENGTHS: tuple[float, ...] = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 CHOICE_VALIDATION_SHARE = 0.2
 
 _SCORES = 2**26  # logits in memory at once; large, since every product has an overhead
@@ -125,7 +125,7 @@ def choose_strength(
     labels: Tensor,
     *,
     seed: int = 0,
-    strengths: Sequence[float] = STRENGTHS,
+    strengths: Sequence[float] = L2_STRENGTHS,
     device: torch.device | str = "cpu",
     groups: Tensor | None = None,
 ) -> Choice:
@@ -184,7 +184,7 @@ def linear_probe(
         PatchloomError: fewer than two images or two classes.
     """
     choice = choose_strength(features, labels, seed=seed, device=device, groups=groups)
-    path = [strength for strength in STRENGTHS if strength >= choice.strength]
+    path = [strength for strength in L2_STRENGTHS if strength >= choice.strength]
     return fit_path(features, labels, path, device)[-1], choice
 
 

@@ -9,15 +9,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from patchloom.data import Source, normalize, plain_batches
-from patchloom.data.crop import cuts_natively
-from patchloom.look.sheets import ROWS, Title, draw_sheet
-from patchloom.look.spectrograms import spectrograms
-from patchloom.nets.weights import EncoderCard
-from patchloom.questions.measure import Measure
+from patchloom.audio.config import reword_for_sound
+from patchloom.data.augment import cuts_natively
+from patchloom.data.loader import plain_batches
+from patchloom.data.source import Source
+from patchloom.data.stats import normalize
+from patchloom.look.context import spectrogram_sheet
+from patchloom.look.image_grid import SHEET_ROWS, Title, draw_sheet
+from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.questions.question import Measure
 from patchloom.runs.settings import Settings
-from patchloom.sound import in_words
-from patchloom.tasks.code import label
+from patchloom.tasks.custom import label
 from patchloom.tasks.task import Task
 
 
@@ -27,7 +29,7 @@ def draw_task(
     card: EncoderCard,
     folder: Path,
     device: torch.device | str = "cpu",
-    images: int = ROWS,
+    images: int = SHEET_ROWS,
     seed: int = 0,
     title: Callable[[Measure], Title] | None = None,
 ) -> list[Path]:
@@ -60,8 +62,8 @@ def draw_task(
     task.train(was_training)
     if card.sound is None:
         return [draw_sheet(sheet, card.mean, card.std, folder, above, images) for sheet in sheets]
-    drawn = (spectrograms(sheet, card.sound, card.mean, card.std) for sheet in sheets)
-    above = None if above is None else above._replace(result=in_words(above.result, card.sound))
+    drawn = (spectrogram_sheet(sheet, card.sound, card.mean, card.std) for sheet in sheets)
+    above = None if above is None else above._replace(result=reword_for_sound(above.result, card.sound))
     return [draw_sheet(sheet, (0.0,) * 3, (1.0,) * 3, folder, above, images) for sheet in drawn]
 
 

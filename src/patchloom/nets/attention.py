@@ -15,9 +15,9 @@ from timm.models.cait import ClassAttn, LayerScaleBlockClassAttn
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor
 
+from patchloom.nets.finetune import RelativeAttention
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.queries import heads_of
-from patchloom.nets.variants import RelativeAttention
 
 
 def attention_each(vit: VisionTransformer, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.hierarchical import Encoder, encode_units, is_hierarchical, unit_grid, unit_positions, unit_side
-from patchloom.nets.partial import run_blocks
+from patchloom.nets.sparse_attention import run_blocks
+from patchloom.nets.swin import Encoder, encode_units, is_hierarchical, unit_grid, unit_positions, unit_side
 from patchloom.patches.tokens import patchify
 from patchloom.withhold.encoder_input import EncoderInput, all_patches
 

@@ -12,9 +12,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from patchloom.nets.checkpoints.format import checksum
+from patchloom.nets.checkpoints.resize import resize_input
 from patchloom.nets.encode import encode, grid_size, patch_count, patch_size
-from patchloom.nets.fitting import resize_input
-from patchloom.nets.weights import checksum
 from patchloom.withhold.encoder_input import all_patches
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from patchloom.processes import draw
+from patchloom.system.distributed import draw
 
 
 def share_of(n: int, share: float) -> int:

@@ -7,7 +7,7 @@ columns of pixels of a patch.
 import torch
 from torch import Tensor
 
-from patchloom.sides import Sides
+from patchloom.sizes import Sides
 
 
 def gather_tokens(tokens: Tensor, indices: Tensor) -> Tensor:

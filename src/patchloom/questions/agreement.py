@@ -14,12 +14,11 @@ from patchloom.nets.encode import encode
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.heads import InstanceHead, Stem, represent
 from patchloom.nets.teacher import Teacher, no_grad_autocast
-from patchloom.processes import gathered, rank
-from patchloom.questions.measure import Measure
-from patchloom.questions.question import ROWS, Encoded, Outcome, Question, Sheet
+from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Question, Sheet
+from patchloom.system.distributed import gathered, rank
 from patchloom.withhold.encoder_input import EncoderInput, all_patches
 
-NEIGHBOURS = 3
+SHEET_NEIGHBOURS = 3
 
 Representation = Literal["cait", "vit", "mean"]
 Loss = Literal["byol", "infonce"]
@@ -201,7 +200,7 @@ def agreement_measure(student: Tensor, teacher: Tensor) -> Measure:
     )
 
 
-def nearest(queries: Tensor, gallery: Tensor, own: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def nearest_by_cosine(queries: Tensor, gallery: Tensor, own: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The nearest others of a gallery by the cosine of their features, the nearest first.
 
     Args:
@@ -231,7 +230,7 @@ def neighbours_sheet(images: Tensor, found: dict[str, tuple[Tensor, Tensor]], ca
     columns = {"image": images[:shown]}
     own = torch.arange(shown)
     for heading, (queries, gallery) in found.items():
-        indices = nearest(queries[:shown], gallery, own, NEIGHBOURS)[0]
+        indices = nearest_by_cosine(queries[:shown], gallery, own, SHEET_NEIGHBOURS)[0]
         for place, which in enumerate(indices.unbind(1), start=1):
             columns[f"{heading}, {place}."] = images[which]
     return Sheet("neighbours", caption, columns)

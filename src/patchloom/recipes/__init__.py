@@ -13,9 +13,8 @@ from typing import Any
 
 import yaml
 
-from patchloom.errors import PatchloomError
-from patchloom.hints import listing, suggestion
-from patchloom.sides import both, in_pixels
+from patchloom.errors import PatchloomError, listing, suggestion
+from patchloom.sizes import in_pixels, to_pair
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ class PretrainRecipe:
                     if is_now.get(key) != inner
                 ]
             elif name in ("img_size", "patch_size"):
-                if both(settings[name]) != both(value):
+                if to_pair(settings[name]) != to_pair(value):
                     found.append(f"{name} {in_pixels(settings[name])} ({in_pixels(value)})")
             elif name != "batch_size" and settings[name] != value:
                 found.append(f"{name} {settings[name]} ({value})")

@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.files import interruptibly, remove_leftovers, unwritable, write_whole
-from patchloom.nets.weights import checksum
+from patchloom.nets.checkpoints.format import checksum
+from patchloom.system.files import remove_leftovers, run_interruptibly, write_error, write_whole
 
 _OPTIMIZER = "optimizer."
 _BEST = "best/"  # weights of the best measure, where a run keeps them; no module has such a name
 _LARGE = 2**28  # bytes that take seconds to be written
 
 
-class Damaged(PatchloomError):
+class DamagedCheckpoint(PatchloomError):
     """A checkpoint that is not what was written."""
 
 
@@ -73,7 +73,7 @@ class Checkpoints:
                 if sum(one.nbytes for one in tensors.values()) < _LARGE:
                     save_file(tensors, path, metadata)
                 else:
-                    interruptibly(lambda: save_file(tensors, path, metadata))
+                    run_interruptibly(lambda: save_file(tensors, path, metadata))
                 self.check()  # again, since a large one takes a while
                 path.chmod(mode)  # safetensors' own is for nobody else to read
             except SafetensorError as problem:  # which hides the system's number, but not its words
@@ -86,7 +86,7 @@ class Checkpoints:
                 os.replace(self.last, self.before)
             os.replace(fresh, self.last)
         except OSError as problem:
-            raise unwritable(self.last, problem) from problem
+            raise write_error(self.last, problem) from problem
         self._sound = True
 
     def weights(self) -> dict[str, Tensor]:
@@ -137,12 +137,12 @@ class Checkpoints:
                 continue
             try:
                 tensors, about = _read(path, unsealed)
-            except Damaged as problem:
+            except DamagedCheckpoint as problem:
                 problems.append(str(problem))
                 continue
             self._sound = not problems
             return tensors, about, problems
-        raise Damaged(
+        raise DamagedCheckpoint(
             f"{'; '.join(problems)}: no checkpoint of {self.last.parent.parent} can be used, so restore one from a "
             "copy, or begin again with another --out"
         )
@@ -253,10 +253,10 @@ def _read(path: Path, unsealed: bool) -> tuple[dict[str, Tensor], dict[str, Any]
         return tensors, json.loads(found["about"])
     except (OSError, SafetensorError, ValueError) as problem:
         reason = " ".join(str(problem).split())
-        raise Damaged(f"the checkpoint {path} is damaged ({reason})") from problem
+        raise DamagedCheckpoint(f"the checkpoint {path} is damaged ({reason})") from problem
 
 
-def finite(tensors: Iterable[Tensor]) -> bool:
+def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all numbers in this process's parts of ``tensors`` are numbers."""
     return all(bool(_local(one).isfinite().all()) for one in tensors)
 

@@ -10,25 +10,25 @@ from typing import Any, NamedTuple
 
 from timm.models.vision_transformer import VisionTransformer
 
-from patchloom.data import Stats
-from patchloom.data.randaugment import RandAugment
-from patchloom.data.sound.excerpts import for_recordings
+from patchloom.audio.augment import for_recordings
+from patchloom.audio.config import GREY, SIXTH, Sound
+from patchloom.data.augment import RandAugment
+from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError
-from patchloom.memory import Affordable
 from patchloom.nets.build import build_encoder
-from patchloom.nets.last_blocks import train_last_blocks
+from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.nets.finetune import train_last_blocks
 from patchloom.nets.native import missing
 from patchloom.nets.native.blocks import use_native
-from patchloom.nets.online import from_cache_alone
 from patchloom.nets.performance import checkpoint_gradients, fuse_attention
 from patchloom.nets.teacher import use_half_without_grad
-from patchloom.nets.weights import EncoderCard
 from patchloom.runs.checkpoint import is_best, restore
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import Settings, TaskLike
-from patchloom.sound import GREY, SIXTH, Sound
+from patchloom.system.hardware import MemoryGuard
+from patchloom.system.network import from_cache_alone
 from patchloom.tasks import build_task, task_name
-from patchloom.tasks.code import Code, label, refuse_untyped, same_task
+from patchloom.tasks.custom import Code, label, refuse_untyped, same_task
 from patchloom.tasks.task import Task
 
 
@@ -60,7 +60,7 @@ def prepare_task(
         PatchloomError: the model needs more memory than there is, or the settings do not fit the task.
     """
     # what a GPU lacks it tells itself; of blocks that stay as they are there is neither gradient nor moment
-    affordable = Affordable(4 if settings.device == "cpu" and settings.train_blocks is None else 1)
+    affordable = MemoryGuard(4 if settings.device == "cpu" and settings.train_blocks is None else 1)
     with affordable:
         vit = build_encoder(settings.encoder_spec())
     if begin is not None:
@@ -122,7 +122,7 @@ def unknown_stats(channels: int, sound: Sound | None = None) -> Stats:
     return Stats((GREY,), (SIXTH,), *sound.size, 0, [], sound=heard)
 
 
-class Loaded(NamedTuple):
+class LoadedTask(NamedTuple):
     """A run's task with its weights, the card of its encoder, its settings, its folder, and where it is.
 
     Of ``about``, what the checkpoint keeps beside its tensors, ``step`` is the number of steps done; of which step the
@@ -136,7 +136,7 @@ class Loaded(NamedTuple):
     about: dict[str, Any]
 
 
-def load_task(run: str | Path, task: TaskLike | None = None) -> Loaded:
+def load_task(run: str | Path, task: TaskLike | None = None) -> LoadedTask:
     """The task of a run in eval mode, as its last checkpoint has it.
 
     Args:
@@ -154,7 +154,7 @@ def load_task(run: str | Path, task: TaskLike | None = None) -> Loaded:
         prepared = prepare_task(settings, folder.read_stats())
     weights, about = folder.checkpoints.newest()
     restore(weights, prepared)
-    return Loaded(prepared.eval(), newest_card(folder, settings, about), settings, folder, about)
+    return LoadedTask(prepared.eval(), newest_card(folder, settings, about), settings, folder, about)
 
 
 def newest_card(folder: RunFolder, settings: Settings, about: Mapping[str, Any]) -> EncoderCard:

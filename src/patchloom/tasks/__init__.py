@@ -7,11 +7,10 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
-from patchloom.errors import PatchloomError
-from patchloom.hints import check, hint_of, listing, suggestion
-from patchloom.tasks.code import full_name, is_code, label, load
+from patchloom.errors import PatchloomError, check_type, hint_of, listing, suggestion
+from patchloom.tasks.custom import full_name, is_code, label, load
 
-if TYPE_CHECKING:  # listing the tasks must not import torch
+if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
 
     from patchloom.tasks.task import Task
@@ -166,7 +165,7 @@ def with_defaults(task: Mapping[str, Any]) -> dict[str, Any]:
         if option not in parameters:
             said = f"{label(task['name'])} has no option {option}{suggestion(option, parameters)}"
             raise PatchloomError(f"{said} Its options: {', '.join(parameters)}.")
-        check(f"task.{option}", value, hint_of(parameters[option], hints))
+        check_type(f"task.{option}", value, hint_of(parameters[option], hints))
     return {"name": task["name"]} | {name: task.get(name, one.default) for name, one in parameters.items()}
 
 
@@ -210,7 +209,7 @@ def images_needed(task: Mapping[str, Any]) -> tuple[int, str]:
     return task_class(options.pop("name")).images_needed(options)
 
 
-def check_images(task: Mapping[str, Any], batch: int, n: int) -> None:
+def check_step_size(task: Mapping[str, Any], batch: int, n: int) -> None:
     """Refuse steps of ``batch`` images, or of all ``n`` where there are no more, of which ``task`` could not learn.
 
     Raises:

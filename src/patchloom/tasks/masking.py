@@ -8,7 +8,7 @@ from torch import Tensor
 from patchloom.errors import PatchloomError
 from patchloom.nets.geometry import Geometry
 from patchloom.patches.partition import random_unit_partition, share_of, uniform_partition
-from patchloom.sides import in_pixels
+from patchloom.sizes import in_pixels
 from patchloom.tasks.task import Size, Task
 
 UNIFORM = 0.75  # what uniform masking removes

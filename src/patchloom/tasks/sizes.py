@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.decode import MAEDecoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file
+from patchloom.nets.checkpoints.load import load_bare_weights
+from patchloom.nets.checkpoints.read import is_bare_weights
+from patchloom.nets.decoders import MAEDecoder
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.heads import mlp
-from patchloom.nets.hierarchical import Encoder, refuse_hierarchical
-from patchloom.nets.plain import load_plain
-from patchloom.nets.states import plain_file
+from patchloom.nets.swin import Encoder, refuse_hierarchical
 from patchloom.nets.teacher import FrozenTeacher
-from patchloom.nets.weights import EncoderCard, load_encoder
 from patchloom.patches.positions import sincos_2d
 from patchloom.tasks.task import Size, Task
 
@@ -133,7 +133,7 @@ def frozen_teacher(geometry: Geometry, source: str | None, model: str | None = N
         )
     # building one draws weights, and the run's draws shall not depend on it; it has numbers even in a sketch of one
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        if plain_file(source):
+        if is_bare_weights(source):
             vit, card = _plain_teacher(Path(source), model)
         elif model is not None:
             raise PatchloomError(
@@ -141,7 +141,7 @@ def frozen_teacher(geometry: Geometry, source: str | None, model: str | None = N
                 "out"
             )
         else:
-            vit, card = load_encoder(source)
+            vit, card = load_encoder_file(source)
     refuse_hierarchical(vit, "a teacher of features", "give another --task.features_of")
     if len(card.mean) != geometry.channels:
         raise PatchloomError(
@@ -153,7 +153,7 @@ def frozen_teacher(geometry: Geometry, source: str | None, model: str | None = N
 
 def _plain_teacher(path: Path, model: str | None) -> tuple[Encoder, EncoderCard]:
     try:
-        return load_plain(path, model)
+        return load_bare_weights(path, model)
     except PatchloomError as problem:  # which speaks of the option that other verbs have for it
         raise PatchloomError(str(problem).replace("--model", "--task.features_model")) from problem
 

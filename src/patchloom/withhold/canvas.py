@@ -15,10 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from patchloom.patches.tokens import grid_of, patchify, unpatchify
-from patchloom.processes import gathered, rank
-from patchloom.sides import Sides
-from patchloom.withhold.checks import check_images, check_shape, check_sizes
-from patchloom.withhold.draws import table
+from patchloom.sizes import Sides
+from patchloom.system.distributed import gathered, rank
+from patchloom.withhold.degrade import check_images, check_shape, check_sizes, table
 
 Sizes = Sequence[tuple[int, int]]
 

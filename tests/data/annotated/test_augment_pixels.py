@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.data.annotated import IGNORED, PixelAugment, resized_for_test
+from patchloom.dense.annotations.base import IGNORED
+from patchloom.dense.augment import PixelAugment, resized_for_test
 from patchloom.errors import PatchloomError
 
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.data.annotated import open_boxes
+from patchloom.dense.annotations.detection import open_boxes
+from patchloom.dense.metrics import DetectedObjects, average_precision
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.dense.average_precision import average_precision
-from patchloom.evaluate.dense.found import Found
 
 SIZES = ((333, 500), (64, 48), (1280, 720), (97, 1001))  # h w
 NAMES = ("ant", "bee", "cow")
@@ -92,7 +91,7 @@ def test_copies_in_every_format_give_the_same_average_precision(copies):
     for i in range(len(SIZES)):
         truth = opened["coco"].truth(i)
         moved = truth.boxes + torch.from_numpy(rng.uniform(-2, 2, truth.boxes.shape)).float()
-        found.append(Found(moved, truth.labels, torch.from_numpy(rng.random(len(moved))).float()))
+        found.append(DetectedObjects(moved, truth.labels, torch.from_numpy(rng.random(len(moved))).float()))
     scores = {kind: average_precision(one, found, NAMES, "bbox") for kind, one in opened.items()}
     assert 0.1 < scores["coco"].ap < 0.9 and len({(one.ap, one.ap50, one.ap75) for one in scores.values()}) == 1
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from patchloom.data.annotated.class_list import numbered_classes, read_ade_classes, read_classes
+from patchloom.dense.annotations.base import numbered_classes, read_ade_classes, read_classes
 from patchloom.errors import PatchloomError
 
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from pycocotools import mask as coco_masks
 
-from patchloom.data.annotated import open_boxes
+from patchloom.dense.annotations.detection import open_boxes
 from patchloom.errors import PatchloomError
 
 SQUARE = [3, 2, 12, 2, 12, 9, 3, 9]  # x y x y ...
@@ -258,7 +258,7 @@ def test_boxes_within_two_pixels_are_clipped_and_few_bad_ones_left_out(tmp_path,
     assert "1 of 2 boxes reach out of their image by up to 2 pixels, and are clipped" in data.notes[0]
     what["annotations"].append({"id": 9, "image_id": 10, "category_id": 7, "bbox": [1, 1, 0, 5]})
     write(tmp_path / "train.json", what)
-    monkeypatch.setattr("patchloom.data.annotated.checks._FEW_BAD", 0.5)
+    monkeypatch.setattr("patchloom.dense.annotations.detection._FEW_BAD", 0.5)
     data = open_boxes(tmp_path)
     assert len(data.train.truth(0).labels) == 1 and data.train.truth(1).boxes.tolist() == [[0, 2, 20, 9]]
     assert any("1 of 3 boxes are of no area or outside, and left out" in note for note in data.notes)

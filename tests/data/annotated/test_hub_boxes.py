@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image as PILImage
 
-from patchloom.data.annotated import open_boxes
+from patchloom.dense.annotations.detection import open_boxes
 from patchloom.errors import PatchloomError
 
 datasets = pytest.importorskip("datasets")

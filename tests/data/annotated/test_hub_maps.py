@@ -7,8 +7,9 @@ import pytest
 from labelled import ids, image
 from PIL import Image
 
-from patchloom.data import open_data
-from patchloom.data.annotated import IGNORED, open_label_maps
+from patchloom.data.sources.open import open_data
+from patchloom.dense.annotations.base import IGNORED
+from patchloom.dense.annotations.segmentation import open_label_maps
 from patchloom.errors import PatchloomError
 
 datasets = pytest.importorskip("datasets")
@@ -54,7 +55,7 @@ def test_two_columns_of_images(tmp_path, monkeypatch):
         "The split extra is left out: only train, validation and test are taken",
     )
     read = []
-    monkeypatch.setattr("patchloom.data.annotated.hub_maps.read_ids", lambda *given: read.append(given))
+    monkeypatch.setattr("patchloom.dense.annotations.segmentation.read_ids", lambda *given: read.append(given))
     assert open_label_maps(name).train.fingerprint() == data.train.fingerprint() and not read
     monkeypatch.undo()
     assert open_data(name).train.column == "image"  # as images alone

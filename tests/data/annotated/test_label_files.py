@@ -9,9 +9,8 @@ import pytest
 import tifffile
 from PIL import Image
 
-from patchloom.data.annotated.label_files import read_ids
-from patchloom.data.annotated.stored_maps import size_in_head
-from patchloom.data.read import Unreadable, read_image
+from patchloom.data.decode import Unreadable, read_image
+from patchloom.dense.annotations.segmentation import read_ids, read_image_size
 from patchloom.errors import PatchloomError
 
 IDS = (np.arange(30).reshape(5, 6) // 4 % 4).astype(np.uint8)
@@ -76,7 +75,7 @@ def test_colours_become_their_places(tmp_path):
 
 
 def size(stored):
-    return size_in_head(stored, "missing.jpg")
+    return read_image_size(stored, "missing.jpg")
 
 
 def test_orientation_counts_for_maps_and_sizes(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco_masks
 
-from patchloom.data.annotated.outlines import filled
+from patchloom.dense.annotations.boxes import rasterize_outline
 
 
 @pytest.mark.parametrize("kind", ["floats", "whole numbers", "tiny"])
@@ -16,7 +16,7 @@ def test_polygons_have_the_pixels_of_pycocotools(kind):
         points = {"floats": points, "whole numbers": points.round(), "tiny": points / 30}[kind]
         outline = [points.ravel().tolist(), (points[:3] / 2).ravel().tolist()]
         theirs = coco_masks.decode(coco_masks.merge(coco_masks.frPyObjects(outline, h, w)))
-        assert np.array_equal(filled(outline, h, w), theirs)
+        assert np.array_equal(rasterize_outline(outline, h, w), theirs)
 
 
 @pytest.mark.parametrize("share", [0, 0.02, 0.5, 1])
@@ -25,8 +25,8 @@ def test_run_lengths_of_pycocotools_are_read(share):
     for _ in range(20):
         mask = rng.random(rng.integers(1, 90, 2)) < share
         written = coco_masks.encode(np.asfortranarray(mask, np.uint8))
-        assert np.array_equal(filled(written, *mask.shape), mask)
-        assert np.array_equal(filled(written | {"counts": written["counts"].decode()}, *mask.shape), mask)
+        assert np.array_equal(rasterize_outline(written, *mask.shape), mask)
+        assert np.array_equal(rasterize_outline(written | {"counts": written["counts"].decode()}, *mask.shape), mask)
 
 
 @pytest.mark.parametrize(
@@ -42,4 +42,4 @@ def test_run_lengths_of_pycocotools_are_read(share):
 )
 def test_what_is_no_mask_is_refused(outline, why):
     with pytest.raises(ValueError, match=why):
-        filled(outline, 5, 4)
+        rasterize_outline(outline, 5, 4)

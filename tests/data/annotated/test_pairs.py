@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from patchloom.data.annotated.pairs import layout_of
+from patchloom.dense.annotations.segmentation import layout_of
 from patchloom.errors import PatchloomError
 
 

@@ -9,9 +9,11 @@ import torch
 from labelled import ids, image, labelled, write
 from PIL import Image
 
-from patchloom.data import Shapes
-from patchloom.data.annotated import IGNORED, class_ids, class_pixels, open_label_maps, stored_maps
-from patchloom.data.sources.base import Data
+from patchloom.data.source import Data
+from patchloom.data.sources.synthetic import Shapes
+from patchloom.dense.annotations import segmentation
+from patchloom.dense.annotations.base import IGNORED
+from patchloom.dense.annotations.segmentation import class_ids, class_pixels, open_label_maps
 from patchloom.errors import PatchloomError
 
 PARTS = {"train/a": ids(0, 1, 255), "train/b": ids(1, 2), "val/c": ids(0, 1), "test/d": ids(2, 0), "test/e": ids(1)}
@@ -192,7 +194,7 @@ def test_a_second_look_is_cached_until_a_file_changes(tmp_path, monkeypatch):
     folder = labelled(tmp_path, PARTS)
     first, read = open_label_maps(folder), []
     before = first.train.fingerprint()
-    monkeypatch.setattr(stored_maps, "read_ids", lambda path, *_: read.append(path))
+    monkeypatch.setattr(segmentation, "read_ids", lambda path, *_: read.append(path))
     again = open_label_maps(folder)
     assert not read and np.array_equal(again.train.counts, first.train.counts)
     assert again.train.fingerprint() == before != first.test.fingerprint()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.data.annotated import open_boxes
+from patchloom.dense.annotations.detection import open_boxes
 from patchloom.errors import PatchloomError
 
 BOX = (3, 2, 12, 9)  # x0 y0 x1 y1, exclusive

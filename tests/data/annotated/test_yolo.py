@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.data.annotated import open_boxes
+from patchloom.dense.annotations.detection import open_boxes
 from patchloom.errors import PatchloomError
 
 LINE = "1 0.375 0.34375 0.45 0.4375\n"  # 3 2 12 9 of 20 x 16 pixels

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.data import RandomCrop, TwoViews
-from patchloom.data.sound.excerpts import CentreExcerpt, RandomExcerpt, TwoExcerpts, excerpt_at, for_recordings
+from patchloom.audio.augment import CentreExcerpt, RandomExcerpt, TwoExcerpts, excerpt_at, for_recordings
+from patchloom.audio.config import Sound
+from patchloom.data.augment import RandomCrop, TwoViews
 from patchloom.errors import PatchloomError
-from patchloom.sound import Sound
 
 SOUND = Sound(rate=1000, seconds=0.1)  # 100 samples
 

@@ -9,10 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchloom.data import Batch, normalize
-from patchloom.data.sound.features import check_sound, features, pictures
+from patchloom.audio.config import GREY, SIXTH, Sound, sound_from
+from patchloom.audio.spectrogram import check_sound, features, pictures
+from patchloom.data.loader import Batch
+from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
-from patchloom.sound import GREY, SIXTH, Sound, sound_from
 
 
 def waves(seed: int, b: int, samples: int, loud: float = 0.1) -> np.ndarray:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.data import open_data
-from patchloom.data.sound.keywords import SILENCE, TEN, UNKNOWN, KeywordParts, open_keywords
-from patchloom.data.sound.read import read_recording
+from patchloom.audio.config import Sound
+from patchloom.audio.decode import read_recording
+from patchloom.audio.keywords import SILENCE_CLASS, TEN, UNKNOWN_CLASS, KeywordParts, open_keywords
+from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
-from patchloom.sound import Sound
 
 pytest.importorskip("soundfile")
 
@@ -78,7 +78,9 @@ def test_without_lists_the_noise_is_still_no_class(commands):
 
 def test_the_classes_and_their_numbers(commands):
     parts = open_keywords(commands, WORDS)
-    assert parts.train.classes == (*WORDS, SILENCE, UNKNOWN) == parts.validation.classes == parts.test.classes
+    assert (
+        parts.train.classes == (*WORDS, SILENCE_CLASS, UNKNOWN_CLASS) == parts.validation.classes == parts.test.classes
+    )
     assert counts(parts) == [[6] * 5, [2] * 5, [2] * 5] and parts.notes == ()
     for label, word in enumerate(WORDS):
         assert {Path(parts.train.describe(i)).parent.name for i in np.flatnonzero(parts.train.labels == label)} == {

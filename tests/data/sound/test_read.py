@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.data import Unreadable
-from patchloom.data.noticed import noticing
-from patchloom.data.sound.read import decode_recording, head_of, read_recording, resampled
+from patchloom.audio.decode import decode_recording, head_of, read_recording, resample
+from patchloom.data.conversions import collect_conversions
+from patchloom.data.decode import Unreadable
 from patchloom.errors import PatchloomError
 
 soundfile = pytest.importorskip("soundfile")
@@ -31,7 +31,7 @@ def written(path: Path, wave: np.ndarray, rate: int = RATE, subtype: str | None 
 def test_16_bits_at_the_rate_come_as_they_are(tmp_path, ending):
     wave = np.random.default_rng(0).integers(-(2**15), 2**15, 999, dtype=np.int16)
     path = written(tmp_path / f"a.{ending}", wave)
-    with noticing() as words:
+    with collect_conversions() as words:
         found = read_recording(path, RATE)
     assert found.dtype == torch.int16 and found.shape == (1, 1, 999) and not words
     assert found.flatten().tolist() == wave.tolist()
@@ -57,20 +57,20 @@ def test_lossy_formats(tmp_path, ending):
 
 def test_channels_are_mixed_by_their_mean_and_that_is_noticed(tmp_path):
     left, right = tone(440, RATE), tone(1000, RATE)
-    with noticing() as words:
+    with collect_conversions() as words:
         found = read_recording(written(tmp_path / "a.wav", np.stack([left, right], 1)), RATE).numpy().ravel()
     assert words == {"mixed"} and np.abs(found / 2**15 - (left + right) / 2).max() < 2**-14
 
 
 def test_beyond_one_is_clipped_and_noticed(tmp_path):
-    with noticing() as words:
+    with collect_conversions() as words:
         found = read_recording(written(tmp_path / "a.wav", np.array([0.5, 3, -3, 1]), subtype="FLOAT"), RATE)
     assert words == {"clipped"} and found.flatten().tolist() == [2**14, 2**15 - 1, -(2**15), 2**15 - 1]
 
 
 @pytest.mark.parametrize("own", [8_000, 11_025, 44_100, 48_000])
 def test_a_tone_stays_that_tone_at_another_rate(tmp_path, own):
-    with noticing() as words:
+    with collect_conversions() as words:
         found = read_recording(written(tmp_path / "a.wav", tone(440, own), own), RATE).numpy().ravel() / 2**15
     wanted = tone(440, RATE)
     assert words == {"resampled"} and abs(len(found) - len(wanted)) <= 1
@@ -81,7 +81,7 @@ def test_a_tone_stays_that_tone_at_another_rate(tmp_path, own):
 @pytest.mark.parametrize("own, hertz", [(44_100, 8_200), (44_100, 15_000), (48_000, 23_000), (16_000, 7_000)])
 def test_what_lies_above_half_the_new_rate_is_gone(own, hertz):
     rate = 16_000 if own > 16_000 else 8_000
-    found = resampled(tone(hertz, own).astype(np.float32), own, rate)[400:-400]
+    found = resample(tone(hertz, own).astype(np.float32), own, rate)[400:-400]
     assert np.abs(found).max() < 0.5 * 1e-3  # 60 dB below
 
 
@@ -89,7 +89,7 @@ def test_resampling_equals_an_independent_implementation():
     soxr = pytest.importorskip("soxr")
     rng, own = np.random.default_rng(0), 44_100
     wave = sum(rng.random() * tone(hertz, own, 1) for hertz in rng.uniform(50, 6_500, 12)).astype(np.float32) / 12
-    ours, theirs = resampled(wave, own, RATE), soxr.resample(wave, own, RATE, "VHQ")
+    ours, theirs = resample(wave, own, RATE), soxr.resample(wave, own, RATE, "VHQ")
     assert abs(len(ours) - len(theirs)) <= 1
     assert np.abs(ours[400:15_500] - theirs[400:15_500]).max() < 1e-3 * np.abs(wave).max()
 

@@ -8,12 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from patchloom.check import check
-from patchloom.data import open_data
-from patchloom.data.near import near_copies
-from patchloom.data.sound.told import advice_on_lengths, column_of
-from patchloom.data.survey import survey
-from patchloom.sound import Sound
+from patchloom.audio.config import Sound
+from patchloom.check import advice_on_lengths, check, column_of
+from patchloom.data.near_duplicates import near_copies
+from patchloom.data.scan import survey
+from patchloom.data.sources.open import open_data
 
 pytest.importorskip("soundfile")
 

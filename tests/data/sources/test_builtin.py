@@ -7,8 +7,9 @@ import pytest
 import torch
 import torchvision
 
-from patchloom.data import Shapes, open_data
 from patchloom.data.sources.builtin import _TORCHVISION
+from patchloom.data.sources.open import open_data
+from patchloom.data.sources.synthetic import Shapes
 from patchloom.errors import PatchloomError
 
 

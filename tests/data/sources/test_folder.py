@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from patchloom.data import open_data
-from patchloom.data.sources import listing as folder_file
-from patchloom.data.sources.listing import images_in
+from patchloom.data.sources import scandir as folder_file
+from patchloom.data.sources.open import open_data
+from patchloom.data.sources.scandir import images_in
 
 
 @pytest.fixture(autouse=True)

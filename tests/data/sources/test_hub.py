@@ -11,7 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.data import RandomCrop, Unreadable, hold_out, open_data, training_batches
+from patchloom.data.augment import RandomCrop
+from patchloom.data.decode import Unreadable
+from patchloom.data.loader import training_batches
+from patchloom.data.sources.open import open_data
+from patchloom.data.splits import hold_out
 from patchloom.errors import PatchloomError
 
 datasets = pytest.importorskip("datasets")

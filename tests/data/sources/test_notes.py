@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from patchloom.data import formats, open_data
-from patchloom.data.sources import listing
+from patchloom.data import decode
+from patchloom.data.sources import scandir
+from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.features import labelled
+from patchloom.evaluate.features import only_labelled
 
 
 @pytest.fixture
 def without_extras(monkeypatch):
     """As where neither pillow-heif nor pydicom is installed."""
-    monkeypatch.setattr(listing, "IMAGE_SUFFIXES", formats.IMAGE_SUFFIXES - set(formats.EXTRAS))
+    monkeypatch.setattr(scandir, "IMAGE_SUFFIXES", decode.IMAGE_SUFFIXES - set(decode.EXTRAS))
 
 
 def holding(draw, **counts):
@@ -104,17 +105,17 @@ def test_a_folder_with_nothing_else_says_what_to_install(tmp_path, without_extra
 
 
 def test_a_kept_list_keeps_the_counts(tmp_path, draw, without_extras, monkeypatch):
-    monkeypatch.setattr(listing, "_WORTH_CACHING", 1)
-    monkeypatch.setattr(listing, "_SETTLED", -(10**18))
+    monkeypatch.setattr(scandir, "_WORTH_CACHING", 1)
+    monkeypatch.setattr(scandir, "_SETTLED", -(10**18))
     draw("1.png")
     (tmp_path / "2.heic").touch()
     first = open_data(tmp_path)
-    monkeypatch.setattr(listing, "_walk", lambda root: pytest.fail("listed again"))
+    monkeypatch.setattr(scandir, "_walk", lambda root: pytest.fail("listed again"))
     again = open_data(tmp_path)
     assert again.notes == first.notes and "1 .heic" in again.notes[0]
     monkeypatch.undo()
-    monkeypatch.setattr(listing, "_WORTH_CACHING", 1)
-    if ".heic" in formats.IMAGE_SUFFIXES:  # the extra was installed meanwhile: it is another list
+    monkeypatch.setattr(scandir, "_WORTH_CACHING", 1)
+    if ".heic" in decode.IMAGE_SUFFIXES:  # the extra was installed meanwhile: it is another list
         assert len(open_data(tmp_path).train) == 2
 
 
@@ -123,16 +124,16 @@ def test_one_class_folder_is_told_from_none(tmp_path, draw):
     with pytest.raises(
         PatchloomError, match=r"labels are the names of sub-folders, and there is only one \(cat\), so put"
     ):
-        labelled(open_data(tmp_path).train.subset([0]))
+        only_labelled(open_data(tmp_path).train.subset([0]))
     draw("dog/2.png")
-    assert labelled(open_data(tmp_path).train).classes == ("cat", "dog")
+    assert only_labelled(open_data(tmp_path).train).classes == ("cat", "dog")
     draw("beside.png")
     with pytest.raises(PatchloomError, match=r"but beside.png lies outside of them, so put"):
-        labelled(open_data(tmp_path).train)
+        only_labelled(open_data(tmp_path).train)
     draw("train/3.png")
     draw("test/3.png")
     with pytest.raises(PatchloomError, match="has no labels: put each class's images in a sub-folder of its own$"):
-        labelled(open_data(tmp_path).train)
+        only_labelled(open_data(tmp_path).train)
 
 
 def test_names_that_are_no_text_can_be_printed(tmp_path, draw, capsys):

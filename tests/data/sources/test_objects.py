@@ -13,8 +13,12 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 from torchvision.datasets import ImageFolder
 
-from patchloom.data import RandomCrop, hold_out, is_given, lasting, open_data, read_image, training_batches
-from patchloom.data.sources.objects import given_name
+from patchloom.data.augment import RandomCrop
+from patchloom.data.decode import read_image
+from patchloom.data.loader import training_batches
+from patchloom.data.sources.in_memory import is_object_name, object_name
+from patchloom.data.sources.open import absolute_name, open_data
+from patchloom.data.splits import hold_out
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import features
 
@@ -77,7 +81,7 @@ def test_every_form_gives_the_same_images(form):
     assert (data.train.labels is not None) == labelled
     if labelled:
         assert data.train.labels.tolist() == LABELS and data.train.classes == ("0", "1", "2")
-    assert data.train.name == lasting(FORMS[form]) == "12 images given in Python"
+    assert data.train.name == absolute_name(FORMS[form]) == "12 images given in Python"
 
 
 def test_floats_grey_images_and_deep_ones():
@@ -124,7 +128,7 @@ def test_labels_of_a_dataset_come_without_its_items(folder, monkeypatch):
     read = []
     plain = ImageFolder.__getitem__
     monkeypatch.setattr(ImageFolder, "__getitem__", lambda self, i: read.append(i) or plain(self, i))
-    monkeypatch.setattr("patchloom.data.sources.dataset.LOOKED_AT", 4)
+    monkeypatch.setattr("patchloom.data.sources.in_memory._SAMPLED_ITEMS", 4)
     images = ImageFolder(folder)
     for data, labels in (
         (images, [0] * 6 + [1] * 6),
@@ -155,7 +159,7 @@ def test_paths_of_files(folder, monkeypatch):
 def test_splits():
     data = open_data({"train": list(zip(PIXELS, "abc" * 4, strict=True)), "test": [(PIXELS[0], "c"), (PIXELS[1], "a")]})
     assert data.test.classes == data.train.classes == ("a", "b", "c") and data.test.labels.tolist() == [2, 0]
-    assert lasting({"train": PIXELS, "test": PIXELS[:3]}) == "12 images given in Python"
+    assert absolute_name({"train": PIXELS, "test": PIXELS[:3]}) == "12 images given in Python"
     refuse({"training": PIXELS}, "has the key train")
     refuse({"train": [(PIXELS[0], "a"), (PIXELS[1], "b")], "test": [(PIXELS[0], "d")]}, "the class d, which those")
 
@@ -172,7 +176,7 @@ def test_what_is_open_already():
     first = open_data(PIXELS)
     assert open_data(first) is first and open_data(first.train).train is first.train
     part = first.train.subset([3, 4])
-    assert given_name(part) == "2 images given in Python"
+    assert object_name(part) == "2 images given in Python"
 
 
 def test_the_fingerprint_follows_the_contents():
@@ -278,14 +282,20 @@ def test_what_is_no_set_of_images_gets_one_sentence(case):
 
 def test_its_name_leads_nowhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    name = lasting(PIXELS)
-    assert is_given(name) and is_given("1,234 images given in Python") and is_given("1 image given in Python")
+    name = absolute_name(PIXELS)
+    assert (
+        is_object_name(name)
+        and is_object_name("1,234 images given in Python")
+        and is_object_name("1 image given in Python")
+    )
     (tmp_path / name).mkdir()
-    assert lasting(f"./{name}") == lasting(name) == str(tmp_path / name) and not is_given(lasting(name))
+    assert absolute_name(f"./{name}") == absolute_name(name) == str(tmp_path / name) and not is_object_name(
+        absolute_name(name)
+    )
     refuse(name, "cannot be found by that name: give the same object in Python again")
 
 
 @pytest.mark.parametrize("given", [list(PIXELS), Drawn()])
 def test_how_images_of_a_program_get_labels(given):
     with pytest.raises(PatchloomError, match="has no labels: give tuples of an image and its label, or dicts"):
-        features.labelled(open_data(given).train.subset([0, 1]))
+        features.only_labelled(open_data(given).train.subset([0, 1]))

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from patchloom.data import lasting, open_data
+from patchloom.data.sources.open import absolute_name, open_data
 from patchloom.errors import PatchloomError
-from patchloom.runs.folder import plain_name
+from patchloom.runs.folder import data_slug
 
 
 @pytest.fixture
@@ -73,17 +73,17 @@ def test_files_that_a_shell_made_of_a_pattern(here):
 def test_it_lasts(here, monkeypatch):
     (here / "odd [dir]").mkdir()
     (here / "odd [dir]" / "1.png").write_bytes((here / "p/1.png").read_bytes())
-    kept = {here: lasting("q/frames_*.png"), here / "p": lasting("p/**/*.png")}
+    kept = {here: absolute_name("q/frames_*.png"), here / "p": absolute_name("p/**/*.png")}
     monkeypatch.chdir(here / "odd [dir]")
-    odd = lasting("*.png")
+    odd = absolute_name("*.png")
     monkeypatch.chdir("/")
     assert [len(open_data(one).train) for one in (*kept.values(), odd)] == [2, 2, 1]
-    assert lasting(odd) == odd and lasting("~/x*.png").startswith(os.path.expanduser("~"))
+    assert absolute_name(odd) == odd and absolute_name("~/x*.png").startswith(os.path.expanduser("~"))
 
 
 def test_a_file_whose_name_looks_like_a_pattern_is_itself(here, draw):
     draw("r[1]/1.png")
-    assert found("r[1]") == ["r[1]/1.png"] and lasting("r[1]") == str(here / "r[1]")
+    assert found("r[1]") == ["r[1]/1.png"] and absolute_name("r[1]") == str(here / "r[1]")
 
 
 def test_the_fingerprint_follows_the_files(here):
@@ -107,4 +107,4 @@ def test_the_fingerprint_follows_the_files(here):
     ],
 )
 def test_what_the_folder_of_a_run_is_called(data, name):
-    assert plain_name(data) == name
+    assert data_slug(data) == name

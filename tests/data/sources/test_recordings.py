@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from patchloom.data import hold_out, open_data
-from patchloom.data.groups import grouped
-from patchloom.data.sound.keywords import open_keywords
-from patchloom.data.sources import listing
+from patchloom.audio.config import Sound
+from patchloom.audio.keywords import open_keywords
+from patchloom.data.sources import scandir
+from patchloom.data.sources.open import open_data
+from patchloom.data.splits import hold_out, with_groups
 from patchloom.errors import PatchloomError
-from patchloom.sound import Sound
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -79,7 +79,7 @@ def test_the_same_recordings_by_another_spec(tmp_path, record):
     for word in ("no", "yes"):
         for i in range(4):
             record(f"{word}/{i}.wav")
-    data = grouped(open_data([tmp_path / "no", tmp_path / "yes"]), "^(.)")
+    data = with_groups(open_data([tmp_path / "no", tmp_path / "yes"]), "^(.)")
     half = replace(Sound(), rate=8_000, seconds=0.5)
     heard = data.heard_as(half)
     assert data.train.sound == Sound() and heard.train.sound == half and heard.train.groups is data.train.groups
@@ -120,7 +120,7 @@ def test_both_kinds_are_refused(tmp_path, record, draw):
 def test_without_soundfile_the_extra_is_named(tmp_path, record, monkeypatch):
     record("a.wav"), record("b.flac")
     (tmp_path / "list.txt").write_text("a.wav\nb.flac\n")
-    monkeypatch.setattr(listing, "SOUND_SUFFIXES", frozenset())
+    monkeypatch.setattr(scandir, "SOUND_SUFFIXES", frozenset())
     refused(tmp_path, r"holds no images, only files of other types \(.flac \(pip install 'soundfile")
     monkeypatch.setitem(__import__("sys").modules, "soundfile", None)
     refused(tmp_path / "list.txt", r"recordings are read by soundfile: pip install 'soundfile")
@@ -132,23 +132,23 @@ def test_without_soundfile_the_layout_of_speech_commands_names_the_extra(tmp_pat
     (tmp_path / "validation_list.txt").write_text("yes/0.wav\n")
     (tmp_path / "testing_list.txt").write_text("no/0.wav\n")
     assert len(open_data(tmp_path).train) == 2
-    monkeypatch.setattr(listing, "SOUND_SUFFIXES", frozenset())
+    monkeypatch.setattr(scandir, "SOUND_SUFFIXES", frozenset())
     for opened in (open_data, open_keywords):
         with pytest.raises(PatchloomError, match=r"holds recordings \(.wav\).*pip install 'soundfile"):
             opened(tmp_path)
 
 
 def test_a_large_listing_is_cached_with_both_kinds(tmp_path, record, draw, monkeypatch):
-    monkeypatch.setattr(listing, "_WORTH_CACHING", 2)
-    monkeypatch.setattr(listing, "_SETTLED", 0)
-    monkeypatch.setattr(listing, "_trusted", lambda devices: True)
+    monkeypatch.setattr(scandir, "_WORTH_CACHING", 2)
+    monkeypatch.setattr(scandir, "_SETTLED", 0)
+    monkeypatch.setattr(scandir, "_trusted", lambda devices: True)
     for path in ("b.wav", "a/c.flac"):
         record(path)
     draw("a/d.png")
-    first = listing.list_files(tmp_path)
+    first = scandir.list_files(tmp_path)
     walks = []
-    monkeypatch.setattr(listing, "_walk", lambda root: walks.append(root))
-    again = listing.list_files(tmp_path)
+    monkeypatch.setattr(scandir, "_walk", lambda root: walks.append(root))
+    again = scandir.list_files(tmp_path)
     assert not walks
     for one in (first, again):
         assert [*one.paths] == ["a/d.png"] and [*one.recordings] == ["a/c.flac", "b.wav"]

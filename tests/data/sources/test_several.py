@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.data import Shapes, hold_out, lasting, open_data, read_image
-from patchloom.data.sources.several import Several, parted
+from patchloom.data.decode import read_image
+from patchloom.data.sources.concat import ConcatSource, split_commas
+from patchloom.data.sources.open import absolute_name, open_data
+from patchloom.data.sources.synthetic import Shapes
+from patchloom.data.splits import hold_out
 from patchloom.errors import PatchloomError
 
 
@@ -82,7 +85,7 @@ def test_fingerprint_and_stamp(folders):
     before = first.fingerprint(), first.stamp()
     os.utime("b/dog/1.png", (1, 1))
     assert not {first.fingerprint(), first.stamp()} & {*before}
-    assert Several("x", [Shapes(2)]).fingerprint() != Shapes(2).fingerprint()
+    assert ConcatSource("x", [Shapes(2)]).fingerprint() != Shapes(2).fingerprint()
 
 
 def test_no_image_twice(folders):
@@ -98,29 +101,32 @@ def test_commas_part_a_text_but_no_path_address_or_pattern(folders, draw):
     assert len(open_data("a,b").train) == 5 and len(open_data("a/, shapes:3 ").train) == 6
     draw("x,y/1.png")
     assert len(open_data("x,y").train) == 1
-    assert lasting("x,y") == str(folders / "x,y") and lasting(["x,y", "b"]) == [
+    assert absolute_name("x,y") == str(folders / "x,y") and absolute_name(["x,y", "b"]) == [
         str(folders / "x,y"),
         str(folders / "b"),
     ]
     assert len(open_data(["x,y", "b"]).train) == 3
-    assert lasting("s3://bucket/a,b.tar") == "s3://bucket/a,b.tar" and lasting("pipe:cat a,b") == "pipe:cat a,b"
-    assert parted("a,b-{0,1}.tar,c") == ["a", "b-{0,1}.tar", "c"] and parted("{a,b}") == ["{a,b}"]
+    assert (
+        absolute_name("s3://bucket/a,b.tar") == "s3://bucket/a,b.tar"
+        and absolute_name("pipe:cat a,b") == "pipe:cat a,b"
+    )
+    assert split_commas("a,b-{0,1}.tar,c") == ["a", "b-{0,1}.tar", "c"] and split_commas("{a,b}") == ["{a,b}"]
     with pytest.raises(PatchloomError, match="gone does not exist"):
         open_data("a,gone")
 
 
 @pytest.mark.parametrize("nothing", ["", " ", [""], ["a", " "]])
 def test_no_name(folders, nothing):
-    for function in (open_data, lasting):
+    for function in (open_data, absolute_name):
         with pytest.raises(PatchloomError, match="the data has no name"):
             function(nothing)
 
 
 def test_they_are_found_again_from_anywhere(folders, monkeypatch):
-    kept = lasting("a,shapes:3,b")
-    assert kept == [str(folders / "a"), "shapes:3", str(folders / "b")] and lasting(["a"]) == str(folders / "a")
+    kept = absolute_name("a,shapes:3,b")
+    assert kept == [str(folders / "a"), "shapes:3", str(folders / "b")] and absolute_name(["a"]) == str(folders / "a")
     monkeypatch.chdir("/")
-    assert len(open_data(kept).train) == 8 and lasting(kept) == kept
+    assert len(open_data(kept).train) == 8 and absolute_name(kept) == kept
 
 
 def test_groups_of_the_parts_stay_apart(folders, tmp_path):

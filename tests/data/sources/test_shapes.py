@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchloom.data.sources.shapes import SHAPES, Shapes
+from patchloom.data.sources.synthetic import SHAPES, Shapes
 from patchloom.errors import PatchloomError
 
 

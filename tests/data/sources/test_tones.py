@@ -8,12 +8,12 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from patchloom.data import open_data
-from patchloom.data.sound.features import features
-from patchloom.data.sources import tones as sources_tones
-from patchloom.data.sources.tones import TONES, Tones, _synthesised
+from patchloom.audio.config import Sound
+from patchloom.audio.spectrogram import features
+from patchloom.data.sources import synthetic as sources_tones
+from patchloom.data.sources.open import open_data
+from patchloom.data.sources.synthetic import TONES, Tones, _synthesised
 from patchloom.errors import PatchloomError
-from patchloom.sound import Sound
 
 HALF = replace(Sound(), rate=8000)
 

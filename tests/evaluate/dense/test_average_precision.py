@@ -12,13 +12,18 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from patchloom.data.annotated.base import Annotated, Objects
+from patchloom.claims import Claim, difference
+from patchloom.dense.annotations.base import Annotated, Objects
+from patchloom.dense.metrics import (
+    DetectedObjects,
+    average_precision,
+    from_run_lengths,
+    interval,
+    pseudo_precision,
+    resampled_precision,
+    run_lengths,
+)
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.dense.average_precision import average_precision
-from patchloom.evaluate.dense.found import Found, from_run_lengths, run_lengths
-from patchloom.evaluate.dense.intervals import interval
-from patchloom.evaluate.dense.matches import drawn_precision, pseudo_precision
-from patchloom.verdict import Claim, difference
 
 CLASSES = ("cat", "dog", "eel", "fox")  # there is no fox
 SIDE = 200
@@ -37,7 +42,7 @@ def some_boxes(rng: np.random.Generator, m: int) -> np.ndarray:
     return np.concatenate([corner, corner + side], 1).astype(np.float32)
 
 
-def some_images(n: int, seed: int = 0, per_image: int = 8) -> tuple[list[Objects], list[Found]]:
+def some_images(n: int, seed: int = 0, per_image: int = 8) -> tuple[list[Objects], list[DetectedObjects]]:
     """Objects, some of them crowds, and what was found: most of it near, some twice, some of it elsewhere."""
     rng = np.random.default_rng(seed)
     truth, found = [], []
@@ -55,11 +60,11 @@ def some_images(n: int, seed: int = 0, per_image: int = 8) -> tuple[list[Objects
         named = np.where(rng.random(len(named)) < 0.1, 0, named)
         scores = torch.from_numpy(rng.integers(1, 40, len(named)) / 40).float()  # many are equal
         masks = run_lengths(drawn(answered))
-        found.append(Found(torch.from_numpy(answered), torch.from_numpy(named), scores, masks))
+        found.append(DetectedObjects(torch.from_numpy(answered), torch.from_numpy(named), scores, masks))
     return truth, found
 
 
-def by_pycocotools(truth: list[Objects], found: list[Found], kind: str) -> COCOeval:
+def by_pycocotools(truth: list[Objects], found: list[DetectedObjects], kind: str) -> COCOeval:
     there, results = [], []
     for i, (objects, answer) in enumerate(zip(truth, found, strict=True)):
         for box, label, mask, crowd in zip(objects.boxes, objects.labels, objects.masks, objects.crowd, strict=True):
@@ -98,13 +103,13 @@ def test_every_number_is_pycocotools(kind):
     assert mine.classes[:3] == pytest.approx(each, abs=1e-9) and math.isnan(mine.classes[3])
     assert list(mine.by_class(CLASSES)) == ["cat", "dog", "eel"]
     whole = torch.ones(1, 30, dtype=torch.float64)
-    assert float(drawn_precision(mine.matches, whole)) == pytest.approx(mine.ap, abs=1e-9)
+    assert float(resampled_precision(mine.matches, whole)) == pytest.approx(mine.ap, abs=1e-9)
 
 
 def test_what_no_object_asks_for_is_no_number():
     box = torch.tensor([[0.0, 0, 10, 10]])
     truth = Objects(box, torch.tensor([1]), None, torch.zeros(1, dtype=torch.bool))
-    precision = average_precision([truth], [Found(box, torch.tensor([1]), torch.ones(1))], CLASSES, "bbox")
+    precision = average_precision([truth], [DetectedObjects(box, torch.tensor([1]), torch.ones(1))], CLASSES, "bbox")
     assert precision.there() == {"AP": 1, "AP50": 1, "AP75": 1, "APs": 1}
     assert precision.by_class(CLASSES) == {"dog": 1}
 
@@ -122,7 +127,7 @@ def test_a_draw_is_as_if_the_images_were_copied():
         answer.scores[:] += torch.arange(len(answer)) / 1e4 + i / 1e6
     matches = average_precision(truth, found, CLASSES, "bbox").matches
     times = torch.from_numpy(np.random.default_rng(5).multinomial(12, np.full(12, 1 / 12), 4)).double()
-    for row, ap in zip(times.long(), drawn_precision(matches, times).tolist(), strict=True):
+    for row, ap in zip(times.long(), resampled_precision(matches, times).tolist(), strict=True):
         copies = torch.arange(12).repeat_interleave(row).tolist()
         again = average_precision([truth[i] for i in copies], [found[i] for i in copies], CLASSES, "bbox")
         assert ap == pytest.approx(again.ap, abs=1e-9)
@@ -180,7 +185,7 @@ def test_what_does_not_fit_is_refused(monkeypatch):
     truth, found = some_images(3)
     with pytest.raises(ValueError, match="2 answers to 3 images"):
         average_precision(truth, found[:2], CLASSES, "bbox")
-    boxes = Found(found[0].boxes, found[0].labels, found[0].scores)
+    boxes = DetectedObjects(found[0].boxes, found[0].labels, found[0].scores)
     with pytest.raises(ValueError, match="the answer has no masks"):
         average_precision(truth[:1], [boxes], CLASSES, "segm")
     monkeypatch.setitem(sys.modules, "faster_coco_eval.core.coco", None)

@@ -5,8 +5,8 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, confusion_matrix, jaccard_score
 
-from patchloom.data.annotated.base import IGNORED
-from patchloom.evaluate.dense.confusion import class_ious, confusion, mean_iou, overlaps, pixel_accuracy
+from patchloom.dense.annotations.base import IGNORED
+from patchloom.dense.metrics import class_ious, confusion, mean_iou, overlaps, pixel_accuracy
 
 K = 5
 

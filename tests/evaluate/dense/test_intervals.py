@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.evaluate.dense.confusion import class_ious, mean_iou
-from patchloom.evaluate.dense.intervals import interval, pseudo_values
-from patchloom.verdict import Claim, difference
+from patchloom.claims import Claim, difference
+from patchloom.dense.metrics import class_ious, interval, mean_iou, pseudo_values
 
 
 def share(sums: torch.Tensor) -> torch.Tensor:

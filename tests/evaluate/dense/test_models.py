@@ -7,9 +7,9 @@ import pytest
 import torch
 from dense_models import DETECTOR, SEGMENTER, a_model
 
+from patchloom.dense.checkpoint import load_dense, read_dense, save_dense
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.dense.models import load_dense, read_dense, save_dense
-from patchloom.nets.weights import save_encoder
+from patchloom.nets.checkpoints.format import save_encoder
 
 
 @torch.inference_mode()

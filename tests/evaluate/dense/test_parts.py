@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from scenes import Squares
 
-from patchloom.data.annotated.base import AnnotatedData
+from patchloom.dense.annotations.base import AnnotatedData
+from patchloom.dense.setup import dense_parts
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.dense.parts import dense_parts
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.runs import held_out
-from patchloom.runs.record import no_record
+from patchloom.runs.training_set import no_record
 
 
 def numbers(images: Squares) -> list[int]:

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from patchloom.dense.recipes import DETECT, PROBE, SEGMENT, dense_recipe, usual_crops
+from patchloom.dense.setup import native_or_reduced, window_count
+from patchloom.dense.training import rate_schedule
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.dense.recipes import DETECT, PROBE, SEGMENT, dense_recipe, usual_crops
-from patchloom.evaluate.dense.setup import native_or_reduced, window_count
-from patchloom.evaluate.dense.training import rate_schedule
 
 
 @pytest.mark.parametrize("name", [*SEGMENT, *DETECT])

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from patchloom.evaluate.dense import sliding
-from patchloom.evaluate.dense.found import from_run_lengths
-from patchloom.evaluate.dense.sliding import detect_image, segment_image, starts
-from patchloom.nets.dense.detector import Detections
-from patchloom.nets.dense.segmenter import SegmentLogits
+from patchloom.dense import augment, windows
+from patchloom.dense.detector import Detections
+from patchloom.dense.metrics import from_run_lengths
+from patchloom.dense.segmenter import SegmentLogits
+from patchloom.dense.windows import detect_image, segment_image, starts
 
 MEAN, STD = (0.5,), (0.25,)
 SIZE = (12, 18)
@@ -90,7 +90,7 @@ def test_an_answer_is_of_the_images_own_size_however_few_rows_are_in_memory(side
     model, image = Convolved(), some_image(31, 44)
     whole = segment_image(model, image, MEAN, STD, side)
     assert whole.shape == (31, 44)
-    monkeypatch.setattr(sliding, "BAND", 1)
+    monkeypatch.setattr(windows, "BAND", 1)
     assert torch.equal(segment_image(model, image, MEAN, STD, side), whole)
     assert len(model.seen) >= 2 and max(model.seen) <= 8
 
@@ -99,9 +99,9 @@ def test_logits_are_resized_as_torch_does():
     model, image = Convolved(), some_image(*SIZE)
     large = image.repeat_interleave(3, 1).repeat_interleave(3, 2)
     with torch.inference_mode():
-        logits = F.interpolate(plainly(model, sliding.resized_for_test(large, 12))[None], large.shape[1:])
+        logits = F.interpolate(plainly(model, augment.resized_for_test(large, 12))[None], large.shape[1:])
         smooth = F.interpolate(
-            plainly(model, sliding.resized_for_test(large, 12))[None], large.shape[1:], mode="bilinear"
+            plainly(model, augment.resized_for_test(large, 12))[None], large.shape[1:], mode="bilinear"
         )
     answer = segment_image(model, large, MEAN, STD, side=12)
     assert torch.equal(answer.long(), smooth[0].argmax(0)) and not torch.equal(answer.long(), logits[0].argmax(0))

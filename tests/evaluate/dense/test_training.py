@@ -8,16 +8,16 @@ import pytest
 import torch
 from scenes import Squares
 
+from patchloom.dense.recipes import SEGMENT, SegmentRecipe
+from patchloom.dense.segment import SegmentTraining, pixel_loss
+from patchloom.dense.segmenter import Segmenter
 from patchloom.errors import PatchloomError, Stopped
-from patchloom.evaluate.dense.recipes import SEGMENT, SegmentRecipe
-from patchloom.evaluate.dense.segmenting import SegmentTraining, pixel_loss
-from patchloom.evaluate.pace import TimeLeft
+from patchloom.evaluate.eta import TimeLeft
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.evaluate.unfinished import until_done
+from patchloom.evaluate.trainer import keep_until_done
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.dense.segmenter import Segmenter
-from patchloom.nets.variants import at_size
-from patchloom.nets.weights import EncoderCard
+from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.nets.finetune import at_size
 
 SPEC = EncoderSpec("nano", (16, 16), 4, options={"depth": 4, "embed_dim": 32, "num_heads": 2})
 CARD = EncoderCard(SPEC, (0.4,) * 3, (0.2,) * 3, "mae", "tiny")
@@ -61,7 +61,7 @@ def test_one_that_was_stopped_ends_as_one_that_was_not(stopped_at: int, monkeypa
             os.kill(os.getpid(), signal.SIGTERM)
         return step(self, number, batch)
 
-    with until_done():
+    with keep_until_done():
         monkeypatch.setattr(SegmentTraining, "_step", interrupted)
         with pytest.raises(Stopped, match=f"stopped at step {stopped_at + 1} of 6 of tiny: the same command goes on"):
             begun(recipe()).run("tiny", TimeLeft(6))

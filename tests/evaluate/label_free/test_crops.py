@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.data import RandomCrop, Source, Unreadable, plain_batches
-from patchloom.evaluate.label_free.crops import AreaCrop, CropsOf, own_crop_found
+from patchloom.data.augment import RandomCrop
+from patchloom.data.decode import Unreadable
+from patchloom.data.loader import plain_batches
+from patchloom.data.source import Source
+from patchloom.evaluate.label_free import AreaCrop, CropsOf, own_crop_found
 
 
 class Numbered(Source):

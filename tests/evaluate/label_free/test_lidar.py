@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from patchloom.evaluate.label_free.lidar import DELTA, lidar
-from patchloom.evaluate.label_free.spectrum import rankme
+from patchloom.evaluate.label_free import DELTA, lidar, rankme
 
 
 def crops(between: list[float], within: list[float], n: int = 400, q: int = 40) -> torch.Tensor:

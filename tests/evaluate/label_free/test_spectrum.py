@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from patchloom.evaluate.label_free.spectrum import alpha_req, eigenvalues, rankme
+from patchloom.evaluate.label_free import alpha_req, eigenvalues, rankme
 from patchloom.questions.collapse import effective_rank
 
 

@@ -17,19 +17,19 @@ from dense_together import segment_together
 from PIL import Image
 from scenes import BoxedSquares, Squares
 
+from patchloom.claims import Claim
 from patchloom.cli import main
-from patchloom.data.annotated.base import AnnotatedData
-from patchloom.data.read import Unreadable
-from patchloom.data.sources.base import Source
+from patchloom.data.decode import Unreadable
+from patchloom.data.source import Source
+from patchloom.dense.annotations.base import AnnotatedData
+from patchloom.dense.checkpoint import load_dense
+from patchloom.dense.training import DenseTraining
 from patchloom.errors import PatchloomError, Stopped
-from patchloom.evaluate import evaluate
-from patchloom.evaluate.dense.models import load_dense
-from patchloom.evaluate.dense.training import DenseTraining
-from patchloom.evaluate.loop import Loop
-from patchloom.memory import LiveBytes
+from patchloom.evaluate.protocols import evaluate
+from patchloom.evaluate.trainer import Loop
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.weights import EncoderCard, save_encoder
-from patchloom.verdict import Claim
+from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
+from patchloom.system.hardware import LiveBytes
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "segment": {"steps": 4, "size": 16, "head_width": 8, "batch_size": 4},
@@ -145,7 +145,7 @@ def test_an_evaluation_that_was_stopped_goes_on(
         return step(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("patchloom.evaluate.unfinished._SAVE_EVERY", 0.0)
+        patch.setattr("patchloom.evaluate.trainer._SAVE_EVERY", 0.0)
         patch.setattr(Loop, "_step", stopped)
         with pytest.raises(Stopped, match="the same command goes on from there"):
             evaluate(protocol, run / "encoder.safetensors", "data", **OPTIONS[protocol], **COMMON)
@@ -182,7 +182,7 @@ def test_what_is_refused(run: Path, squares: object, protocol: str, options: dic
 
 def test_masks_that_the_data_does_not_have(run: Path, squares: object, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = AnnotatedData(BoxedSquares(6, masks=False), None, BoxedSquares(2, masks=False, seed=1))
-    monkeypatch.setattr("patchloom.evaluate.protocols.detect.open_boxes", lambda *_: parts)
+    monkeypatch.setattr("patchloom.dense.detect.open_boxes", lambda *_: parts)
     with pytest.raises(PatchloomError, match="squares has boxes without masks: leave out --masks true"):
         evaluate("detect", run, "data", **OPTIONS["detect"] | {"masks": True}, **COMMON)
 
@@ -246,7 +246,7 @@ def test_of_equal_validation_scores_the_last_weights_are_tested(
     run: Path, squares: object, protocol: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for kind in ("segmenting.SegmentTraining", "detecting.DetectTraining"):
-        monkeypatch.setattr(f"patchloom.evaluate.dense.{kind}.score", lambda *_: 0.25)
+        monkeypatch.setattr(f"patchloom.dense.{kind}.score", lambda *_: 0.25)
     evaluate(protocol, run, "data", control=False, **OPTIONS[protocol], **COMMON)
     assert "step 4 of 4 was best" in capsys.readouterr().out
 
@@ -288,7 +288,7 @@ def test_what_the_data_left_out_is_told_once(
     run: Path, squares: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parts = AnnotatedData(Squares(6), None, Squares(3, seed=1), ("1 image was left out, without a label map (a.png)",))
-    monkeypatch.setattr("patchloom.evaluate.protocols.segment.open_label_maps", lambda *_: parts)
+    monkeypatch.setattr("patchloom.dense.segment.open_label_maps", lambda *_: parts)
     evaluate("segment", run, "data", seeds=2, control=False, **OPTIONS["segment"], **COMMON)
     assert capsys.readouterr().out.count("1 image was left out, without a label map (a.png).") == 1
 
@@ -380,7 +380,7 @@ def test_memory_that_does_not_suffice_is_told_before_training_with_sizes_that_fi
     named = []
     for share in (0.9, 0.4) if protocol == "segment" else (0.9,):
         free = share * counted[0] / 2**30
-        monkeypatch.setattr("patchloom.evaluate.dense.compare.free_memory", lambda _, free=free: free)
+        monkeypatch.setattr("patchloom.dense.arms.free_memory", lambda _, free=free: free)
         with pytest.raises(PatchloomError, match="of memory, and .* are free: give --") as refused:
             evaluate(protocol, run / "encoder.safetensors", "data", **options, **COMMON)
         less = {name: int(value) for name, value in re.findall(r"--(batch_size|size) (\d+)", str(refused.value))}

@@ -12,14 +12,17 @@ from rich.console import Console
 from sklearn.neighbors import KNeighborsClassifier
 
 from patchloom.cli import main
-from patchloom.data import normalize, open_data
+from patchloom.data.sources.open import open_data
 from patchloom.data.splits import pick
+from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import Report, Row, evaluate, extract
-from patchloom.look import draw_layers
+from patchloom.evaluate.features import extract
+from patchloom.evaluate.protocols import evaluate
+from patchloom.evaluate.results import Report, Row
+from patchloom.look.charts import draw_layers
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file
 from patchloom.nets.encode import layer_names
-from patchloom.nets.weights import EncoderCard, load_encoder
 
 DIGITS = open_data("digits")
 SMALL = {"depth": 3, "embed_dim": 32, "num_heads": 2}
@@ -63,7 +66,7 @@ def _theirs(gallery: np.ndarray, labels: np.ndarray, queries: np.ndarray, truth:
 
 def test_the_curve_and_the_chosen_layer_agree_with_scikit_learn(tiny_encoder: Path) -> None:
     report = evaluate("layers", tiny_encoder, "digits", device="cpu", max_train=400, seed=3)
-    vit, card = load_encoder(tiny_encoder)
+    vit, card = load_encoder_file(tiny_encoder)
     train = DIGITS.train.subset(np.setdiff1d(np.arange(1437), pick(DIGITS.train.labels, 1437 - 400, 3)))
     held = pick(train.labels, 80, 3)
     rest = np.setdiff1d(np.arange(400), held)

@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import nn
 
-from patchloom.data import normalize, open_data
+from patchloom.data.sources.open import open_data
+from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError, Stopped
-from patchloom.evaluate import EvalSettings, evaluate, extract
-from patchloom.evaluate.fit import FitPlan, train
-from patchloom.evaluate.papers import PROBES
-from patchloom.evaluate.probe import Probe, ProbeTraining
+from patchloom.evaluate.features import extract
+from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols.linear import _done
-from patchloom.evaluate.recipes import ProbeRecipe, of_step
+from patchloom.evaluate.recipes import PROBES, ProbeRecipe, images_per_step
+from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.training import FitPlan, LinearClassifier, ProbeTraining, train_classifier
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.extra_modules import save_extra_module
+from patchloom.nets.checkpoints.format import EncoderCard, save_encoder, save_extra_module
 from patchloom.nets.heads import InstanceHead, represent
-from patchloom.nets.weights import EncoderCard, save_encoder
 
 SPEC = EncoderSpec("nano", (8, 8), 4, channels=1, options={"depth": 2, "embed_dim": 32, "num_heads": 2})
 CARD = EncoderCard(SPEC, (0.3,), (0.37,), "mae", "tiny")
@@ -32,13 +32,13 @@ EASY = {"device": "cpu", "precision": "float32", "crop_scale": 1.0, "flip": Fals
 QUICK = {**EASY, "recipe": "mae", "epochs": 3, "max_train": 60}
 
 
-def probe(pooling: str = "class", **options) -> Probe:
+def probe(pooling: str = "class", **options) -> LinearClassifier:
     torch.manual_seed(0)
     spec = replace(SPEC, options=SPEC.options | options)
-    return Probe(build_encoder(spec), 10, pooling, InstanceHead(32, 2) if pooling == "instance" else None)
+    return LinearClassifier(build_encoder(spec), 10, pooling, InstanceHead(32, 2) if pooling == "instance" else None)
 
 
-def begun(recipe: ProbeRecipe, images: int = 40, model: Probe | None = None) -> ProbeTraining:
+def begun(recipe: ProbeRecipe, images: int = 40, model: LinearClassifier | None = None) -> ProbeTraining:
     plan = FitPlan("mae", recipe, (recipe.blr,), CARD, SETTINGS, "float32")
     training = plan.begin(model or probe(), DIGITS.subset(range(images)))
     assert type(training) is ProbeTraining
@@ -88,8 +88,8 @@ def test_the_rates_are_those_worked_out_by_hand() -> None:
     assert training.steps == 20 and rates[:4] == pytest.approx([peak * step / 4 for step in (1, 2, 3, 4)])
     assert rates[4:] == pytest.approx([peak * (1 + math.cos(math.pi * step / 17)) / 2 for step in range(1, 17)])
     # the paper's batch on a million images, and what is left of it on 40
-    assert PROBES["mae"][0].peak(of_step(PROBES["mae"][0], 1_281_167)[1]) == 6.4
-    assert PROBES["extrema"][0].peak(of_step(PROBES["extrema"][0], 1_281_167)[1]) == 1.6
+    assert PROBES["mae"][0].peak(images_per_step(PROBES["mae"][0], 1_281_167)[1]) == 6.4
+    assert PROBES["extrema"][0].peak(images_per_step(PROBES["extrema"][0], 1_281_167)[1]) == 1.6
     assert begun(ProbeRecipe()).optimizer.param_groups[0]["initial_lr"] == pytest.approx(0.1 * 40 / 256)
 
 
@@ -118,8 +118,11 @@ def test_a_step_is_lars_and_the_bias_is_not_adapted() -> None:
 
 def test_a_large_step_is_read_and_encoded_in_parts() -> None:
     recipe = ProbeRecipe(epochs=2, warmup_epochs=0, batch=600, crop_scale=1.0, flip=False)
-    assert of_step(recipe, 1437) == (600, 600) and recipe.parts(600) == 3
-    assert of_step(ProbeRecipe(), 1437) == (1434, 1434) and of_step(ProbeRecipe(), 20_000) == (16_384, 16_384)
+    assert images_per_step(recipe, 1437) == (600, 600) and recipe.parts(600) == 3
+    assert images_per_step(ProbeRecipe(), 1437) == (1434, 1434) and images_per_step(ProbeRecipe(), 20_000) == (
+        16_384,
+        16_384,
+    )
     training = begun(recipe, 1200)
     first, second = training._batches(2, workers=0)
     assert len(first.indices) == 600 and len({*first.indices.tolist(), *second.indices.tolist()}) == 1200
@@ -137,7 +140,7 @@ def test_it_learns_and_the_encoder_stays_as_it_is() -> None:
                    (40.0,), CARD, SETTINGS, "float32")  # fmt: skip
     model, source = probe(), DIGITS.subset(range(200))
     before = deepcopy(model.encoder.state_dict())
-    trained = train(model, source, plan, "tiny").model
+    trained = train_classifier(model, source, plan, "tiny").model
     assert all(torch.equal(value, before[name]) for name, value in trained.encoder.state_dict().items())
     images = normalize(torch.stack([source.read(i) for i in range(200)]), CARD.mean, CARD.std)
     right = trained(images).argmax(1) == torch.from_numpy(source.labels)

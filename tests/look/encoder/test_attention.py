@@ -11,16 +11,9 @@ from seeing import asked_of, asked_of_sound, named
 from swins import swin
 
 from patchloom.errors import PatchloomError
-from patchloom.look.encoder import attention
-from patchloom.look.encoder.asked import Place
-from patchloom.look.encoder.attention import (
-    attention_maps,
-    class_attention,
-    draw_attention,
-    each_block,
-    most_attended,
-    rollout,
-)
+from patchloom.look import attention, image_grid
+from patchloom.look.attention import attention_maps, class_attention, draw_attention, each_block, most_attended, rollout
+from patchloom.look.context import ImagePoint
 from patchloom.nets.encode import patch_count, prefix_count
 from patchloom.nets.heads import InstanceHead
 
@@ -92,7 +85,7 @@ def test_the_most_attended_patch_is_that_of_the_others(options):
 @pytest.fixture
 def pages(monkeypatch):
     """What is drawn: of each page the rows of tiles, the headings and the groups."""
-    drawn, draw = [], attention.draw_tiles
+    drawn, draw = [], image_grid.draw_tiles
 
     def kept(rows, headings, *rest):
         drawn.append((rows, headings, rest[-1], rest[2]))
@@ -114,7 +107,7 @@ def reddest(tile, grid):
 def test_a_head_is_drawn_at_the_patch_it_attends_to(options, pages, tmp_path):
     vit = attending_vit([lambda i: i, lambda i: (i + 5) % 12], *GRIDS["3x4"], **options)
     # row 2 of 3, column 2 of 4
-    (file,) = draw_attention(asked_of(named(vit), tmp_path, images=1, query=Place(9.0, 15.0)))
+    (file,) = draw_attention(asked_of(named(vit), tmp_path, images=1, query=ImagePoint(9.0, 15.0)))
     assert file == tmp_path / "attention.png" and Image.open(file).width > 600
     ((rows, headings, groups, _),) = pages
     first, second, rollout_row = rows
@@ -171,11 +164,11 @@ def test_extremas_class_token_has_blocks_of_its_own(pages, tmp_path):
 
 def test_a_query_outside_of_the_image(tmp_path):
     with pytest.raises(PatchloomError, match="the point 32,5 is outside of the image: .* 32 pixels from left to right"):
-        draw_attention(asked_of(named(random_vit()), tmp_path, query=Place(32, 5)))
+        draw_attention(asked_of(named(random_vit()), tmp_path, query=ImagePoint(32, 5)))
 
 
 def test_recordings_are_drawn(pages, tmp_path):
-    files = draw_attention(asked_of_sound(tmp_path, images=2, query=Place(4, 2)))
+    files = draw_attention(asked_of_sound(tmp_path, images=2, query=ImagePoint(4, 2)))
     assert len(files) == 2 and all(file.is_file() for file in files)
     assert pages[0][1][0] == "recording"
     assert pages[0][0][0][1].mark == (0, 4 / 9, 1, 1 / 9)
@@ -208,7 +201,7 @@ def test_the_mean_of_heads_is_drawn_for_several_patches_at_once(options, pages, 
             patch = reddest(tile, (3, 4))  # each attends to itself alone
             assert (patch // 4 / 3, patch % 4 / 4) == pytest.approx(mark[:2]) and tile.frame == colour
         assert marks
-    draw_attention(replace(asked, queries=(Place(9.0, 15.0),)))
+    draw_attention(replace(asked, queries=(ImagePoint(9.0, 15.0),)))
     assert pages[1][1][:2] == ["image", "patch 1"] and pages[1][0][0][0].coloured[0][0] == (1 / 3, 1 / 4, 1 / 3, 1 / 4)
 
 

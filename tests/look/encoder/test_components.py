@@ -9,9 +9,9 @@ from sklearn.decomposition import PCA
 from swins import swin
 
 from patchloom.errors import PatchloomError
-from patchloom.look.encoder import components as module
-from patchloom.look.encoder.components import components, draw_features, edge_of, less_places
-from patchloom.look.encoder.shown import caption_of, output_of, pictures_of
+from patchloom.look import pca as module
+from patchloom.look.context import output_of, reword_caption, to_pictures
+from patchloom.look.pca import components, draw_features, edge_of, subtract_position_mean
 
 KINDS = {
     "class token": {},
@@ -55,7 +55,7 @@ def test_the_edge_of_a_strip_is_its_ends():
 
 def test_what_places_have_in_common_is_taken_away():
     places, things = torch.randn(1, 3, 4, 6), torch.randn(5, 1, 1, 6)
-    left = less_places(places + things)
+    left = subtract_position_mean(places + things)
     torch.testing.assert_close(left, (things - things.mean(0)).expand_as(left), rtol=1e-5, atol=1e-5)
 
 
@@ -100,12 +100,16 @@ def test_features_that_are_not_finite_are_refused():
 
 def test_a_caption_says_what_is_shown_of_the_channels_and_speaks_of_recordings(tmp_path):
     day = torch.ones(1, 3, 24, 32)
-    assert caption_of(named(random_vit()), "Images.", day) == "Images."
-    assert caption_of(named(random_vit(channels=2)), "Images.", day[:, :2]) == "Images. Shown in grey: channel 1 of 2."
+    assert reword_caption(named(random_vit()), "Images.", day) == "Images."
+    assert (
+        reword_caption(named(random_vit(channels=2)), "Images.", day[:, :2]) == "Images. Shown in grey: channel 1 of 2."
+    )
     night = torch.full((1, 3, 24, 32), (0.05 - 0.5) / 0.2)
-    assert caption_of(named(random_vit()), "Images.", night).endswith("they are drawn 20 times as bright as they are.")
-    assert pictures_of(named(random_vit()), night).min() == 255
-    heard = caption_of(asked_of_sound(tmp_path).encoder, "Images.", day[:, :1])
+    assert reword_caption(named(random_vit()), "Images.", night).endswith(
+        "they are drawn 20 times as bright as they are."
+    )
+    assert to_pictures(named(random_vit()), night).min() == 255
+    heard = reword_caption(asked_of_sound(tmp_path).encoder, "Images.", day[:, :1])
     assert heard.startswith("Recordings. Left to right: 0.11 s")
 
 

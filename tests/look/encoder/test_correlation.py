@@ -11,11 +11,13 @@ from PIL import Image
 from seeing import asked_of, asked_of_sound, named
 from swins import swin
 
-from patchloom.data import Shapes, normalize, plain_batches
+from patchloom.data.loader import plain_batches
+from patchloom.data.sources.synthetic import Shapes
+from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
-from patchloom.look.encoder import correlation as module
-from patchloom.look.encoder.asked import Place
-from patchloom.look.encoder.correlation import (
+from patchloom.look import correlation as module
+from patchloom.look.context import ImagePoint, mark_of, output_of, patch_at
+from patchloom.look.correlation import (
     _map_of_pairs,
     centred,
     correlation,
@@ -23,8 +25,7 @@ from patchloom.look.encoder.correlation import (
     position_correlation,
     salient_patches,
 )
-from patchloom.look.encoder.shown import mark_of, output_of, patch_at
-from patchloom.look.tiles import Scale
+from patchloom.look.image_grid import Scale
 
 
 def test_cosines_of_a_case_by_hand():
@@ -50,14 +51,20 @@ def test_the_salient_patch_is_the_one_that_is_unlike_the_rest():
 
 def test_a_point_is_in_its_patch():
     one = named(random_vit())  # 3 rows of 4 patches of 8 pixels
-    assert [patch_at(one, Place(*at)) for at in ((0, 0), (7.9, 0), (8, 0), (31.5, 23.5), (0, 8))] == [0, 0, 1, 11, 4]
+    assert [patch_at(one, ImagePoint(*at)) for at in ((0, 0), (7.9, 0), (8, 0), (31.5, 23.5), (0, 8))] == [
+        0,
+        0,
+        1,
+        11,
+        4,
+    ]
     assert mark_of(one, 6) == pytest.approx((1 / 3, 0.5, 1 / 3, 0.25))
     for outside in ((32, 0), (0, 24), (-1, 0)):
         with pytest.raises(PatchloomError, match="outside of the image: mine is given images of 32 pixels"):
-            patch_at(one, Place(*outside))
+            patch_at(one, ImagePoint(*outside))
 
 
-@pytest.mark.parametrize("query", [None, Place(20, 3)])
+@pytest.mark.parametrize("query", [None, ImagePoint(20, 3)])
 @pytest.mark.parametrize("options", [{}, {"class_token": False, "positions": "none"}, {"size": (12, 30), "p": (12, 3)}])
 def test_every_kind_of_encoder_is_drawn(options, query, tmp_path):
     others = (named(random_vit((32, 32), 4), "untrained"),)  # of another grid
@@ -75,7 +82,7 @@ def test_another_encoder_of_the_same_name_stands_beside_it(tmp_path):
 
 def test_swin_sound_and_a_single_image(tmp_path):
     draw_correlation(asked_of(named(swin()), tmp_path / "swin"))
-    draw_correlation(asked_of_sound(tmp_path / "sound", query=Place(3, 1)))
+    draw_correlation(asked_of_sound(tmp_path / "sound", query=ImagePoint(3, 1)))
     single, *_ = draw_correlation(asked_of(named(random_vit()), tmp_path / "single", images=1))
     several, *_ = draw_correlation(asked_of(named(random_vit()), tmp_path / "several", images=2))
     assert Image.open(single).height < Image.open(several).height

@@ -10,7 +10,7 @@ from seeing import asked_of, asked_of_sound, named
 from swins import swin
 
 from patchloom.errors import PatchloomError
-from patchloom.look.encoder.depth import draw_depth, linear_cka, measure_depth, relative_log_amplitude
+from patchloom.look.layer_statistics import draw_depth, linear_cka, measure_depth, relative_log_amplitude
 from patchloom.nets.encode import layer_names, patch_layers
 from patchloom.questions.collapse import effective_rank
 
@@ -68,7 +68,7 @@ def test_layers_are_measured_as_each_alone_would_be():
 
 
 def test_of_many_patches_some_are_drawn_by_lot(monkeypatch):
-    monkeypatch.setattr("patchloom.look.encoder.depth.PATCHES", 50)
+    monkeypatch.setattr("patchloom.look.layer_statistics._PATCHES", 50)
     vit, images = random_vit(), torch.randn(11, 3, 24, 32)
     first, again, other = (measure_depth(named(vit), images, seed) for seed in (0, 0, 1))
     assert first.patches == 50 and torch.equal(first.rank, again.rank) and not torch.equal(first.rank, other.rank)
@@ -77,9 +77,9 @@ def test_of_many_patches_some_are_drawn_by_lot(monkeypatch):
 
 def test_the_caption_says_what_few_patches_do(monkeypatch, tmp_path):
     said = []
-    monkeypatch.setattr("patchloom.look.encoder.depth.wrapped", lambda text, width: said.append(text) or "")
+    monkeypatch.setattr("patchloom.look.layer_statistics.wrap_caption", lambda text, width: said.append(text) or "")
     for patches in (20, 2048):  # of the 36 that three images have
-        monkeypatch.setattr("patchloom.look.encoder.depth.PATCHES", patches)
+        monkeypatch.setattr("patchloom.look.layer_statistics._PATCHES", patches)
         draw_depth(asked_of(named(random_vit()), tmp_path))
     assert ["Of so few patches" in each for each in said] == [False, True]
 

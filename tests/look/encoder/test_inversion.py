@@ -8,18 +8,17 @@ from attending import random_vit
 from PIL import Image
 from swins import swin
 
-from patchloom.data import open_data
+from patchloom.audio.config import Sound
+from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
-from patchloom.look.encoder import inversion
-from patchloom.look.encoder.asked import Asked, NamedEncoder
-from patchloom.look.encoder.inversion import FEW_STEPS, Fit, draw_inversion, fits_of
-from patchloom.look.encoder.invert import Inversion
+from patchloom.look import image_grid, inversion
+from patchloom.look.context import LookRequest, NamedEncoder
+from patchloom.look.inversion import FEW_STEPS, Inversion, InversionFit, draw_inversion, fits_of
+from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.weights import EncoderCard
-from patchloom.sound import Sound
 
 
-def asked(tmp_path, vit=None, head=None, count=5, **more) -> Asked:
+def asked(tmp_path, vit=None, head=None, count=5, **more) -> LookRequest:
     folder = tmp_path / "images"
     folder.mkdir(exist_ok=True)
     torch.manual_seed(0)
@@ -28,7 +27,7 @@ def asked(tmp_path, vit=None, head=None, count=5, **more) -> Asked:
         Image.fromarray(coarse).resize((70, 50)).save(folder / f"{i}.png")
     card = EncoderCard(None, (0.5,) * 3, (0.25,) * 3, "mae", "mine")
     one = NamedEncoder("mine", vit or random_vit(), card, head)
-    return Asked(one, open_data(folder).train, tmp_path / "out", **more)
+    return LookRequest(one, open_data(folder).train, tmp_path / "out", **more)
 
 
 def table(path):
@@ -40,7 +39,7 @@ def table(path):
 def drawn(monkeypatch):
     """The sheets that are drawn."""
     sheets = []
-    was = inversion.draw_sheet
+    was = image_grid.draw_sheet
     monkeypatch.setattr(inversion, "draw_sheet", lambda sheet, *rest: sheets.append(sheet) or was(sheet, *rest))
     return sheets
 
@@ -75,14 +74,14 @@ def test_a_sheet_a_block(tmp_path, drawn):
 
 
 def test_what_is_inverted_is_what_the_encoder_has(tmp_path):
-    ratios = [Fit(ratio, "patches") for ratio in (0.0, 0.5, 0.8, 0.9)]
-    assert fits_of(asked(tmp_path)) == [*ratios, Fit(0.0, "class")]
+    ratios = [InversionFit(ratio, "patches") for ratio in (0.0, 0.5, 0.8, 0.9)]
+    assert fits_of(asked(tmp_path)) == [*ratios, InversionFit(0.0, "class")]
     assert fits_of(asked(tmp_path, random_vit(class_token=False))) == ratios
     head = InstanceHead(32, 2)
-    assert fits_of(asked(tmp_path, random_vit(class_token=False), head)) == [*ratios, Fit(0.0, "instance")]
+    assert fits_of(asked(tmp_path, random_vit(class_token=False), head)) == [*ratios, InversionFit(0.0, "instance")]
     assert fits_of(asked(tmp_path, random_vit(class_token=False), head, blocks=(1,))) == ratios
-    assert fits_of(asked(tmp_path, swin())) == [Fit(0.0, "patches"), Fit(0.75, "patches")]
-    assert fits_of(asked(tmp_path, swin((20, 20)))) == [Fit(0.0, "patches")]
+    assert fits_of(asked(tmp_path, swin())) == [InversionFit(0.0, "patches"), InversionFit(0.75, "patches")]
+    assert fits_of(asked(tmp_path, swin((20, 20)))) == [InversionFit(0.0, "patches")]
 
 
 def test_a_cpu_has_fewer_steps_and_images_unless_steps_are_given(tmp_path, monkeypatch, drawn):
@@ -115,8 +114,8 @@ def test_an_encoder_without_positions_and_a_swin(tmp_path, drawn):
 def test_of_recordings_there_are_spectrograms(tmp_path, monkeypatch, drawn):
     card = EncoderCard(None, (0.5,), (0.25,), "mp3", "speech", sound=Sound())
     vit = random_vit((40, 98), (40, 1), 1)
-    ask = Asked(NamedEncoder("speech", vit, card), [], tmp_path, steps=1)
-    monkeypatch.setattr(Asked, "pictures", lambda self, most=None: torch.zeros(1, 1, 40, 98))
+    ask = LookRequest(NamedEncoder("speech", vit, card), [], tmp_path, steps=1)
+    monkeypatch.setattr(LookRequest, "pictures", lambda self, most=None: torch.zeros(1, 1, 40, 98))
     draw_inversion(ask)
     (sheet,) = drawn
     assert "recording" in sheet.columns and sheet.columns["inverted, γ 0.5"].shape[1] == 3

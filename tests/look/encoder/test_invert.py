@@ -6,12 +6,11 @@ from attending import GRIDS, PREFIXES, random_vit
 from swins import swin
 
 from patchloom.errors import PatchloomError
-from patchloom.look.encoder.asked import NamedEncoder
-from patchloom.look.encoder.invert import Fitting, invert
-from patchloom.look.encoder.prior import Generators
+from patchloom.look.context import NamedEncoder
+from patchloom.look.inversion import FittingProgress, Generators, invert
+from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import attend_each, embed, layer_names
 from patchloom.nets.heads import InstanceHead, represent
-from patchloom.nets.weights import EncoderCard
 from patchloom.withhold.encoder_input import all_patches
 
 
@@ -181,7 +180,7 @@ def test_what_is_not_there_is_refused():
 
 
 def test_a_line_tells_the_time_left_and_the_distance():
-    fitting = Fitting(4, "inverting")
+    fitting = FittingProgress(4, "inverting")
     assert fitting.line() == "inverting ..."
     invert(named(random_vit()), photos(), steps=3, fitting=fitting)
     assert "left · inverting: step 3 of 4, distance" in fitting.line() and "% of what it was" in fitting.line()

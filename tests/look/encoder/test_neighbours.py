@@ -10,11 +10,11 @@ from PIL import Image
 from seeing import asked_of_sound, named
 from swins import swin
 
-from patchloom.data import open_data
+from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
-from patchloom.look.encoder import neighbours
-from patchloom.look.encoder.asked import Asked
-from patchloom.look.encoder.neighbours import draw_neighbours, galleries_of
+from patchloom.look import neighbours
+from patchloom.look.context import LookRequest
+from patchloom.look.neighbours import draw_neighbours, galleries_of
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("options", [{}, {"class_token": False, "positions": "none"}, {"reg_tokens": 2}])
 def test_a_copy_is_found_first(options, folder, tmp_path):
-    asked = Asked(named(random_vit(**options)), open_data(str(folder)).train, tmp_path / "out")
+    asked = LookRequest(named(random_vit(**options)), open_data(str(folder)).train, tmp_path / "out")
     picture, table = draw_neighbours(asked)
     rows = list(csv.DictReader(table.open()))
     first = {row["image"]: row for row in rows if row["rank"] == "1"}
@@ -63,8 +63,8 @@ def test_encoders_of_one_size_are_shown_images_once(folder, monkeypatch):
 def test_a_large_folder_is_thinned_out_and_that_is_said(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(neighbours, "GALLERY", 4)
     said = []
-    monkeypatch.setattr(neighbours, "caption_of", lambda one, text, images: said.append(text) or text)
-    _, table = draw_neighbours(Asked(named(random_vit()), open_data(str(folder)).train, tmp_path / "out"))
+    monkeypatch.setattr(neighbours, "reword_caption", lambda one, text, images: said.append(text) or text)
+    _, table = draw_neighbours(LookRequest(named(random_vit()), open_data(str(folder)).train, tmp_path / "out"))
     assert "left out" not in said[0]  # it is none of the four
     assert "The nearest others of 4 of 7 images, evenly spread, by the cosine of the mean" in said[0]
     assert {row["rank"] for row in csv.DictReader(table.open())} == {"1", "2", "3"}
@@ -72,9 +72,9 @@ def test_a_large_folder_is_thinned_out_and_that_is_said(folder, tmp_path, monkey
 
 def test_beside_the_untrained_encoder_and_by_classes(folder, tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr(neighbours, "caption_of", lambda one, text, images: said.append(text) or text)
+    monkeypatch.setattr(neighbours, "reword_caption", lambda one, text, images: said.append(text) or text)
     beside = (named(random_vit(depth=1), "untrained"),)
-    _, table = draw_neighbours(Asked(named(random_vit()), open_data(str(folder)).train, tmp_path / "out", beside))
+    _, table = draw_neighbours(LookRequest(named(random_vit()), open_data(str(folder)).train, tmp_path / "out", beside))
     assert {row["encoder"] for row in csv.DictReader(table.open())} == {"mine", "untrained"}
     # each of six has all five others beside it, two of them of its own class
     assert "blue are 12 of 30 by mine, 12 of 30 by untrained." in said[0]
@@ -84,8 +84,8 @@ def test_beside_the_untrained_encoder_and_by_classes(folder, tmp_path, monkeypat
 
 def test_swin_sound_and_a_single_image(folder, tmp_path):
     source = open_data(str(folder)).train
-    draw_neighbours(Asked(named(swin()), source, tmp_path / "swin", images=2))
+    draw_neighbours(LookRequest(named(swin()), source, tmp_path / "swin", images=2))
     picture, _ = draw_neighbours(asked_of_sound(tmp_path / "sound"))
     assert picture.stat().st_size > 5000
     with pytest.raises(PatchloomError, match="has one image that can be read, and none beside it"):
-        draw_neighbours(Asked(named(random_vit()), source.subset([1]), tmp_path / "one"))
+        draw_neighbours(LookRequest(named(random_vit()), source.subset([1]), tmp_path / "one"))

@@ -12,10 +12,10 @@ from seeing import asked_of, asked_of_sound, named
 from swins import swin
 
 from patchloom.errors import PatchloomError
-from patchloom.look.encoder import relative
-from patchloom.look.encoder.asked import UNTRAINED
-from patchloom.look.encoder.attention import attention_maps
-from patchloom.look.encoder.relative import draw_relative, relative_attention, uniform_distance
+from patchloom.look import attention_distance, charts
+from patchloom.look.attention import attention_maps
+from patchloom.look.attention_distance import draw_relative, relative_attention, uniform_distance
+from patchloom.look.context import UNTRAINED
 from patchloom.nets.encode import grid_size
 
 
@@ -74,9 +74,9 @@ def test_a_swin_is_refused():
 @pytest.fixture
 def figures(monkeypatch):
     """The figures that are written, by the names of their files."""
-    kept, write = {}, relative.write_figure
+    kept, write = {}, charts.write_figure
     monkeypatch.setattr(
-        relative, "write_figure", lambda figure, out: kept.update({out.name: figure}) or write(figure, out)
+        attention_distance, "write_figure", lambda figure, out: kept.update({out.name: figure}) or write(figure, out)
     )
     return kept
 
@@ -91,7 +91,7 @@ def test_a_map_a_head_with_the_most_local_head_first(figures, tmp_path):
     assert local.get_title() == "2: 0.0" and other.get_title().startswith("1: ") and local.get_ylabel() == "block 1"
     shown = local.images[0].get_array()
     assert shown.shape == (5, 7) and shown[2, 3] == pytest.approx(13)  # all of it to itself, of 13 tokens
-    assert (np.delete(shown.flatten(), 2 * 7 + 3) == 1 / relative.TIMES).all()
+    assert (np.delete(shown.flatten(), 2 * 7 + 3) == 1 / attention_distance.MAX_TIMES_UNIFORM).all()
 
 
 def test_distances_of_all_encoders_beside_uniform_attention(figures, tmp_path):

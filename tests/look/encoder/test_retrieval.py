@@ -10,27 +10,28 @@ from attending import GRIDS, PREFIXES, random_vit
 from PIL import Image
 from swins import swin
 
-from patchloom.data import Shapes, open_data
+from patchloom.audio.config import Sound
+from patchloom.data.sources.open import open_data
+from patchloom.data.sources.synthetic import Shapes
 from patchloom.errors import PatchloomError
-from patchloom.look.encoder import retrieval as module
-from patchloom.look.encoder.asked import Asked, NamedEncoder
-from patchloom.look.encoder.retrieval import (
-    CROPS,
+from patchloom.look import retrieval as module
+from patchloom.look.context import LookRequest, NamedEncoder
+from patchloom.look.retrieval import (
+    CROP_COUNT,
     PLACES,
     SCALES,
-    Kind,
+    CropKind,
     Retrieval,
     chances,
+    crop_kind,
     crop_of,
     draw_retrieval,
-    kind_of,
     locality_retrieval,
     mark_of_crop,
 )
+from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import encode
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.weights import EncoderCard
-from patchloom.sound import Sound
 from patchloom.withhold.encoder_input import all_patches
 
 CARD = EncoderCard(None, (0.5,) * 3, (0.25,) * 3, "mae", "photos-mae")
@@ -45,9 +46,9 @@ def noise(b=3, c=3, h=48, w=64) -> torch.Tensor:
 
 
 def test_there_are_crops_of_five_places_and_five_scales():
-    kinds = {kind_of(crop) for crop in range(25)}
-    assert CROPS == 25 and kinds == {Kind(place, scale) for place in range(5) for scale in range(5)}
-    assert kind_of(7) == (1, 2) and kind_of(7).words() == "top right, 0.48"
+    kinds = {crop_kind(crop) for crop in range(25)}
+    assert CROP_COUNT == 25 and kinds == {CropKind(place, scale) for place in range(5) for scale in range(5)}
+    assert crop_kind(7) == (1, 2) and crop_kind(7).words() == "top right, 0.48"
 
 
 @pytest.mark.parametrize("place", range(5))
@@ -156,7 +157,7 @@ def photos(folder, count, size=(70, 50)):
 def asked(tmp_path, count=6, vit=None, card=CARD, **more):
     (tmp_path / "images").mkdir()
     source = photos(tmp_path / "images", count)
-    return Asked(NamedEncoder("mine", vit or random_vit(), card), source, tmp_path / "out", images=3, **more)
+    return LookRequest(NamedEncoder("mine", vit or random_vit(), card), source, tmp_path / "out", images=3, **more)
 
 
 def test_the_sheet_and_its_table(tmp_path):
@@ -174,7 +175,7 @@ def test_the_sheet_and_its_table(tmp_path):
     assert len(rows) == 5 * 6 and {(row["images"], row["crops"]) for row in rows} == {("6", "150")}
     for row in rows:
         assert 0 <= float(row["low"]) <= float(row["share"]) <= float(row["high"]) <= 1
-    again = draw_retrieval(Asked(NamedEncoder("mine", random_vit(), CARD), photos(tmp_path / "images", 6),
+    again = draw_retrieval(LookRequest(NamedEncoder("mine", random_vit(), CARD), photos(tmp_path / "images", 6),
                                  tmp_path / "again", (twin,), images=3))  # fmt: skip
     assert [file.read_bytes() for file in files] == [file.read_bytes() for file in again]
 
@@ -190,7 +191,7 @@ def test_what_makes_no_sense_is_a_sentence(tmp_path):
         draw_retrieval(asked(tmp_path, 1))
     heard = EncoderCard(None, (0.5,), (0.25,), "mp3", "speech", sound=Sound(16000, 1.0))
     with pytest.raises(PatchloomError, match="an enlarged part of a recording would be another sound"):
-        draw_retrieval(Asked(NamedEncoder("speech", random_vit(), heard), None, tmp_path))
+        draw_retrieval(LookRequest(NamedEncoder("speech", random_vit(), heard), None, tmp_path))
     broken = random_vit()
     torch.nn.init.constant_(broken.norm.weight, torch.nan)
     with pytest.raises(PatchloomError, match="mine gives features that are not finite"):
@@ -206,14 +207,14 @@ def test_crops_of_dark_images_are_as_bright_as_these(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(module, "draw_tiles", lambda rows, *_, **__: drawn.extend(rows))
     source = open_data(tmp_path / "images").train
-    draw_retrieval(Asked(NamedEncoder("mine", random_vit(), CARD), source, tmp_path / "out"))
+    draw_retrieval(LookRequest(NamedEncoder("mine", random_vit(), CARD), source, tmp_path / "out"))
     assert {int(np.median(tile.picture)) for row in drawn for tile in row} == {int(np.median(drawn[0][0].picture))}
 
 
 def test_an_exemplar_is_found_where_it_was_cut(tmp_path):
     """ExtreMA Fig. 3: a query of one's own, whose like is looked for among 25 crops of each image."""
     one, source = named(random_vit((32, 32), 8)), Shapes(6, size=64)
-    asked = Asked(one, source, tmp_path, images=3)
+    asked = LookRequest(one, source, tmp_path, images=3)
     whole = asked.pictures(of=one, times=2)
     crop = 2 * len(SCALES) + 3  # the centre, of the scale before the last
     pixels = crop_of(whole, crop, (32, 32))[1] * 0.25 + 0.5
@@ -222,7 +223,7 @@ def test_an_exemplar_is_found_where_it_was_cut(tmp_path):
     picture, table = draw_retrieval(replace(asked, exemplar=file))
     assert (picture.name, table.name) == ("exemplar.png", "exemplar.csv") and Image.open(picture).width > 300
     rows = [row for row in csv.DictReader(table.open()) if row["representation"] == "patches"]
-    assert len(rows) == 3 * CROPS
+    assert len(rows) == 3 * CROP_COUNT
     best = max(rows, key=lambda row: float(row["cosine"]))
     assert (best["image"], best["place"], best["scale"]) == ("2", "centre", "0.6") and float(best["cosine"]) > 0.99
     with pytest.raises(PatchloomError, match="none.png"):

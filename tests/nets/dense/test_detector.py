@@ -8,10 +8,9 @@ from dense_nets import KINDS, encoder, without_gradient
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import box_iou
 
-from patchloom.nets.dense.detection_heads import Anchors, anchor_times
-from patchloom.nets.dense.detector import Detections, Detector, pasted
+from patchloom.dense.detector import Anchors, Detections, Detector, anchor_times, paste_masks
 from patchloom.nets.encode import patch_side
-from patchloom.nets.variants import at_size
+from patchloom.nets.finetune import at_size
 
 
 def objects(boxes: list, labels: list, size: tuple[int, int], crowd: list | None = None, masks: bool = True):
@@ -106,7 +105,7 @@ def test_a_single_image_is_learnt() -> None:
     assert totals[-1] < 0.4 * totals[0], totals
     (found,) = net.eval()(images, [(64, 64)])
     assert found.scores.tolist() == sorted(found.scores.tolist(), reverse=True)
-    whole = pasted(found.masks, found.boxes, (64, 64))
+    whole = paste_masks(found.masks, found.boxes, (64, 64))
     for box, label, mask in zip(target.boxes, target.labels, target.masks, strict=True):
         best = found.labels.eq(label).nonzero()[0, 0]
         assert box_iou(box[None], found.boxes[best][None]) > 0.6
@@ -175,12 +174,12 @@ def test_masks_are_pasted_into_their_boxes() -> None:
     masks = torch.zeros(2, 28, 28)
     masks[0] = 0.9
     masks[1, :, :14] = 0.9
-    whole = pasted(masks, torch.tensor([[2.0, 4.0, 12.0, 9.0], [20.0, 0.0, 40.0, 10.0]]), (30, 32))
+    whole = paste_masks(masks, torch.tensor([[2.0, 4.0, 12.0, 9.0], [20.0, 0.0, 40.0, 10.0]]), (30, 32))
     assert whole.shape == (2, 30, 32) and whole.dtype == torch.bool
     rows, columns = whole[0].nonzero().unbind(1)
     assert abs(rows.min() - 4) <= 1 and abs(rows.max() - 8) <= 1 and abs(columns.min() - 2) <= 1
     assert whole[1, 5, 22:28].all() and not whole[1, 5, 31] and not whole[1, :, :18].any()
-    assert pasted(masks[:0], torch.zeros(0, 4), (5, 6)).shape == (0, 5, 6)
+    assert paste_masks(masks[:0], torch.zeros(0, 4), (5, 6)).shape == (0, 5, 6)
 
 
 def test_rates_by_layer() -> None:

@@ -8,11 +8,11 @@ from packaging.version import Version
 from timm.layers import resample_abs_pos_embed
 from torch import nn
 
+from patchloom.dense.backbone import FeatureMaps, four_levels
 from patchloom.errors import PatchloomError
-from patchloom.nets.dense.maps import FeatureMaps, four_levels
+from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import encode, grid_size, input_size, patch_count, patch_positions, patch_side, prefix_count
-from patchloom.nets.variants import RelativeAttention, at_size
-from patchloom.nets.weights import EncoderCard
+from patchloom.nets.finetune import RelativeAttention, at_size
 from patchloom.patches.positions import sincos_2d
 from patchloom.withhold.encoder_input import all_patches
 

@@ -5,8 +5,7 @@ import torch
 from dense_nets import KINDS, encoder, without_gradient
 from torch import nn
 
-from patchloom.nets.dense.maps import FeatureMaps, four_levels
-from patchloom.nets.dense.pyramid import MultiLevel, SimpleFeaturePyramid
+from patchloom.dense.backbone import FeatureMaps, MultiLevel, SimpleFeaturePyramid, four_levels
 from patchloom.nets.encode import input_size
 
 # of patches of p pixels: strides, and rows of levels for 5 rows of patches

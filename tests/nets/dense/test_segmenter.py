@@ -7,10 +7,10 @@ import torch
 from dense_nets import KINDS, encoder, without_gradient
 from torch.nn import functional as F
 
-from patchloom.nets.dense.maps import FeatureMaps
-from patchloom.nets.dense.segmenter import PixelSegmenter, Segmenter
+from patchloom.dense.backbone import FeatureMaps
+from patchloom.dense.segmenter import PixelSegmenter, Segmenter
 from patchloom.nets.encode import input_size, patch_side
-from patchloom.nets.variants import at_size
+from patchloom.nets.finetune import at_size
 
 
 def loss_of(net, images: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:

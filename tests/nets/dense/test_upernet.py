@@ -5,7 +5,7 @@ import torch
 from timm.layers import LayerNorm2d
 from torch import nn
 
-from patchloom.nets.dense.upernet import AuxiliaryHead, UPerNet
+from patchloom.dense.segmenter import AuxiliaryHead, UPerNet
 
 WIDTHS = (8, 6, 8, 10)
 

@@ -4,11 +4,9 @@ import pytest
 import torch
 from dense_nets import encoder, without_gradient
 
+from patchloom.dense.backbone import FeatureMaps, Windows, even_blocks, tokens_after, window_for, window_of
 from patchloom.errors import PatchloomError
-from patchloom.nets.dense.blocks import even_blocks, tokens_after
-from patchloom.nets.dense.maps import FeatureMaps, window_of
-from patchloom.nets.dense.windows import Windows, window_for
-from patchloom.nets.variants import at_size
+from patchloom.nets.finetune import at_size
 
 GENERATOR = torch.Generator().manual_seed(0)
 

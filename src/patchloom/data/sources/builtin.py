@@ -11,14 +11,13 @@ import torch
 import torchvision
 from torch import Tensor
 
-from patchloom.data.contents import PIXELS, contents_of, contents_on_disc, pieces_of_file
-from patchloom.data.read import Unreadable, from_pil
-from patchloom.data.sources.base import Data, Source, digest, stamp_of_files
-from patchloom.data.sources.shapes import Shapes
-from patchloom.data.sources.tones import Tones
+from patchloom.data.decode import Unreadable, from_pil
+from patchloom.data.duplicates import PIXEL_KIND, contents_of, contents_on_disc, pieces_of_file
+from patchloom.data.source import Data, Source, digest, stamp_of_files
+from patchloom.data.sources.synthetic import Shapes, Tones
 from patchloom.data.splits import pick
 from patchloom.errors import PatchloomError
-from patchloom.files import cache_root
+from patchloom.system.files import cache_root
 
 
 class _Recipe(NamedTuple):
@@ -71,7 +70,7 @@ class Digits(Source):
         return self.images[i]
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
-        return contents_of(PIXELS, ([image.numpy()] for image in self.images[... if chosen is None else chosen]))
+        return contents_of(PIXEL_KIND, ([image.numpy()] for image in self.images[... if chosen is None else chosen]))
 
     def fingerprint(self) -> str:
         return digest(["digits", str(len(self))])
@@ -99,7 +98,7 @@ class Torchvision(Source):
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
         """Hashes of the pixels where they are in memory, otherwise of the files, where torchvision names them."""
         if (pixels := self._pixels()) is not None:
-            return contents_of(PIXELS, ([one] for one in pixels[... if chosen is None else chosen]))
+            return contents_of(PIXEL_KIND, ([one] for one in pixels[... if chosen is None else chosen]))
         files = self._files()
         return None if files is None else contents_on_disc(self, lambda i: pieces_of_file(files[i]), chosen)
 

@@ -23,7 +23,7 @@ def use_native(net: nn.Module, wanted: bool = True) -> None:
             module.native = wanted and _plain(module)
 
 
-def serves(vit: nn.Module) -> bool:
+def supports_native(vit: nn.Module) -> bool:
     """Whether every block of an encoder would run on the kernels; none of a Swin would."""
     return isinstance(vit, VisionTransformer) and all(map(_plain, vit.blocks))
 
@@ -58,7 +58,7 @@ def runs_native(block: Block, tokens: Tensor) -> bool:
     )
 
 
-def added(tokens: Tensor, more: Tensor, shift: Tensor) -> Tensor:
+def sum_parts(tokens: Tensor, more: Tensor, shift: Tensor) -> Tensor:
     """What the parts that `native_block` gives stand for: [b t d] float32."""
     return tokens + (more + shift)
 
@@ -82,7 +82,7 @@ def native_block(
         first: what the block makes of the tokens before it is left out.
 
     Returns:
-        Such parts of [b t-first d]; `added` adds them.
+        Such parts of [b t-first d]; `sum_parts` adds them.
     """
     attn, mlp = block.attn, block.mlp
     tokens, normed = ops.add_norm(tokens, more, shift, block.norm1)

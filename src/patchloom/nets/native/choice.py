@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from timm.models.vision_transformer import VisionTransformer
 
-from patchloom.machine import attention_gain, fused_gain, when
-from patchloom.memory import memory
 from patchloom.nets import native
-from patchloom.nets.native.blocks import serves
+from patchloom.nets.native.blocks import supports_native
 from patchloom.nets.performance import attention_shape, weights_bytes
+from patchloom.system.hardware import attention_gain, fused_gain, memory, when
 
 _WORTH = 1.05  # less than that is noise
 _MAX_STORED = 0.25  # of the memory, by attention weights that a fused kernel would not store
@@ -26,7 +25,7 @@ def choose_kernels(vit: VisionTransformer, device: str, bfloat16: bool, images: 
     """
     if device != "cpu" or not bfloat16:
         return "torch", "native ones are for bfloat16 on a CPU"
-    if not serves(vit):
+    if not supports_native(vit):
         return "torch", NOT_SERVED
     stored = weights_bytes(vit, images) / 2**30
     if stored > _MAX_STORED * memory(device)[1]:

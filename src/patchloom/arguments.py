@@ -1,0 +1,361 @@
+"""A Python call is as strict as the command line: a slip in it is the same sentence, and never a TypeError."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache, wraps
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from docstring_parser import parse as parse_docstring
+
+from patchloom.display import clear_status
+from patchloom.errors import OBJECTS, PatchloomError, check_type, closest_word, describe_type, listing, normalize_word
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+
+# Words that are no option or value: one sentence each, with what may have been meant.
+
+
+# what other programs call it, or what it was called before, without hyphens and underscores
+_RATE = "the base learning rate: the peak is blr · (images an update) / 256, so that it need not change with the batch"
+_ELSEWHERE: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(("lr", "learningrate", "baselr"), ("blr", _RATE)),
+    **dict.fromkeys(("batch", "bs", "b", "batchsizepergpu"), ("batch_size", "")),
+    **dict.fromkeys(("output", "outputdir", "outdir", "outfolder", "savedir", "logdir", "name"), ("out", "")),
+    **dict.fromkeys(("imagesize", "inputsize", "resolution", "size", "imgsz"), ("img_size", "")),
+    **dict.fromkeys(("numworkers", "nworkers", "j"), ("workers", "")),
+    **dict.fromkeys(("gpus", "ngpus", "numgpus", "nprocpernode"), ("devices", "")),
+    **dict.fromkeys(("gpu", "cuda", "cpu"), ("device", "it takes cuda or cpu, and is chosen where it is left out")),
+    **dict.fromkeys(("amp", "fp16", "bf16", "halfprecision"), ("precision", "")),
+    **dict.fromkeys(("arch", "architecture", "backbone", "encoder", "net"), ("model", "")),
+    **dict.fromkeys(("pretrained", "weights", "checkpoint", "ckpt"), ("init", "it takes timm:NAME or a file")),
+    **dict.fromkeys(("steps", "iterations", "niter", "maxepochs", "numepochs"), ("epochs", "")),
+    **dict.fromkeys(("wd", "decay"), ("weight_decay", "")),
+    **dict.fromkeys(("warmup", "warmupsteps"), ("warmup_epochs", "")),
+    **dict.fromkeys(("pretext", "method", "objective"), ("task", "")),
+    **dict.fromkeys(("logger", "loggers", "tracker", "trackers", "reportto"), ("log", "")),
+    **dict.fromkeys(("earlystop", "earlystopping", "stopafter"), ("patience", "")),
+    **dict.fromkeys(("limit", "subset", "most", "maximages"), ("max_train", "")),
+    **dict.fromkeys(("cfg", "conf", "yaml"), ("config", "")),
+}
+_NEEDLESS = {
+    **dict.fromkeys(("resume", "continue"), "the same command, with the same --out, goes on where a run was stopped"),
+    **dict.fromkeys(("verbose", "quiet"), "what is printed cannot be chosen"),
+    **dict.fromkeys(("augment", "augmentation", "transforms"), "--flip, --crop_scale and --randaugment can be chosen"),
+}
+_WORDS = ("data", "dataset", "datapath", "datadir", "input", "images", "run")  # which are given without a name
+
+
+def shorten_options(text: str) -> str:
+    """With --task for --task.name: nested names keep a name beside its options, and people type the short form."""
+    return re.sub(r"--(task|model|config|from)[._](name|file|run)\b", r"--\1", text)
+
+
+def explain_error(problem: str, parser: ArgumentParser, owners: Callable[[str], Sequence[str]]) -> str:
+    """What jsonargparse reports, as one sentence that says what to do.
+
+    Args:
+        problem: its report.
+        parser: that which refused.
+        owners: what else takes an option that this parser does not, in words of the command line.
+    """
+    known = [shorten_options(name) for action in parser._actions for name in action.option_strings if name[-1] != "+"]
+    if "arguments are required" in problem:
+        places = [action for action in parser._actions if not action.option_strings and action.required]
+        lacking = problem.rpartition(":")[2].replace(",", " ").split()
+        said = [f"{place.dest.upper()} ({place.help.rstrip('.')})" for place in places if place.dest in lacking]
+        return f"{parser.prog} needs {listing(said, 'and')}; {parser.prog} --help tells more"
+    if bare := re.search(r"argument (\S+): expected", problem):
+        return f"{shorten_options(bare[1])} needs a value; {parser.prog} --help tells which"
+    unknown = re.search(r"(?:[Uu]nrecognized arguments|No action for key): *(.+)", problem)
+    if unknown:
+        return _unknown(unknown[1] if unknown[1][0] != "-" else unknown[1].split()[0], parser, known, owners)
+    key = re.search(r'(?:Parser key |[Aa]rgument )"?([\w.]+)"?', problem)
+    value = re.search(r"Given value: (.*)", problem) or re.search(r"[Vv]alue:? [\"']?(.*?)[\"']?(?:$|\n)", problem)
+    if key and value and (inner := re.match(r"NestedArg\(key='(.*?)'", value[1])):
+        return f"there is no option --{key[1]}.{inner[1]}; {parser.prog} --help lists them"
+    if key and value:
+        action = next((a for a in parser._actions if key[1] in (a.dest, a.metavar)), None)
+        kind = describe_type(getattr(action, "_typehint", None) or action.type) if action else "another kind of value"
+        name = shorten_options(f"--{key[1]}") if action is None or action.option_strings else key[1].upper()
+        return f"{name} cannot be {value[1]}: it takes {kind}"
+    return " ".join(problem.split()) + f"; {parser.prog} --help tells how"
+
+
+def without_hyphens(word: str, known: Sequence[str]) -> str | None:
+    """The sentence about a word that would be one of the options ``known``, if it began with two hyphens, or None."""
+    name, equals, value = word.partition("=")
+    bare = name.lstrip("-–—")
+    meant = closest_word(bare, [one[2:] for one in known]) if equals or name != bare else None
+    if meant is None:
+        return None
+    return f"{word} is no option, since these begin with two hyphens; did you mean --{meant}{equals}{value}?"
+
+
+def _unknown(word: str, parser: ArgumentParser, known: Sequence[str], owners: Callable[[str], Sequence[str]]) -> str:
+    name = word.partition("=")[0]
+    bare = name.lstrip("-")
+    if not name.startswith("--"):
+        return without_hyphens(word, known) or (
+            f"{word} is one word too many; {parser.prog} --help tells what it takes (names of options begin with --, "
+            "and a name with spaces needs quotes)"
+        )
+    if said := _otherwise_called(name, bare, known):
+        return said
+    places = [action.dest.upper() for action in parser._actions if not action.option_strings]
+    if normalize_word(bare) in _WORDS and places:
+        return (
+            f"there is no option {name}: give {listing(places, 'and')} without a name, {parser.prog} {' '.join(places)}"
+        )
+    if said := _mistyped(name, bare, known):
+        return said
+    if found := owners(name):
+        return f"{name} is an option of {listing(found, 'and')}; {parser.prog} --help all lists those that go with it"
+    return f"there is no option {name}; {parser.prog} --help all lists them"
+
+
+def _otherwise_called(name: str, bare: str, known: Sequence[str]) -> str | None:
+    """The sentence on an option that is not needed, or that has another name here."""
+    if normalize_word(bare) in _NEEDLESS:
+        return f"there is no option {name}: {_NEEDLESS[normalize_word(bare)]}"
+    meant, why = _ELSEWHERE.get(normalize_word(bare), ("", ""))
+    if f"--{meant}" in known:
+        return f"there is no option {name}; did you mean --{meant}" + (f"? It is {why}" if why else "?")
+    if re.match("no[-_]", bare) and (switch := f"--{bare[3:].replace('-', '_')}") in known:
+        return f"there is no option {name}; did you mean {switch} false?"
+    return None
+
+
+def _mistyped(name: str, bare: str, known: Sequence[str]) -> str | None:
+    """The sentence on an option that is like one of those that there are."""
+    inside = [one for one in known if one.endswith(f".{bare}")]
+    if near := inside[0] if inside else closest_word(name, known):
+        return f"there is no option {name}; did you mean {near if near.startswith('--') else f'--{near}'}?"
+    return None
+
+
+def unknown_option_error(name: str, known: Iterable[str], otherwise: str) -> PatchloomError:
+    """The refusal of a keyword of a Python call, in the words of the command line.
+
+    Args:
+        name: what was given.
+        known: what there is.
+        otherwise: what to say if none of that is meant.
+    """
+    options = [f"--{one}" for one in known]
+    said = _otherwise_called(f"--{name}", name, options) or _mistyped(f"--{name}", name, options)
+    return PatchloomError(said or f"there is no option --{name}; {otherwise}")
+
+
+# What options there are: from signatures and docstrings, or from the list of them that comes with the package.
+
+
+LISTED = Path(__file__).with_name("options.json")
+_PLAIN = (int, float, bool, str, Path, type(None))
+_NAMES = {"Literal": Literal, "Path": Path, "Sequence": Sequence}
+
+
+class Option(NamedTuple):
+    """One option, or a word that is given by its place.
+
+    Attributes:
+        name: as in the signature.
+        hint: its type, as far as words can be of it.
+        default: None where there is none, too.
+        about: its line in the docstring.
+        positional: whether it is given by its place.
+        required: whether it must be given.
+        kind: what it takes, where that is to be said in other words than those of the hint.
+    """
+
+    name: str
+    hint: Any
+    default: Any = None
+    about: str = ""
+    positional: bool = False
+    required: bool = False
+    kind: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """As plain values for JSON; what is as usual is left out."""
+        values = self._asdict() | {"hint": format_hint(self.hint)}
+        usual = Option("", None)._asdict()
+        return {name: value for name, value in values.items() if value is not usual[name]}
+
+
+class CommandSpec(NamedTuple):
+    """What takes options: a verb, a task or a protocol.
+
+    Attributes:
+        about: the first line of its docstring.
+        options: in the order of the signature.
+    """
+
+    about: str
+    options: tuple[Option, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """As plain values for JSON."""
+        return {"about": self.about, "options": [option.plain() for option in self.options]}
+
+
+def read_signature(owner: Callable[..., Any], skip: Collection[str] = ()) -> CommandSpec:
+    """What a function, a class or the fields of a dataclass take, from signature and docstring.
+
+    Parameters that may be given by position are so on the command line, too; those of classes never are. What no word
+    can be, such as a function, is left out.
+    """
+    text = inspect.getdoc(owner) or ""
+    described = {item.arg_name: item.description for item in parse_docstring(text).params}
+    hints = get_type_hints(owner.__init__ if inspect.isclass(owner) else owner)
+    found = []
+    for name, parameter in inspect.signature(owner).parameters.items():
+        if name in skip or parameter.kind in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL):
+            continue
+        required = parameter.default is Parameter.empty
+        default = None if required else parameter.default
+        hint = command_line_hint(hints.get(name, str if default is None else type(default)))
+        hint = str if name in ("data", "runs") else hint  # several words of it are joined by who reads them
+        if hint is None:
+            continue
+        about = " ".join((described.get(name) or "").split())
+        positional = not inspect.isclass(owner) and parameter.kind is not Parameter.KEYWORD_ONLY
+        found.append(Option(name, hint, default, about, positional, required))
+    return CommandSpec((text.splitlines() or [""])[0], tuple(found))
+
+
+def command_line_hint(hint: Any) -> Any:
+    """The part of a hint that can be said in words on a command line; None if there is none."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if hint in _PLAIN or origin is Literal:
+        return hint
+    if origin in (Union, types.UnionType):
+        kept = [one for one in map(command_line_hint, inside) if one is not None]
+        return None if set(kept) <= {type(None)} else Union[tuple(kept)]  # noqa: UP007
+    if origin in (list, tuple, dict, Sequence) and all(one in _PLAIN for one in inside if one is not ...):
+        return hint
+    return None
+
+
+def format_hint(hint: Any) -> str:
+    """A hint as it is written in Python, the same by every version of it."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " | ".join(map(format_hint, inside))
+    if origin is Literal:
+        return f"Literal[{', '.join(map(repr, inside))}]"
+    if origin is not None:
+        return f"{origin.__name__}[{', '.join('...' if one is ... else format_hint(one) for one in inside)}]"
+    return "None" if hint is type(None) else hint.__name__
+
+
+def packaged_spec(part: str, name: str) -> CommandSpec | None:
+    """What the package's list says of a name in one of its parts (verbs, tasks by path, protocols), or None."""
+    about = _file().get(part, {}).get(name)
+    if about is None:
+        return None
+    options = (Option(**one | {"hint": eval(one["hint"], dict(_NAMES))}) for one in about["options"])
+    return CommandSpec(about["about"], tuple(options))
+
+
+def packaged_names(part: str) -> list[str]:
+    """The names in a part of the package's list."""
+    return list(_file()[part])
+
+
+def packaged_value(name: str) -> Any:
+    """What else the package's list says, such as the default task."""
+    return _file()[name]
+
+
+@cache
+def _file() -> Mapping[str, Any]:
+    found: dict[str, Any] = json.loads(LISTED.read_text("utf-8"))
+    return found
+
+
+def dump_specs(parts: Mapping[str, Mapping[str, CommandSpec]], values: Mapping[str, Any]) -> str:
+    """The contents of the package's list."""
+    plain = {part: {name: one.plain() for name, one in found.items()} for part, found in parts.items()}
+    return json.dumps({**values, **plain}, indent=1, ensure_ascii=False) + "\n"
+
+
+def clear_specs_cache() -> None:
+    """Read the list again when it is asked next."""
+    _file.cache_clear()
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# a path, or whatever stands for one, such as a run
+PathLike = str | Path | os.PathLike[str]
+
+
+def to_plain_value(value: Any) -> Any:
+    """A number of NumPy or torch as Python's own, and whatever stands for a path, such as a run, as a `Path`."""
+    if isinstance(value, os.PathLike) and not isinstance(value, Path):
+        return Path(value)
+    return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
+
+
+def validate_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """A verb, or another function of the public API, that refuses in a sentence what its signature does not take.
+
+    So a slip is a `PatchloomError` in Python, too, and no TypeError from somewhere inside.
+    """
+    name = getattr(function, "__name__", "")
+    takes = signature(function)
+
+    @wraps(function)
+    def call(*given: P.args, **named: P.kwargs) -> R:
+        values = {key: to_plain_value(value) for key, value in _by_name(name, takes, given, named).items()}
+        hints = get_type_hints(function)
+        for key, value in values.items():
+            if key in hints and key in takes.parameters and key not in OBJECTS:
+                check_type(key, value, hints[key])
+        with clear_status():
+            return function(**values)
+
+    return call
+
+
+def _by_name(verb: str, takes: Signature, given: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of a call by name, of a function whose positional parameters have names."""
+    kinds = {name: one.kind for name, one in takes.parameters.items()}
+    places = [name for name, kind in kinds.items() if kind is Parameter.POSITIONAL_OR_KEYWORD]
+    options = [name for name, kind in kinds.items() if kind is Parameter.KEYWORD_ONLY]
+    if len(given) > len(places):
+        raise PatchloomError(f"{verb} takes {', '.join(places)} without a name: give all else as NAME=VALUE")
+    values = dict(zip(places, given, strict=False))
+    for name in named:
+        if name in values:
+            raise PatchloomError(f"{verb} is given {name} twice: give it once")
+        if name not in kinds and Parameter.VAR_KEYWORD not in kinds.values():
+            there = f"patchloom {verb} --help all lists them" if options else f"{verb} takes {', '.join(places)}"
+            raise unknown_option_error(name, [*places, *options], there)
+    values |= named
+    needed = [name for name in places if takes.parameters[name].default is Parameter.empty]
+    if missing := [name for name in needed if name not in values]:
+        raise PatchloomError(f"{verb} needs {' and '.join(missing)}, as in patchloom.{verb}({', '.join(needed)})")
+    return values
