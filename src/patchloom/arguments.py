@@ -72,13 +72,7 @@ def shorten_options(text: str) -> str:
 
 
 def explain_error(problem: str, parser: ArgumentParser, owners: Callable[[str], Sequence[str]]) -> str:
-    """What jsonargparse reports, as one sentence that says what to do.
-
-    Args:
-        problem: its report.
-        parser: that which refused.
-        owners: what else takes an option that this parser does not, in words of the command line.
-    """
+    """What jsonargparse reports, as one sentence that says what to do."""
     known = [shorten_options(name) for action in parser._actions for name in action.option_strings if name[-1] != "+"]
     if "arguments are required" in problem:
         places = [action for action in parser._actions if not action.option_strings and action.required]
@@ -155,13 +149,7 @@ def _mistyped(name: str, bare: str, known: Sequence[str]) -> str | None:
 
 
 def unknown_option_error(name: str, known: Iterable[str], otherwise: str) -> PatchloomError:
-    """The refusal of a keyword of a Python call, in the words of the command line.
-
-    Args:
-        name: what was given.
-        known: what there is.
-        otherwise: what to say if none of that is meant.
-    """
+    """The refusal of a keyword of a Python call, in the words of the command line."""
     options = [f"--{one}" for one in known]
     said = _otherwise_called(f"--{name}", name, options) or _mistyped(f"--{name}", name, options)
     return PatchloomError(said or f"there is no option --{name}; {otherwise}")

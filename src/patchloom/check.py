@@ -172,14 +172,7 @@ class Proposal(Displayable):
 def propose(
     data: Sequence[str], training: Source, settings: Settings, reasons: dict[str, str], estimate: bool = True
 ) -> Proposal:
-    """Measure a few steps of a run.
-
-    Args:
-        data: the words that the user typed for it.
-        training: images to train on.
-        settings, reasons: as `resolve` gives them.
-        estimate: or leave that out.
-    """
+    """Measure a few steps of a run."""
     made, failure = None, ""
     if estimate:
         try:

@@ -118,12 +118,6 @@ def effect_between(
 
     The interval of their difference is Newcombe's from the two score intervals (1998, method 10). It takes the two for
     independent, so on the same images it is rather too wide.
-
-    Args:
-        value: share of right answers, and its 95 % interval.
-        baseline: likewise the baseline's.
-        n: images.
-        perfect: the best possible share.
     """
     (one, low, high), (other, other_low, other_high) = value, baseline
     gain, way = one - other, perfect - other
@@ -263,11 +257,7 @@ class Difference:
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> Difference:
-        """From what `plain` made.
-
-        Raises:
-            ValueError: a value is missing or of another type.
-        """
+        """From what `plain` made."""
         try:
             numbers = {"value": float(values["difference"]), "low": float(values["low"]), "high": float(values["high"])}
             counts = {"n": int(values["n"]), "trainings": int(values["trainings"])}
@@ -306,9 +296,6 @@ def difference(
         trained: whether chance in a training moves the result.
         n: test images, if the pseudo-values are of groups of them.
         noun: what was tested.
-
-    Raises:
-        ValueError: not the same images.
     """
     sides = [np.atleast_2d(np.asarray(side, dtype=np.float64)) for side in (one, other)]
     k, seeds = sides[0].shape[1], max(map(len, sides))

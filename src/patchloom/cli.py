@@ -161,11 +161,7 @@ def overview() -> str:
 
 
 def help_page(verb: str, words: Sequence[str]) -> str:
-    """What ``patchloom VERB WORDS --help`` prints; with ``all`` behind it, every option is explained.
-
-    Raises:
-        PatchloomError: the words name a task or a protocol that there is not.
-    """
+    """What ``patchloom VERB WORDS --help`` prints; with ``all`` behind it, every option is explained."""
     flags = ("-h", "--help", "--help=all", "--help-all", "--help_all")
     asked = join_values([word for word in words if word not in (*flags, "all")])
     if verb == "look" and asked[:1] == ["curves"]:
@@ -460,11 +456,7 @@ def _starting() -> StatusMessage:
 
 
 def _refuse_missing(data: object) -> None:
-    """Refuse a path of data that is not there before torch is loaded; of all else `open_data` decides.
-
-    Raises:
-        PatchloomError: it is plainly a path, and nothing is there.
-    """
+    """Refuse a path of data that is not there before torch is loaded; of all else `open_data` decides."""
     if isinstance(data, str) and "/" in data and not any(sign in data for sign in "*?[]{}:@,|"):
         path = os.path.expanduser(data)
         if not os.path.lexists(path):

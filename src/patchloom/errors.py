@@ -94,26 +94,15 @@ def describe_type(hint: Any) -> str:
 
 
 def check_type(name: str, value: Any, hint: Any) -> None:
-    """Refuse a value of another type.
-
-    Raises:
-        PatchloomError: it is of another type.
-    """
+    """Refuse a value of another type."""
     if not conforms(value, hint):
         shown = "so large" if isinstance(value, int) and abs(value) >= 2**63 else value
         raise PatchloomError(f"--{name} cannot be {shown}: it takes {describe_type(hint)}")
 
 
 def typed_fields(cls: type, values: Any, ranges: Mapping[str, tuple[float, float]] | None = None) -> dict[str, Any]:
-    """Return the fields of a dataclass as a file holds them, checked, with lists as tuples where the class has tuples.
-
-    Args:
-        cls: the dataclass.
-        values: by name, as JSON or YAML gives them. Whoever wrote the file may have put anything there.
-        ranges: the least and the largest number of some fields; every number in a list is compared.
-
-    Raises:
-        ValueError: no mapping, an unknown name, a value of another type or outside of its range.
+    """Return the fields of a dataclass as a file holds them, checked, with lists as tuples where the class has
+    tuples.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"a {type(values).__name__} stands where settings are expected")
@@ -131,11 +120,7 @@ def typed_fields(cls: type, values: Any, ranges: Mapping[str, tuple[float, float
 
 
 def check_range(name: str, value: Any, low: float, high: float) -> None:
-    """Refuse a number, or a list with a number, below ``low`` or above ``high``; what is no number passes.
-
-    Raises:
-        ValueError: it is out of range.
-    """
+    """Refuse a number, or a list with a number, below ``low`` or above ``high``; what is no number passes."""
     for one in value if isinstance(value, list | tuple) else [value]:
         if isinstance(one, int | float) and not isinstance(one, bool) and not low <= one <= high:
             raise ValueError(f"{name} must be {low} to {high}, not {str(one)[:40]}")
@@ -148,11 +133,7 @@ def hint_of(parameter: Parameter, hints: Mapping[str, Any]) -> Any:
 
 
 def check_options(function: Callable[..., Any], values: Mapping[str, Any]) -> None:
-    """Refuse values of another type for a function's keyword-only parameters; ``values`` may hold others, too.
-
-    Raises:
-        PatchloomError: one is of another type.
-    """
+    """Refuse values of another type for a function's keyword-only parameters; ``values`` may hold others, too."""
     hints = get_type_hints(function)
     for name, parameter in signature(function).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY and name in values and name not in OBJECTS:

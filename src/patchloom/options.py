@@ -88,21 +88,13 @@ def verb_spec(verb: str) -> CommandSpec:
 
 
 def task_spec(name: str) -> CommandSpec:
-    """What a pretext task takes.
-
-    Raises:
-        PatchloomError: no task has that name.
-    """
+    """What a pretext task takes."""
     found = packaged_spec("tasks", TASKS[name].path) if name in TASKS else None
     return read_signature(task_class(name), skip={"encoder"}) if found is None else found
 
 
 def pretrain_spec(task: str) -> CommandSpec:
-    """What ``patchloom pretrain --task TASK`` takes.
-
-    Raises:
-        PatchloomError: no task has that name.
-    """
+    """What ``patchloom pretrain --task TASK`` takes."""
     own = verb_spec("pretrain")
     folder = "folder of the run (default runs/DATA-TASK or -RECIPE); what was stopped there goes on"
     size = "pixels that the encoder is given; 64x128 is height x width"
@@ -129,11 +121,7 @@ def pretrain_spec(task: str) -> CommandSpec:
 
 
 def evaluate_spec(name: str | None) -> CommandSpec:
-    """What ``patchloom evaluate NAME`` takes; without a name, what all protocols take.
-
-    Raises:
-        PatchloomError: no such protocol.
-    """
+    """What ``patchloom evaluate NAME`` takes; without a name, what all protocols take."""
     common = verb_spec("evaluate")
     own = CommandSpec("", ())
     if name is not None:
@@ -157,14 +145,7 @@ _TRUTHS = ("true", "false", "yes", "no", "on", "off", "1", "0", "auto", "null")
 
 
 def parse_pretrain(words: Sequence[str]) -> tuple[dict[str, Any], str | None]:
-    """Arguments of `patchloom.pretrain` from the words after ``patchloom pretrain``.
-
-    Returns:
-        The keyword arguments, and the folder of the run or None.
-
-    Raises:
-        PatchloomError: an unknown option, or a value of the wrong kind.
-    """
+    """Arguments of `patchloom.pretrain` from the words after ``patchloom pretrain``."""
     words = _trackers_together([_named(word) for word in words])
     typed = join_values(words)
     refuse_repeated(typed)
@@ -197,11 +178,7 @@ def parse_pretrain(words: Sequence[str]) -> tuple[dict[str, Any], str | None]:
 
 
 def pretrain_parser(task: str) -> ArgumentParser:
-    """What reads the words of ``patchloom pretrain --task NAME``.
-
-    Raises:
-        PatchloomError: no task has that name.
-    """
+    """What reads the words of ``patchloom pretrain --task NAME``."""
     return _parser("patchloom pretrain", pretrain_spec(task))
 
 
@@ -210,11 +187,7 @@ _BEFORE_SEVERAL = {"check": 0, "compare": 0, "look curves": 0, "report": 0, "emb
 
 
 def parse_call(verb: str, words: Sequence[str]) -> dict[str, Any]:
-    """Arguments of the function of a verb from the words after ``patchloom VERB``.
-
-    Raises:
-        PatchloomError: an unknown option, or a value of the wrong kind.
-    """
+    """Arguments of the function of a verb from the words after ``patchloom VERB``."""
     taken = verb_spec(verb)
     typed = join_values(words, taken)
     refuse_repeated(typed)
@@ -223,11 +196,7 @@ def parse_call(verb: str, words: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_evaluate(words: Sequence[str]) -> dict[str, Any]:
-    """Arguments of `patchloom.evaluate.protocols.evaluate` from the words after ``patchloom evaluate``.
-
-    Raises:
-        PatchloomError: no such protocol, an unknown option, or a value of the wrong kind.
-    """
+    """Arguments of `patchloom.evaluate.protocols.evaluate` from the words after ``patchloom evaluate``."""
     name = next((word for word in join_values(words, evaluate_spec(None)) if not word.startswith("-")), None)
     taken = evaluate_spec(name)
     prog = "patchloom evaluate" if name is None else f"patchloom evaluate {name}"
@@ -238,11 +207,7 @@ def parse_evaluate(words: Sequence[str]) -> dict[str, Any]:
 
 
 def image_size(text: str) -> tuple[int, int] | str:
-    """'auto', '96' (square), '64x128' or '[64, 128]' (height, width).
-
-    Raises:
-        PatchloomError: none of these.
-    """
+    """'auto', '96' (square), '64x128' or '[64, 128]' (height, width)."""
     if text == "auto":
         return "auto"
     match = re.fullmatch(r"\s*[\[(]?\s*(\d+)(?:\s*[x,]\s*(\d+))?\s*[\])]?\s*", text)
@@ -345,11 +310,7 @@ def join_values(words: Sequence[str], taken: CommandSpec | None = None) -> list[
 
 
 def refuse_repeated(words: Sequence[str]) -> None:
-    """Refuse an option that is given twice in joined words, of which one would be lost.
-
-    Raises:
-        PatchloomError: there is one.
-    """
+    """Refuse an option that is given twice in joined words, of which one would be lost."""
     seen = set[str]()
     for word in words:
         name = word.partition("=")[0].replace("-", "_")
@@ -359,17 +320,7 @@ def refuse_repeated(words: Sequence[str]) -> None:
 
 
 def _refuse_untyped(file: str, data: Sequence[str], options: Sequence[str], typed: Sequence[str]) -> None:
-    """Refuse what would run code or fetch something because a configuration says so, which may be a stranger's.
-
-    Args:
-        file: the configuration.
-        data: that is taken from it.
-        options: of it, as joined words.
-        typed: joined words of the command line, which win.
-
-    Raises:
-        PatchloomError: a command or an address for data, a task's code, or weights that are fetched.
-    """
+    """Refuse what would run code or fetch something because a configuration says so, which may be a stranger's."""
     for name in (part.strip() for one in data for part in one.split(",")):
         made = re.fullmatch(r"(shapes|tones):\d+", name)
         # braces may make a command or an address of a name, but none without a colon
@@ -403,9 +354,6 @@ def _several(words: list[str], before: int, taken: CommandSpec) -> tuple[list[st
     """Joined words with one for data or runs, behind ``before`` others without a name; and all, if several were given.
 
     So they are typed, or a shell makes them of a pattern.
-
-    Raises:
-        PatchloomError: one of several is not there, and was meant for an option or a task.
     """
     data = [i for i, word in enumerate(words) if not word.startswith("-")][before:]
     if len(data) < 2:

@@ -114,11 +114,7 @@ def excerpt_at(wave: Tensor, start: int, length: int) -> Tensor:
 
 
 def for_recordings(augment: Any, sound: Sound) -> RandomExcerpt:
-    """What cuts recordings, in place of a task's ``augment``, which cuts images.
-
-    Raises:
-        PatchloomError: the task needs more of an image than its encoder is given, or other colours.
-    """
+    """What cuts recordings, in place of a task's ``augment``, which cuts images."""
     if isinstance(augment, TwoViews):
         if augment.color != "none":
             raise PatchloomError("recordings have no colours: give --task.color none")

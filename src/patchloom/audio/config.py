@@ -95,11 +95,7 @@ _LARGEST = 2**28  # samples of a recording, and numbers of its picture
 
 
 def sound_from(plain: Any) -> Sound | None:
-    """A `Sound` from what ``asdict`` and JSON or YAML made of it, checked; None of None.
-
-    Raises:
-        ValueError: it is none: whoever wrote the file may have put anything there.
-    """
+    """A `Sound` from what ``asdict`` and JSON or YAML made of it, checked; None of None."""
     if plain is None:
         return None
     sound = Sound(**typed_fields(Sound, plain, _RANGES))

@@ -51,28 +51,14 @@ def read_recording(path: str | Path, rate: int) -> Tensor:
     Channels are mixed to one by their mean. Floating-point samples beyond +-1 are clipped.
     `patchloom.data.conversions` tells which of this was done.
 
-    Args:
-        path: of the file.
-        rate: samples a second to which it is resampled.
-
     Returns:
         int16 [1 1 n], as long as the recording.
-
-    Raises:
-        Unreadable: the file is missing, empty, broken, cut short, of another format, or without a sample.
-        PatchloomError: soundfile is not installed.
     """
     return _read(lambda: _content(Path(path)), str(path), rate)
 
 
 def decode_recording(content: bytes, name: str, rate: int) -> Tensor:
-    """Decode the bytes of a file of sound, as `read_recording`.
-
-    Args:
-        content: of the file.
-        name: with which messages begin.
-        rate: samples a second to which it is resampled.
-    """
+    """Decode the bytes of a file of sound, as `read_recording`."""
     return _read(lambda: content, name, rate)
 
 
@@ -85,11 +71,7 @@ def head_of(path: str | Path) -> AudioHeader:
 
 
 def soundfile() -> ModuleType:
-    """The library that decodes.
-
-    Raises:
-        PatchloomError: it is not installed.
-    """
+    """The library that decodes."""
     try:
         import soundfile as library  # an extra
     except (ImportError, OSError) as error:  # OSError: without the library that it wraps
@@ -154,9 +136,6 @@ def resample(wave: np.ndarray, own: int, rate: int) -> np.ndarray:
     Args:
         wave: float32 [n] at ``own`` samples a second.
         own, rate: samples a second, before and after.
-
-    Returns:
-        float32 [ceil(n * rate / own)].
     """
     from scipy.signal import resample_poly  # takes long to import, and most recordings have the rate
 
@@ -174,11 +153,7 @@ def _low_pass(times: int) -> np.ndarray:
 
 
 def _refuse_cut(content: bytes) -> None:
-    """Refuse a WAV or Ogg file whose end is missing, which libsndfile would read as a shorter one.
-
-    Raises:
-        ValueError: it is cut short.
-    """
+    """Refuse a WAV or Ogg file whose end is missing, which libsndfile would read as a shorter one."""
     if content[:4] == b"RIFF" and content[8:12] == b"WAVE":
         at = 12
         while at + 8 <= len(content):

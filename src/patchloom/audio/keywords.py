@@ -134,15 +134,6 @@ def open_keywords(data: DataLike, words: Sequence[str] | None = None, seed: int 
     A folder in Speech Commands' layout gives the words, then ``silence`` and ``unknown``. Of silence and of unknown
     words there are as many as of an average word, in each part. Any other data with labels is taken as it is, its
     classes being the classes; what it lacks of validation and test is drawn from its training recordings.
-
-    Args:
-        data: as `open_data` takes it.
-        words: to be told apart; the ten of Speech Commands (`TEN`) if absent, or all classes of other data.
-        seed: of the training part's silence and unknown words; those of the other parts are always the same.
-
-    Raises:
-        PatchloomError: no recordings, no labels, a word that is not there, or in no recording of a part, or a list that
-            names nothing that is there.
     """
     if isinstance(data, str | Path) and is_speech_commands(folder := Path(data).expanduser()):
         return _of_words(read_speech_commands(folder, os.fspath(data)), words, seed)
@@ -180,11 +171,7 @@ def _of_words(found: SpeechCommands, words: Sequence[str] | None, seed: int) -> 
 
 
 def _chosen(words: Sequence[str] | None, there: Sequence[str], name: str) -> tuple[str, ...]:
-    """The words to be told apart.
-
-    Raises:
-        PatchloomError: one is not there, or named twice, or there are fewer than two.
-    """
+    """The words to be told apart."""
     chosen = tuple(TEN if words is None else words)
     missing = [word for word in chosen if word not in there]
     if missing and words is None:
@@ -247,11 +234,7 @@ def _whole(train: Source, validation: Source | None, test: Source | None, notes:
 
 
 def _spoken(source: Source, words: tuple[str, ...], part: str) -> Source:
-    """The recordings of some words in a part, which are the classes.
-
-    Raises:
-        PatchloomError: it has none of them, or the training lacks one.
-    """
+    """The recordings of some words in a part, which are the classes."""
     found = _only(source, words)
     missing = [word for i, word in enumerate(words) if i not in found.labels]
     if len(missing) == len(words) or part == "train" and missing:

@@ -14,16 +14,7 @@ from patchloom.errors import PatchloomError
 
 
 def with_encoder_sound(opened: Data, sound: Sound | None, encoder: str) -> Data:
-    """The same data; recordings by the ``sound`` of an encoder.
-
-    Args:
-        opened: images or recordings.
-        sound: of the encoder's card.
-        encoder: its name, for the message.
-
-    Raises:
-        PatchloomError: images for an encoder of recordings, or the other way round.
-    """
+    """The same data; recordings by the ``sound`` of an encoder."""
     if (opened.train.sound is None) != (sound is None):
         kind = item_noun(sound)
         raise PatchloomError(f"{encoder} is an encoder of {kind}, and {opened.train.name} holds {opened.train.noun}")
@@ -37,11 +28,7 @@ def wrong_kind_error(option: str, source: Source) -> PatchloomError:
 
 
 def first_waves(source: Source, count: int) -> Tensor:
-    """The first ``count`` recordings that can be read, as others have them: float32 [b n] in [-1, 1].
-
-    Raises:
-        Unreadable: none can be.
-    """
+    """The first ``count`` recordings that can be read, as others have them: float32 [b n] in [-1, 1]."""
     assert source.sound is not None
     waves: list[Tensor] = []
     problem: Unreadable | None = None

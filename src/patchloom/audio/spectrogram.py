@@ -33,9 +33,6 @@ def features(waves: Tensor, sound: Sound) -> Tensor:
 
     Returns:
         float32 [b 1 h w], on the device of ``waves``.
-
-    Raises:
-        PatchloomError: values of ``sound`` that do not go together.
     """
     tables = _tables(sound, waves.device)
     with torch.autocast(waves.device.type, enabled=False):
@@ -85,11 +82,7 @@ def _tables(sound: Sound, device: torch.device) -> _Tables:
 
 
 def check_sound(sound: Sound) -> None:
-    """Refuse sizes of which no picture can be made.
-
-    Raises:
-        PatchloomError: no frame fits in, no row, or bands that are narrower than what the window resolves.
-    """
+    """Refuse sizes of which no picture can be made."""
     if sound.rate < 1000:
         raise PatchloomError(f"--rate {sound.rate} is too low for sound: give samples a second, such as 16000")
     if sound.samples < sound.window_samples:
@@ -110,11 +103,7 @@ def check_sound(sound: Sound) -> None:
 
 
 def check_patches(sound: Sound, patch: PatchSize) -> None:
-    """Refuse patches that do not divide the pictures, and say which lengths of recordings they would divide.
-
-    Raises:
-        PatchloomError: so it is.
-    """
+    """Refuse patches that do not divide the pictures, and say which lengths of recordings they would divide."""
     rows, columns = to_pair(patch)
     if sound.bins % rows:
         fitting = max(1, round(sound.bins / rows)) * rows
@@ -132,13 +121,8 @@ def check_patches(sound: Sound, patch: PatchSize) -> None:
 
 
 def mel_bands(m: int, window: int, rate: int, low: float) -> Tensor:
-    """Triangles [m k] over the frequencies of a frame, evenly spaced on the mel scale up to half the rate; peaks are 1.
-
-    Args:
-        m: how many.
-        window: samples of a frame.
-        rate: samples a second.
-        low: edge of the first one in Hz.
+    """Triangles [m k] over the frequencies of a frame, evenly spaced on the mel scale up to half the rate; peaks are
+    1.
     """
     frequencies = torch.arange(window // 2 + 1, dtype=torch.float64) * rate / window  # of an odd one below rate / 2
     ends = torch.linspace(_mel(low), _mel(rate / 2), m + 2, dtype=torch.float64)

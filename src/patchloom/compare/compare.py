@@ -51,18 +51,7 @@ from patchloom.tasks import TASKS, task_class
 
 
 def write_page(found: Comparison, runs: Sequence[Path]) -> Path:
-    """Write ``report.html`` to a comparison's folder.
-
-    Args:
-        found: what it found.
-        runs: folders of the runs that the page tells of, the best first.
-
-    Returns:
-        The file.
-
-    Raises:
-        PatchloomError: it cannot be written, or a run cannot be read.
-    """
+    """Write ``report.html`` to a comparison's folder."""
     path = found.folder / "report.html"
     page = comparison_page(found, page_of(runs))
     with StatusMessage("writing the page"):
@@ -90,14 +79,7 @@ def comparison_page(found: Comparison, page: Page) -> Page:
 def comparison_metadata(
     plan: ComparisonPlan, folder: Path, labels: str | None, few: Sequence[float], beside: Sequence[str], run: Path
 ) -> tuple[tuple[str, str], ...]:
-    """What was asked for, and the command that repeats it, as pairs of a name and a text.
-
-    Args:
-        plan: of the comparison.
-        folder: of it.
-        labels, few, beside: as in `patchloom.compare.compare.compare`.
-        run: one of its runs.
-    """
+    """What was asked for, and the command that repeats it, as pairs of a name and a text."""
     asked, its = plan.asked, RunFolder(run).read_config()
     budget = {"minutes": f"{asked.minutes:g}"} if asked.samples is None else {"samples": str(asked.samples)}
     given = {"tasks": ",".join(asked.tasks), **budget, "seeds": str(asked.seeds), "labels": labels or ""}
@@ -296,11 +278,7 @@ def _make_request(
 
 
 def _labels_of(labels: str, group: str | None) -> Data:
-    """The images of --labels.
-
-    Raises:
-        PatchloomError: no such data, no labels in it, or all of one class.
-    """
+    """The images of --labels."""
     found = open_data(labels, group=group)
     if count_classes(only_labelled(found.train)) < 2:
         raise PatchloomError(f"--labels {labels} has one class only, by which nothing can be told apart: add another")

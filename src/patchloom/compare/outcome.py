@@ -90,11 +90,6 @@ def sufficient_budget(found: Difference, seeds: int, images: int) -> str:
 
     More seeds are asked for first, since they cost no labels, where they could suffice; else more test images, with
     as many seeds as leave them half of the interval.
-
-    Args:
-        found: their difference.
-        seeds: of each; two or more.
-        images: of the test.
     """
     gap = abs(found.value)
     budgets = range(seeds, MOST_SEEDS + 1)
@@ -169,11 +164,7 @@ class Comparison(Displayable):
         return [(name, file) for name, file in named if (self.folder / file).exists()]
 
     def write(self) -> None:
-        """Write the table and the verdict to the comparison's folder.
-
-        Raises:
-            PatchloomError: they cannot be written.
-        """
+        """Write the table and the verdict to the comparison's folder."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerows([HEADING, *self.rows])
@@ -184,14 +175,7 @@ class Comparison(Displayable):
 def compare_labelled(
     found: Sequence[tuple[Contender, Scores]], on: LabelledData, folder: Path, notes: Sequence[str]
 ) -> Comparison:
-    """The verdict by labels: by the linear probe with all of them, beside which the other ways stand.
-
-    Args:
-        found: every encoder's scores.
-        on: the images, and the ways.
-        folder: of the comparison.
-        notes: what else is to be known.
-    """
+    """The verdict by labels: by the linear probe with all of them, beside which the other ways stand."""
     tasks, controls, others = (_grouped(found, kind) for kind in (TASK, CONTROL, BESIDE))
     rows: list[tuple[str, ...]] = []
     standings = {}
@@ -230,13 +214,7 @@ def health_tables(those: Sequence[Contender]) -> list[tuple[str, TextTable, str]
 
 
 def describe_ranking(main: Ranking, way: str, n: int) -> list[str]:
-    """Sentences on who is ahead.
-
-    Args:
-        main: the standing by one way of scoring.
-        way: its name.
-        n: test images.
-    """
+    """Sentences on who is ahead."""
     first, means = main.order[0], main.means
     lead = f"{first} {means[first]:.1%}"
     if n < MIN_VERDICT_IMAGES:

@@ -178,16 +178,7 @@ def to_option_values(given: Mapping[str, Any]) -> dict[str, str]:
 def resolve_settings(
     asked: ComparisonRequest, training: Source, explicit: bool
 ) -> tuple[dict[str, Settings], Stats, list[str]]:
-    """Settings of each task without any ``auto``; and notes on tasks that these images do not suit.
-
-    Args:
-        asked: what is compared.
-        training: images to train on.
-        explicit: the user named the tasks: one that is refused is an error.
-
-    Raises:
-        PatchloomError: a task is refused that was named, or all are.
-    """
+    """Settings of each task without any ``auto``; and notes on tasks that these images do not suit."""
     found: dict[str, Settings] = {}
     notes: list[str] = []
     stats = None
@@ -214,11 +205,7 @@ def resolve_settings(
 
 
 def stored_plan(asked: ComparisonRequest, out: Path) -> ComparisonPlan | None:
-    """The plan with which a comparison in this folder was begun; None where there is none.
-
-    Raises:
-        PatchloomError: another comparison is there, or something else.
-    """
+    """The plan with which a comparison in this folder was begun; None where there is none."""
     path = out / _FILE
     if not path.exists():
         if out.exists() and any(one.name[0] != "." for one in out.iterdir()):
@@ -256,16 +243,6 @@ def new_plan(
     """Measure how fast each task trains, and what a run takes beside that.
 
     In a dry run the pace is estimated from a few steps, and a run takes `USUAL_TOP` beside its training.
-
-    Args:
-        asked: what the user asked for.
-        opened: the images.
-        explicit: the user named the tasks: one that is refused is an error.
-        devices: as in `run_all`.
-        ending: times what comes after training, by a short run; None in a dry run.
-
-    Raises:
-        PatchloomError: tasks, settings and images do not go together, or a run cannot be made.
     """
     threads = asked.threads_each()
     given = asked.with_threads(threads)
@@ -313,11 +290,7 @@ def _pilot(
 
 
 def store(plan: ComparisonPlan, out: Path) -> None:
-    """Store a plan in the folder of its comparison.
-
-    Raises:
-        PatchloomError: it cannot be written.
-    """
+    """Store a plan in the folder of its comparison."""
     make_folder(out)
     found = {"asked": plan.asked.plain()} | {name: getattr(plan, name) for name in _AS_THEY_ARE}
     assert plan.after is not None  # a dry run stores nothing

@@ -25,11 +25,7 @@ from patchloom.system.signals import ENDS_WITH_STDIN, Stop
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """While entered, no other comparison works in a folder, which is made; one that stays empty is removed.
-
-    Raises:
-        PatchloomError: another one does, or the folder cannot be made.
-    """
+    """While entered, no other comparison works in a folder, which is made; one that stays empty is removed."""
     made = not folder.exists()
     make_folder(folder)
     lock = RunFolder(folder)
@@ -187,19 +183,6 @@ def run_all(
 
     One that fails is left out; the others go on. One in whose folder another process still trains, such as one that a
     comparison left that was killed, waits for its end. When this process ends, by whatever, the others stop with it.
-
-    Args:
-        jobs: in the order in which they begin.
-        at_once: how many run at the same time.
-        devices: numbers of the GPUs among which they are dealt; none for a CPU.
-        told: is called with each that has ended, and the seconds it took.
-        words: for whoever stops it.
-
-    Returns:
-        The seconds that each of them took now.
-
-    Raises:
-        Stopped: somebody stopped it; what was trained is kept.
     """
     taken: dict[str, float] = {}
     todo = list(jobs)

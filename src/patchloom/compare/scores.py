@@ -71,12 +71,7 @@ class Scores:
 
 
 def ways_of(shares: Sequence[float], train: Source) -> tuple[list[Way], list[str]]:
-    """Ways of scoring by all labels and by few; and sentences on those that are left out.
-
-    Args:
-        shares: of the training labels, below 1; or from 1 on, labels a class.
-        train: labelled images.
-    """
+    """Ways of scoring by all labels and by few; and sentences on those that are left out."""
     ways, notes = [Way("linear", LINEAR), Way("kNN", KNN)], []
     classes, counts = count_classes(train), np.bincount(train.labels[train.labels >= 0])
     least = int(counts[counts > 0].min())
@@ -94,18 +89,7 @@ def ways_of(shares: Sequence[float], train: Source) -> tuple[list[Way], list[str
 def score_encoder(
     extractor: FeatureExtractor, ways: Sequence[Way], parts: Parts, settings: EvalSettings, seed: int
 ) -> Scores:
-    """One encoder's scores by some ways.
-
-    Args:
-        extractor: gives its features.
-        ways: of scoring.
-        parts: labelled images.
-        settings: of reading.
-        seed: draws the few labels, the same for all encoders of that seed.
-
-    Raises:
-        PatchloomError: images that cannot be read.
-    """
+    """One encoder's scores by some ways."""
     right, about = {}, {}
     once = caching_extractor(extractor, parts.train)
     for way in ways:
@@ -136,12 +120,7 @@ def caching_extractor(extractor: FeatureExtractor, train: Source) -> FeatureExtr
 
 
 def subset_features(features: ImageFeatures, some: Subset) -> ImageFeatures:
-    """The features of some images, from those of all of them, of which all have labels.
-
-    Args:
-        features: of ``some.source``.
-        some: the images.
-    """
+    """The features of some images, from those of all of them, of which all have labels."""
     rows = {index: row for row, index in enumerate(features.indices.tolist())}
     there = [(place, rows[index]) for place, index in enumerate(some.indices.tolist()) if index in rows]
     places, chosen = (torch.tensor(one, dtype=torch.int64) for one in zip(*there, strict=True))
@@ -168,18 +147,7 @@ _AT_ONCE = 2**20  # bytes
 def load_or_compute(
     path: Path, key: str, make: Callable[[], T], to_plain: Callable[[T], Any], from_plain: Callable[[Any], T]
 ) -> T:
-    """What a file holds, or what is made now and written there; that of another ``key`` is made anew.
-
-    Args:
-        path: of the file; its folder is made.
-        key: all on which it depends, as `measurement_key` has it.
-        make: what makes it.
-        to_plain: makes values for JSON of it.
-        from_plain: makes it of these; ValueError, KeyError and TypeError mean that they are damaged.
-
-    Raises:
-        PatchloomError: the file cannot be written, or what ``make`` raises.
-    """
+    """What a file holds, or what is made now and written there; that of another ``key`` is made anew."""
     try:
         values = json.loads(path.read_bytes())
         if values["key"] == key:
@@ -193,27 +161,14 @@ def load_or_compute(
 
 
 def measurement_key(place: str, about: Sequence[str], sources: Sequence[Source]) -> str:
-    """All on which a measurement of an encoder depends: its weights, the images, what is asked, and this version.
-
-    Args:
-        place: of the encoder, as `load_encoder` takes it.
-        about: what is asked of it.
-        sources: images; their labels are in the fingerprint, and a file that was replaced is seen in the stamp.
-
-    Raises:
-        PatchloomError: there is no encoder.
-    """
+    """All on which a measurement of an encoder depends: its weights, the images, what is asked, and this version."""
     states = [f"{len(one)} {one.fingerprint()} {one.stamp()}" for one in sources]
     # a folder that was moved is still the same encoder
     return "\n".join([weights_digest(place) or place, *about, *states, __version__])
 
 
 def weights_digest(place: str) -> str:
-    """64 hex digits of the files of an encoder; "" of timm's, whose name says which weights they are.
-
-    Raises:
-        PatchloomError: there is no encoder.
-    """
+    """64 hex digits of the files of an encoder; "" of timm's, whose name says which weights they are."""
     if place.startswith("timm:"):
         return ""
     run = unfinished_run(place)
@@ -269,17 +224,6 @@ def labelled_parts(
     """The labelled images of a comparison, or None where there are none.
 
     They are those of ``labels``; else the data's own, with its own test images, or those that all runs held out.
-
-    Args:
-        opened: what was pre-trained on.
-        labels: other, labelled images.
-        run: one of the runs, which held out the same images as all others.
-        card: of its encoder.
-        settings: of reading; ``max_train`` limits the training images.
-        few: as in `patchloom.compare.compare.compare`.
-
-    Raises:
-        PatchloomError: no such data, or no labels in it; or the images have changed since the run.
     """
     if labels is not None:
         parts = parts_of(labels, settings, card=replace(card, note=""))
@@ -311,11 +255,7 @@ def contenders(jobs: Sequence[Job], seeds: int, beside: Sequence[str]) -> list[C
 def all_scores(
     those: Sequence[Contender], on: LabelledData, settings: EvalSettings, out: Path
 ) -> Iterator[tuple[Contender, Scores]]:
-    """The scores of each encoder, from ``out/scores`` where they are there already.
-
-    Raises:
-        PatchloomError: an encoder cannot be loaded, or images cannot be read.
-    """
+    """The scores of each encoder, from ``out/scores`` where they are there already."""
     about = [way.name for way in on.ways]
     for number, one in enumerate(those):
         key = measurement_key(one.place, [one.name, str(one.seed), *about], [on.parts.train, on.parts.test])

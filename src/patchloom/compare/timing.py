@@ -65,13 +65,6 @@ def measure_training_speeds(settings: Mapping[str, Settings], training: Source) 
 
     One task is in memory at a time. What is measured has each step's images ready; where processes read them beside
     it, a step takes as long as the slower of both.
-
-    Args:
-        settings: resolved, by the task's name.
-        training: images to train on.
-
-    Raises:
-        PatchloomError: a step needs more memory than there is.
     """
     keep_freed_memory()  # as the runs do
     steps: dict[str, list[float]] = {name: [] for name in settings}
@@ -107,14 +100,7 @@ def measure_training_speeds(settings: Mapping[str, Settings], training: Source) 
 
 
 def estimated_paces(settings: Mapping[str, Settings], training: Source) -> dict[str, TrainingSpeed]:
-    """The pace of each task from a few steps, as ``pretrain`` estimates it: a second or two for each.
-
-    Args:
-        settings, training: as in `measure_training_speeds`.
-
-    Raises:
-        PatchloomError: a step needs more memory than there is, or its pace cannot be estimated.
-    """
+    """The pace of each task from a few steps, as ``pretrain`` estimates it: a second or two for each."""
     found: dict[str, TrainingSpeed] = {}
     threads = torch.get_num_threads()
     try:
@@ -170,17 +156,7 @@ class TimeAfterTraining(NamedTuple):
 def time_after_training(
     run: Path, on: LabelledData | None, held_out: Source, settings: EvalSettings
 ) -> TimeAfterTraining:
-    """What comes after training, timed on a small share of the images, and scaled by their number.
-
-    Args:
-        run: one whose encoder is scored.
-        on: labelled images, and the ways of scoring; None where there are none.
-        held_out: images for the measures without labels.
-        settings: of reading.
-
-    Raises:
-        PatchloomError: the encoder cannot be loaded, or images cannot be read.
-    """
+    """What comes after training, timed on a small share of the images, and scaled by their number."""
     if on is not None:
         scoring = scaled(partial(_by_labels, run, on, settings), len(on.parts.train) + len(on.parts.test))
     else:

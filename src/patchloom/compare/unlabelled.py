@@ -39,11 +39,7 @@ def note_too_few_images(held_out: int, noun: str) -> str:
 
 
 def held_out_of(opened: Data, run: Path) -> Source:
-    """The images that a run held out, as its encoder hears them where they are recordings.
-
-    Raises:
-        PatchloomError: it is no run's folder, or has no encoder, or the images have changed since.
-    """
+    """The images that a run held out, as its encoder hears them where they are recordings."""
     card = load_encoder(run)[1]
     source = with_encoder_sound(opened, card.sound, card.name).train
     return unchanged_held_out(run, source).parts(source)[1]
@@ -57,19 +53,7 @@ def compare_unlabelled(
     folder: Path,
     notes: Sequence[str],
 ) -> Comparison:
-    """What may be said without labels.
-
-    Args:
-        those: the encoders.
-        opened: the images that were trained on.
-        run: one of the runs, which held out the same images as all others.
-        settings: of reading.
-        folder: of the comparison.
-        notes: what else is to be known.
-
-    Raises:
-        PatchloomError: an encoder cannot be loaded.
-    """
+    """What may be said without labels."""
     held_out = held_out_of(opened, run)
     said = [few] if (few := note_too_few_images(len(held_out), held_out.noun)) else []
     found: dict[str, list[list[Row]]] = {}

@@ -273,9 +273,6 @@ class TwoViews(RandomCrop):
         crop: the centre for both (none), one random crop for both (shared), or one for each (own).
         color: no colour jitter (none), the same for both (shared), or one for each (own); see `draw_colors`.
         crop_options: scale, ratio, flip and randaugment of `RandomCrop`.
-
-    Raises:
-        PatchloomError: another value of ``crop`` or ``color``.
     """
 
     def __init__(

@@ -49,16 +49,6 @@ def cache_images(source: Source, cache: Cache, workers: int = 0, say: Callable[[
 
     Images of more than 8 bits are not stored. Parts that exist already are used; missing or damaged ones are written
     first, which may be interrupted at any time, and done by several processes at once.
-
-    Args:
-        source: images or recordings in files.
-        cache: "whole" stores them at full size; a number reduces a longer shorter side to so many pixels.
-        workers: processes that decode; 0 decodes in this one.
-        say: is given lines about the needed disc space, and about the end.
-
-    Raises:
-        PatchloomError: a size for recordings; images that are in memory already, or whose changes could not be noticed;
-            a disc with too little space, or one that cannot be written.
     """
     if source.sound is not None and cache != "whole":
         raise PatchloomError(f"--cache {cache} is a size of images, and {source.name} holds recordings: --cache whole")
@@ -87,9 +77,6 @@ class CachedImages(Source):
         cache: the setting with which they were stored.
         each: images per file; the last one may hold fewer.
         paths: the files, in order.
-
-    Raises:
-        PatchloomError: a file is damaged or gone.
     """
 
     def __init__(self, source: Source, cache: Cache, each: int, paths: list[Path]) -> None:
@@ -226,10 +213,8 @@ def _index(path: Path, images: int) -> np.ndarray | None:
 
 
 def _mean_bytes(source: Source, cache: Cache, folder: Path) -> float:
-    """Mean bytes per stored image, from a sample. The first process's value is stored for all, who then agree on parts.
-
-    Raises:
-        PatchloomError: nothing in the sample can be read or cached.
+    """Mean bytes per stored image, from a sample. The first process's value is stored for all, who then agree on
+    parts.
     """
     about = folder / "about.json"
     try:

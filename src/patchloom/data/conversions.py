@@ -82,13 +82,7 @@ class ConversionCounts:
             self.first[word] = sorted([*self.first.get(word, []), *other.first[word]])[:MAX_EXAMPLES]
 
     def sentences(self, name: Callable[[int], str], of: int, images: str = "images") -> list[str]:
-        """A sentence for each word, the commonest first.
-
-        Args:
-            name: of an image, by its index.
-            of: number of images that were read.
-            images: what they are called.
-        """
+        """A sentence for each word, the commonest first."""
         said = []
         for word, count in sorted(self.counts.items(), key=lambda one: (-one[1], one[0])):
             verb, _, rest = CONVERSIONS[word].partition(" ")

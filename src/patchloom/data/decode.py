@@ -33,22 +33,14 @@ def channels_first(array: np.ndarray) -> Tensor:
 
 
 def refuse_bomb(height: int, width: int) -> None:
-    """Refuse an image that may be a decompression bomb.
-
-    Raises:
-        ValueError: it has too many pixels.
-    """
+    """Refuse an image that may be a decompression bomb."""
     # PIL refuses at the same size; this serves the formats that do not pass through PIL.
     if Image.MAX_IMAGE_PIXELS is not None and height * width > 2 * Image.MAX_IMAGE_PIXELS:
         raise ValueError(f"{height} x {width} pixels could be a decompression bomb; cut it into smaller images")
 
 
 def from_array(array: np.ndarray) -> Tensor:
-    """An array [h w] or [h w c] of uint8, uint16 or floats in [0, 1] as a tensor [c h w].
-
-    Raises:
-        ValueError: it holds nothing, or other values, or too many.
-    """
+    """An array [h w] or [h w c] of uint8, uint16 or floats in [0, 1] as a tensor [c h w]."""
     if array.size == 0:
         raise ValueError("it holds no pixels")
     refuse_bomb(*array.shape[:2])
@@ -148,27 +140,13 @@ def read_image(path: str | Path) -> Tensor:
 
     Returns:
         [c h w], uint8 for 8-bit files, float32 in [0, 1] for deeper ones (16 bits are divided by 65535).
-
-    Raises:
-        Unreadable: the file is missing, broken, of an unknown format, or so large that it may be a decompression bomb.
     """
     path = Path(path)
     return _read(path, path.suffix.lower(), str(path))
 
 
 def decode_image(content: bytes, name: str) -> Tensor:
-    """Decode the bytes of an image file, whose format is recognised by its first bytes.
-
-    Args:
-        content: of the file.
-        name: with which messages begin.
-
-    Returns:
-        As `read_image`.
-
-    Raises:
-        Unreadable: as `read_image`.
-    """
+    """Decode the bytes of an image file, whose format is recognised by its first bytes."""
     suffix = next((suffix for begin, suffix in _BEGINNINGS.items() if content.startswith(begin)), "")
     if content[4:8] == b"ftyp":  # a container of many formats: the next four letters say which
         suffix = ".heic"
@@ -195,11 +173,7 @@ def silence_decoders() -> Iterator[None]:
 
 
 def open_pillow(source: Path | BinaryIO) -> Image.Image:
-    """Open an image file by Pillow, if it is of a format that is only decoded: PostScript would be run.
-
-    Raises:
-        OSError, ValueError, SyntaxError, Image.DecompressionBombError: as ``Image.open``.
-    """
+    """Open an image file by Pillow, if it is of a format that is only decoded: PostScript would be run."""
     Image.init()
     return Image.open(source, formats=[name for name in _FORMATS if name in Image.OPEN])
 
@@ -272,11 +246,7 @@ def _notice_of(image: Image.Image) -> None:
 
 
 def to_channels(image: Tensor, channels: int) -> Tensor:
-    """Convert an image [c h w] to ``channels`` channels: grey is repeated, colour becomes its luma (ITU-R BT.601).
-
-    Raises:
-        PatchloomError: neither grey to colour nor colour to grey.
-    """
+    """Convert an image [c h w] to ``channels`` channels: grey is repeated, colour becomes its luma (ITU-R BT.601)."""
     have = image.shape[0]
     if have == channels:
         return image

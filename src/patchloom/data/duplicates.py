@@ -56,12 +56,6 @@ def contents_on_disc(
 
     All files are read once and their hashes cached until a file changes; with ``chosen``, only those are read, unless
     all are cached already.
-
-    Args:
-        source: images in files.
-        pieces_of: the bytes of the file of image i, in pieces. A file that cannot be read (OSError, Unreadable) has a
-            content of its own.
-        chosen: indices of images.
     """
     known = source._contents
     if known is None:
@@ -86,11 +80,7 @@ def contents_on_disc(
 
 
 def pieces_of_file(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """The bytes of a file in pieces of 1 MiB, since a whole-slide image may be larger than the memory.
-
-    Raises:
-        OSError: no such regular file, or it cannot be read.
-    """
+    """The bytes of a file in pieces of 1 MiB, since a whole-slide image may be larger than the memory."""
     if not os.path.isfile(path):  # to open a pipe would wait for whoever writes into it
         raise FileNotFoundError(path)
     with open(path, "rb", buffering=0) as file:

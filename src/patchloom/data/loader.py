@@ -81,11 +81,7 @@ class Prefetcher(Iterator[Batch]):
         self.coming: Batch | None = None
 
     def send(self) -> None:
-        """Start copying the next batch, unless one is being copied. Call it when the device has work queued.
-
-        Raises:
-            PatchloomError: the batch cannot be read.
-        """
+        """Start copying the next batch, unless one is being copied. Call it when the device has work queued."""
         if self.coming is None and (batch := next(self.batches, None)) is not None:
             with torch.cuda.stream(self.stream):  # without a stream this does nothing
                 self.coming = batch.on(self.device)
@@ -149,26 +145,6 @@ def training_batches(
     step's batch depends on neither ``first_step`` nor ``workers``. An unreadable image is reported and replaced by one
     from further along the permutation; where none is left that is not in the step already, this process's batch is
     smaller.
-
-    Args:
-        source: training images.
-        augment: makes an image's views; with ``truth``, from the image and its truth, and returns both.
-        batch_size: images per process.
-        seed: of permutations and augmentation.
-        first_step: where to begin.
-        steps: where the run ends.
-        workers: processes that read; 0 reads in this one.
-        channels: of the images; grey and colour are converted into each other. Recordings have one.
-        rank: this process, which takes its own slice of every global batch.
-        world: number of processes.
-        device: where the batches go (see `Prefetcher`); None leaves them on the CPU.
-        prepare: is applied to the iterator of batches before they are sent to the device.
-        truth: what is known of image i, such as its label map; batches have it as ``truths``. One that raises
-            `Unreadable` counts as an unreadable image.
-
-    Raises:
-        PatchloomError: at once if there are fewer images than processes; while iterating if more than 100 images in a
-            row cannot be read, if nothing readable is left, or if an image has the wrong number of channels.
     """
     if len(source) < world:
         raise PatchloomError(
@@ -189,33 +165,14 @@ def plain_batches(
     first: int = 0,
     native: bool = False,
 ) -> Iterator[Batch]:
-    """Every image once, in order, centre-cropped to ``size``. Unreadable images are left out; no batch is empty.
-
-    Args:
-        source: images, or recordings, of which pictures are made.
-        size: (h, w) in pixels; that of the pictures of recordings is given by their length.
-        batch_size: images per batch.
-        workers: processes that read; 0 reads in this one.
-        channels: of the images; grey and colour are converted into each other. Recordings have one.
-        device: where the batches go (see `Prefetcher`); None leaves them on the CPU.
-        first: number of the batch to begin with, where a pass goes on that was stopped; there may be nothing left then.
-        native: do not reduce larger images, of which the centre is then seen.
-
-    Raises:
-        PatchloomError: at once if pictures of recordings have another size; while iterating, if no image can be read or
-            one has the wrong number of channels.
-    """
+    """Every image once, in order, centre-cropped to ``size``. Unreadable images are left out; no batch is empty."""
     batches = _PlainBatches(source, centre_of(source, size, native), batch_size, channels)
     made = in_workers(batches, range(first, -(-len(source) // batch_size)), workers, _on_gpu(device))
     return _arriving(_without_empty(made, source, may_be_none=first > 0), device, source)
 
 
 def centre_of(source: Source, size: tuple[int, int], native: bool = False) -> CentreCrop | CentreExcerpt:
-    """What cuts the middle out of an image, or out of a recording, whose picture has to be of ``size`` (h, w).
-
-    Raises:
-        PatchloomError: it has another one.
-    """
+    """What cuts the middle out of an image, or out of a recording, whose picture has to be of ``size`` (h, w)."""
     if source.sound is None:
         return CentreCrop(size, native)
     if source.sound.size != tuple(size):

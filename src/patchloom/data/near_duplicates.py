@@ -82,10 +82,6 @@ def near_copies(source: Source, seed: int = 0) -> NearCopies | None:
 
     Thumbnails are compared by their correlation. Images in groups, and such without names, are not looked at. Nor are
     recordings: two of one speaker or one word are alike in loudness, and far from copies.
-
-    Args:
-        source: images.
-        seed: which pairs are drawn.
     """
     n = len(source)
     if n < _FEWEST or source.sound is not None or source.groups is not None or source.place(0) is None:
@@ -126,10 +122,8 @@ def near_copies(source: Source, seed: int = 0) -> NearCopies | None:
 
 
 def group_in_names(source: Source) -> str | None:
-    """Return a value of ``--group`` by a word in most names that tells what several images are of, such as patient12.
-
-    Args:
-        source: images; None is returned where they have no names.
+    """Return a value of ``--group`` by a word in most names that tells what several images are of, such as
+    patient12.
     """
     n = len(source)
     if n == 0 or source.place(0) is None:
@@ -143,12 +137,7 @@ def group_in_names(source: Source) -> str | None:
 
 
 def parted_wholes(train: Source, test: Source, remedy: str = "") -> str:
-    """Return a sentence on patients, slides or the like, by names of files, with images in both sources; or "".
-
-    Args:
-        train, test: images.
-        remedy: what to do; by default, --group.
-    """
+    """Return a sentence on patients, slides or the like, by names of files, with images in both sources; or ""."""
     if (group := group_in_names(train)) is None or test.place(0) is None:
         return ""
     there = Counter(group_names(train, group))

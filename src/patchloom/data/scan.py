@@ -128,16 +128,7 @@ class Survey:
 
 
 def survey(source: Source, max_images: int | None = None, workers: int | None = None) -> Survey:
-    """Read and decode the images or recordings of a source, and record what they are like.
-
-    Args:
-        source: images.
-        max_images: read at most so many, drawn at random with a fixed seed; all if absent.
-        workers: processes that read; as many as there are cores if absent.
-
-    Raises:
-        PatchloomError: nothing can be read.
-    """
+    """Read and decode the images or recordings of a source, and record what they are like."""
     n = len(source)
     indices = range(n) if max_images is None or max_images >= n else sample_indices(n, max_images, seed=0)
     if source.in_memory or len(indices) < _EACH:

@@ -52,9 +52,6 @@ class Source(ABC):
         """Image i: uint8 [c h w], or float32 [c h w] in [0, 1]. Do not write into it.
 
         Recording i: int16 [1 1 n], mono, at the rate of ``sound``, as long as it is.
-
-        Raises:
-            Unreadable: it cannot be decoded.
         """
 
     @property
@@ -63,11 +60,7 @@ class Source(ABC):
         return item_noun(self.sound)
 
     def heard_as(self, sound: Sound) -> Source:
-        """The same recordings, read and made into pictures as another `Sound` says.
-
-        Raises:
-            PatchloomError: these are images, or recordings that are cached at another rate.
-        """
+        """The same recordings, read and made into pictures as another `Sound` says."""
         if self.sound is None:
             raise PatchloomError(f"{self.name} holds images, which have no rate or length: give a folder of recordings")
         heard = copy(self)
@@ -86,23 +79,11 @@ class Source(ABC):
         return self.fingerprint()
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
-        """A hash of each image, `CONTENT` [n], equal for exact copies and only for them.
-
-        Args:
-            chosen: hash only these images; the result is [len(chosen)].
-
-        Returns:
-            None if all images would have to be fetched or decoded for it.
-        """
+        """A hash of each image, `CONTENT` [n], equal for exact copies and only for them."""
         return None
 
     def order(self, rng: np.random.Generator, chosen: np.ndarray | None = None) -> np.ndarray:
-        """The order of the images in one epoch: a random permutation, int64 [n].
-
-        Args:
-            rng: draws it.
-            chosen: only these images; the permutation is then of positions in ``chosen``, int64 [len(chosen)].
-        """
+        """The order of the images in one epoch: a random permutation, int64 [n]."""
         return rng.permutation(len(self) if chosen is None else len(chosen))
 
     def describe(self, i: int) -> str:
@@ -191,13 +172,7 @@ class Data:
 
 
 def note_on_splits(train: str, test: str, left: Mapping[str, str], move: str) -> str:
-    """A sentence on a data set with splits that are neither trained on nor the test.
-
-    Args:
-        train, test: what is taken for each, with its size; "" if there is no test.
-        left: the size of what is taken for neither, by name.
-        move: how to train on that, too, with ``{}`` in the place of its name.
-    """
+    """A sentence on a data set with splits that are neither trained on nor the test."""
     places = " and ".join(f"{name} ({size})" for name, size in left.items())
     are, them = ("is", "it") if len(left) == 1 else ("are", "them")
     taken = f"{train} is trained on, {test} is the test, and" if test else f"{train} is trained on, and"

@@ -44,16 +44,6 @@ def hold_out(
     """Split a source into (training, held-out) images, stratified by label where there are labels.
 
     Exact copies of held-out images are in neither part. Both parts are in the source's order.
-
-    Args:
-        source: images.
-        share: of the images that is held out, at least 1 image; auto as `default_held_out_share`.
-        max_images: upper limit of the held-out images.
-        seed: of the draw.
-        exact: look for exact copies; False reads no files.
-
-    Raises:
-        PatchloomError: fewer than 2 images.
     """
     part = default_held_out_share(len(source))[0] if share == "auto" else share
     return split_off(source, *choose_indices(source, min(round(part * len(source)), max_images), seed, exact=exact))
@@ -63,9 +53,6 @@ def split_for_test(source: Source, share: float = 0.2, seed: int = 0) -> tuple[S
     """Split data without test images of its own into (training, test), stratified by label.
 
     Exact copies of test images are in neither part.
-
-    Raises:
-        PatchloomError: fewer than 2 images.
     """
     return split_off(source, *choose_indices(source, round(share * len(source)), seed))
 
@@ -89,12 +76,6 @@ def choose_indices(
         seed: of the draw.
         known: contents [m] to avoid while there are others; fewer than ``count`` may be drawn then.
         exact: look for exact copies, where the source knows its contents.
-
-    Returns:
-        Sorted indices of the drawn images, and of their exact copies.
-
-    Raises:
-        PatchloomError: fewer than 2 images, copies of one image only, or one group only.
     """
     n = len(source)
     if n < 2:
@@ -215,17 +196,7 @@ PARENT = "parent"
 
 
 def with_groups(data: Data, group: str) -> Data:
-    """Data whose images are in groups, with a note that says how many there are.
-
-    Args:
-        data: as it was opened; it stays as it is, since it may be a program's own.
-        group: ``parent``, for the folder in which an image lies; the name of a column, where a table lists the images;
-            or a regular expression that is searched for in the path of each image within the data, and whose brackets,
-            if it has some, hold what names the group.
-
-    Raises:
-        PatchloomError: the images have no names, the expression is none or matches no image, or all are in one group.
-    """
+    """Data whose images are in groups, with a note that says how many there are."""
     names, train = _several_names(data.train, group), copy(data.train)
     train.groups = _numbered(names)
     found, alone = np.unique([name for name in names if name]), names.count("")
@@ -257,11 +228,7 @@ def splittable(source: Source) -> Source:
 
 
 def group_names(source: Source, group: str) -> list[str]:
-    """The name of each image's group; "" for an image in none.
-
-    Raises:
-        PatchloomError: the images have no names, or the expression is none.
-    """
+    """The name of each image's group; "" for an image in none."""
     if (column := source.column(group)) is not None:
         return list(column)
     pattern = _expression(group)
@@ -273,11 +240,7 @@ def group_names(source: Source, group: str) -> list[str]:
 
 
 def _several_names(source: Source, group: str) -> list[str]:
-    """As `group_names`, of images that a split can part.
-
-    Raises:
-        PatchloomError: as `with_groups`.
-    """
+    """As `group_names`, of images that a split can part."""
     names = group_names(source, group)
     alone = names.count("")
     if alone == len(names):

@@ -75,11 +75,7 @@ class Moments:
 
 
 def channels_of(source: Source, sample: int = 32, seed: int = 0) -> int:
-    """Number of channels of the images, from a random sample: 1 if all are grey, 3 if only some are.
-
-    Raises:
-        PatchloomError: the sample mixes other numbers of channels, or nothing can be read.
-    """
+    """Number of channels of the images, from a random sample: 1 if all are grey, 3 if only some are."""
     found: dict[int, str] = {}
     for i, image in sample_images(source, sample, seed, []):
         found.setdefault(image.shape[0], source.describe(i))
@@ -87,15 +83,7 @@ def channels_of(source: Source, sample: int = 32, seed: int = 0) -> int:
 
 
 def channels_for_all(found: Mapping[int, str], name: str) -> int:
-    """Number of channels to which all images are converted.
-
-    Args:
-        found: an example image for each number of channels that occurs.
-        name: of the data, for messages.
-
-    Raises:
-        PatchloomError: these numbers of channels cannot be converted into each other.
-    """
+    """Number of channels to which all images are converted."""
     if len(found) > 1 and set(found) != {1, 3}:
         few, many = min(found), max(found)
         raise PatchloomError(
@@ -105,11 +93,7 @@ def channels_for_all(found: Mapping[int, str], name: str) -> int:
 
 
 def statistics_of(source: Source, channels: int, sample: int = 1000, seed: int = 0) -> Stats:
-    """Statistics of a random sample of the images, converted to ``channels`` channels.
-
-    Raises:
-        PatchloomError: nothing can be read, or an image cannot be converted.
-    """
+    """Statistics of a random sample of the images, converted to ``channels`` channels."""
     moments = Moments(channels)
     unreadable: list[str] = []
     sizes: list[tuple[int, int]] = []
@@ -123,16 +107,7 @@ def statistics_of(source: Source, channels: int, sample: int = 1000, seed: int =
 
 
 def statistics_of_recordings(source: Source, sound: Sound, sample: int = 1000, seed: int = 0) -> Stats:
-    """Statistics of a random sample of recordings, of each row of their pictures, by which these are standardised.
-
-    Args:
-        source: recordings, read at the rate of ``sound``.
-        sound: how they become pictures.
-        sample, seed: how many are read, and which.
-
-    Raises:
-        PatchloomError: nothing can be read, or no picture can be made by ``sound``.
-    """
+    """Statistics of a random sample of recordings, of each row of their pictures, by which these are standardised."""
     check_sound(sound)
     moments = Moments(sound.bins)
     unreadable: list[str] = []
@@ -172,14 +147,6 @@ def variance_lost(source: Source, size: tuple[int, int], sample: int = 16, seed:
     """Share of the pixels' variance that is lost where images are reduced to cover ``size`` (h, w), in the mean.
 
     Photographs lose less than a tenth, as what is in them is large; fine texture and thin lines vanish.
-
-    Args:
-        source: images.
-        size: in pixels.
-        sample, seed: how many are read, and which.
-
-    Raises:
-        PatchloomError: nothing can be read.
     """
     lost = []
     for _, image in sample_images(source, sample, seed, []):

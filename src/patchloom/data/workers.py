@@ -33,17 +33,7 @@ _under_way: WeakSet[Generator[Any, None, None]] = WeakSet()
 
 
 def in_workers(made: Dataset[Any], numbers: Sequence[int], workers: int, pinned: bool = False) -> Iterator[Any]:
-    """Yield ``made[number]`` for each number, in order, prepared by worker processes.
-
-    Args:
-        made: the items.
-        numbers: which ones.
-        workers: number of processes; 0 prepares the items in this one.
-        pinned: put tensors into page-locked memory, from which copies to a GPU are asynchronous.
-
-    Raises:
-        PatchloomError: an item is one, which is then raised; or a worker died.
-    """
+    """Yield ``made[number]`` for each number, in order, prepared by worker processes."""
     prepared = _in_workers(made, numbers, workers, pinned)
     _under_way.add(prepared)
     return prepared

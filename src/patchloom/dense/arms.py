@@ -51,20 +51,7 @@ class DenseCandidate:
 def train_each(
     candidates: Sequence[DenseCandidate], setup: Setup[T, R], begin: Callable[[Any], DenseTraining[T]]
 ) -> list[tuple[Any, dict[str, Any]]]:
-    """Train every candidate; no test image is read.
-
-    Args:
-        candidates: the encoder's first, then its controls.
-        setup: how.
-        begin: a training of a model, before its first step.
-
-    Returns:
-        Each model, on the CPU, and what was chosen on validation images.
-
-    Raises:
-        PatchloomError: a non-finite loss, too little memory on the device, or images that cannot be read.
-        Stopped: somebody stopped it; the same command goes on.
-    """
+    """Train every candidate; no test image is read."""
     with temporary_seed(setup.settings.seed), _enough_memory(setup.recipe.batch):
         _foresee_memory(candidates, setup, begin(candidates[0].build()))
     left, found = _announced(candidates, setup, begin), []
@@ -101,16 +88,7 @@ def _announced(
 
 
 def _foresee_memory(candidates: Sequence[DenseCandidate], setup: Setup[T, R], training: DenseTraining[T]) -> None:
-    """Print how much memory training and tests will have in use, counted before any of it is taken.
-
-    Args:
-        candidates: all that will be trained.
-        setup: how.
-        training: of the first one; its model cannot be used afterwards.
-
-    Raises:
-        PatchloomError: more than is free.
-    """
+    """Print how much memory training and tests will have in use, counted before any of it is taken."""
     kind = training.device.type
     if kind not in ("cpu", "cuda"):  # others do not tell what is free
         return
@@ -165,11 +143,7 @@ def _enough_memory(images: int) -> Iterator[None]:
 
 
 def check_outputs(run: str | Path, settings: EvalSettings, from_scratch: bool, save: bool, out: str | None) -> None:
-    """Refuse what cannot be saved.
-
-    Raises:
-        PatchloomError: several models for one file, nothing to be saved, no folder for it, or a file that is taken.
-    """
+    """Refuse what cannot be saved."""
     if out is not None:
         _check_file(Path(out))
     if save and out is None and str(run).startswith("timm:"):
@@ -197,20 +171,7 @@ def save_model(
     out: str | None,
     ids: tuple[int, ...] = (),
 ) -> None:
-    """Save the encoder's model, for `patchloom.dense.predict.predict`.
-
-    Args:
-        model: of the encoder.
-        setup: how it was trained.
-        kind: segment or detect.
-        side: of the recipe, if it has one.
-        head: options of the head.
-        out: the file; in the run if absent.
-        ids: of the classes in label maps.
-
-    Raises:
-        PatchloomError: it cannot be written.
-    """
+    """Save the encoder's model, for `patchloom.dense.predict.predict`."""
     folder = {"segment": "segmented", "detect": "detected"}[kind]
     path = setup.place(folder, ".safetensors") if out is None else Path(out)
     assert path is not None, "check_outputs comes first"
@@ -237,11 +198,7 @@ def _recipe_sentence(setup: Setup[T, R]) -> str:
 
 
 def check_read(test: Annotated[T], lost: Sequence[str]) -> None:
-    """Refuse to report on nothing.
-
-    Raises:
-        PatchloomError: no test image could be read.
-    """
+    """Refuse to report on nothing."""
     if len(lost) == len(test):
         raise PatchloomError(
             f"none of the {len(test):,} test images could be read, beginning with {lost[0]}: mend them"
@@ -257,17 +214,7 @@ def dense_report(
     lost: Sequence[str],
     drawings: tuple[Drawing, ...],
 ) -> Report:
-    """A report whose lines are measures, and whose columns are the encoder and its controls.
-
-    Args:
-        setup: how all were trained.
-        title: what was done, as the headline begins.
-        measure: what is quoted, such as mIoU.
-        rows: of each candidate; the first one is quoted.
-        said: sentences on what was done; those on the data are added.
-        lost: names of test images that could not be read.
-        drawings: pictures to be drawn.
-    """
+    """A report whose lines are measures, and whose columns are the encoder and its controls."""
     n = len(setup.parts.test) - len(lost)
     controls = " and ".join(f"{of[0].number()} {of[0].encoder}" for of in rows[1:])
     against = f" against {controls}" if controls else ""

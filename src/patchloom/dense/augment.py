@@ -51,11 +51,7 @@ class PixelAugment:
         self.distort = PhotometricDistortion(hue=(-0.1, 0.1)) if color else None
 
     def __call__(self, image: Tensor, truth: Tensor, rng: np.random.Generator) -> tuple[tuple[Tensor, ...], Tensor]:
-        """A view of an image [c h w], of the same dtype, and its label map, int16; both of ``size``.
-
-        Raises:
-            PatchloomError: the label map [h w] is of another size than the image.
-        """
+        """A view of an image [c h w], of the same dtype, and its label map, int16; both of ``size``."""
         height, width = image.shape[-2:]
         if truth.shape != (height, width):
             raise PatchloomError(
@@ -202,11 +198,6 @@ def fit_for_test(
     image: Tensor, size: int | tuple[int, int], sides: tuple[int, int] | None = None
 ) -> tuple[Tensor, float, tuple[int, int]]:
     """An image [c h w] resized to fit just into a canvas, at its top left, with zeros around.
-
-    Args:
-        image: uint8, or float32 in [0, 1].
-        size: of the canvas in pixels, (h, w) or both.
-        sides: largest shorter and longer side in pixels; the image becomes no larger than that.
 
     Returns:
         The canvas [c h w]; by how much the image was resized, for `to_original`; and (h, w) of what is not padding.

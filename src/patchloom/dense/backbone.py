@@ -40,16 +40,7 @@ _LARGER = 1.5  # so much longer a grid's side may be than in pre-training, befor
 
 
 def window_for(grid: tuple[int, int], pretrained_grid: tuple[int, int]) -> int | None:
-    """Side of windows, in patches, for an encoder that was pre-trained on another grid.
-
-    Args:
-        grid: rows and columns of patches.
-        pretrained_grid: those of pre-training.
-
-    Returns:
-        A divisor of both sides that is near to the side in pre-training (16 for a grid of 64x64 and 14x14); that side
-        itself if none is; None, for no windows, if the grid's sides are at most 1.5 times as long as those.
-    """
+    """Side of windows, in patches, for an encoder that was pre-trained on another grid."""
     side = math.sqrt(math.prod(pretrained_grid))
     if math.sqrt(math.prod(grid)) <= _LARGER * side:
         return None
@@ -132,14 +123,7 @@ def has_relative_positions(vit: Encoder) -> bool:
 def tokens_after(
     vit: VisionTransformer, tokens: Tensor, numbers: Sequence[int], windows: Windows | None = None
 ) -> dict[int, Tensor]:
-    """Tokens [b prefix+n d] after the blocks ``numbers``, from 1; later blocks do not run.
-
-    Args:
-        vit: the encoder.
-        tokens: [b prefix+n d] of all patches.
-        numbers: of blocks, in any order.
-        windows: in which most blocks attend; the last block of each quarter attends to all (ViTDet, section 3).
-    """
+    """Tokens [b prefix+n d] after the blocks ``numbers``, from 1; later blocks do not run."""
     last, kept = max(numbers), vit.grad_checkpointing
     whole = set(range(1, last + 1) if windows is None else even_blocks(len(vit.blocks)))
     found, done = {}, 0
@@ -200,10 +184,6 @@ class FeatureMaps(nn.Module):
             which a norm of its own follows, as in the authors' segmentation. None: the last one with the final norm.
         window: side of windows in patches in which all blocks attend but the last of each quarter (ViTDet); None: all
             attend to all.
-
-    Raises:
-        ValueError: no block has such a number.
-        PatchloomError: windows for an encoder that can have none.
 
     Attributes:
         strides: of each map, in pixels.

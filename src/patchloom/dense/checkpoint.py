@@ -77,11 +77,7 @@ def save_dense(model: Segmenter | Detector, card: DenseCard, path: Path) -> None
 
 
 def load_dense(path: str | Path) -> tuple[Segmenter | Detector, DenseCard]:
-    """A trained segmenter or detector in eval mode, and its card.
-
-    Raises:
-        PatchloomError: no such file, or not one of a segmenter or detector.
-    """
+    """A trained segmenter or detector in eval mode, and its card."""
     card, weights = read_dense(path), read_weights(Path(path))
     refuse_larger(card.encoder, weights, Path(path))
     with expect_intact(path), MemoryGuard(1), torch.random.fork_rng(devices=[]):

@@ -96,15 +96,7 @@ def detect_objects(
     half: bool | None = None,
     name: str = "",
 ) -> list[DetectedObjects | None]:
-    """What is found in each image, None for the unreadable ones; several processes take turns, and all must ask.
-
-    Args:
-        model, settings, precision, half: as in `patchloom.dense.training.predict_images`.
-        images: annotated; the annotations are not read.
-        card: its mean and std normalise the images.
-        score: the lowest that counts.
-        name: of the model, in a line of progress; there is none without it.
-    """
+    """What is found in each image, None for the unreadable ones; several processes take turns, and all must ask."""
 
     def found(_: int, image: Tensor, device: torch.device, half: bool) -> DetectedObjects:
         return detect_image(model, image, card.mean, card.std, device, half, score)

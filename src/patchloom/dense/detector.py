@@ -236,17 +236,7 @@ class Detector(OnEncoder):
     def forward(
         self, images: Tensor, sizes: list[tuple[int, int]], targets: list[Targets] | None = None
     ) -> dict[str, Tensor] | list[Detections]:
-        """Losses in training, and else what is found.
-
-        Args:
-            images: [b c H W], normalised, and padded to the canvas at the right and the bottom.
-            sizes: height and width of each image without what was padded.
-            targets: the objects of each image, in training; an image may have none. Crowds are left out of them, as
-                torchvision has no regions that do not count: what is found there is learnt to be background.
-
-        Raises:
-            ValueError: targets without training, training without targets, or targets without masks that are needed.
-        """
+        """Losses in training, and else what is found."""
         if self.training != (targets is not None):
             raise ValueError("a detector is given targets in training, and only there")
         levels, all_levels = self._levels(images)
@@ -265,9 +255,6 @@ class Detector(OnEncoder):
         """Return a scalar of all that a training step computes, for as many boxes and masks as it has at most.
 
         Which boxes there are depends on numbers, which fake tensors lack: what is pooled is made up here.
-
-        Args:
-            images: [b c H W].
         """
         levels, all_levels = self._levels(images)
         scores, boxes = self.rpn.head([*all_levels.values()])

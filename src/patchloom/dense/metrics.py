@@ -33,9 +33,6 @@ def confusion(predicted: Tensor, truth: Tensor, classes: int) -> Tensor:
         predicted: [h w], a class from 0 to k - 1 for each pixel; what it says where the truth is `IGNORED` has no say.
         truth: [h w], likewise, or `IGNORED`.
         classes: their number k.
-
-    Raises:
-        ValueError: maps of different sizes, or a class that there is not.
     """
     if predicted.shape != truth.shape:
         raise ValueError(f"a prediction of {tuple(predicted.shape)} is no answer to {tuple(truth.shape)}")
@@ -76,19 +73,12 @@ def mean_iou(found: Tensor) -> Tensor:
 
     A class of which the test images have no pixel thus counts as 0 if a single pixel is taken for it, and not at all
     otherwise; nan where no pixel counts.
-
-    Args:
-        found: as for `class_ious`.
     """
     return class_ious(found).nanmean(-1)
 
 
 def pixel_accuracy(found: Tensor) -> Tensor:
-    """Share of the pixels that are taken for what they are (aAcc), float64 [...].
-
-    Args:
-        found: as for `class_ious`.
-    """
+    """Share of the pixels that are taken for what they are (aAcc), float64 [...]."""
     common, _, truth = found.double().unbind(-2)
     return common.sum(-1) / truth.sum(-1)
 
@@ -165,21 +155,13 @@ class DetectedObjects:
         return DetectedObjects(self.boxes[kept], self.labels[kept], self.scores[kept], masks)
 
     def objects(self, size: tuple[int, int]) -> Objects:
-        """The same without scores, with the masks decoded for an image of ``size`` (h, w), to be drawn.
-
-        Raises:
-            PatchloomError: as `coco_tool`.
-        """
+        """The same without scores, with the masks decoded for an image of ``size`` (h, w), to be drawn."""
         masks = None if self.masks is None else from_run_lengths(self.masks, size)
         return Objects(self.boxes, self.labels, masks, torch.zeros(len(self), dtype=torch.bool))
 
 
 def coco_tool(name: str) -> Any:
-    """A module of faster-coco-eval, which has COCO's scores and run lengths.
-
-    Raises:
-        PatchloomError: it is not installed.
-    """
+    """A module of faster-coco-eval, which has COCO's scores and run lengths."""
     try:
         return import_module(f"faster_coco_eval.core.{name}")
     except ImportError as problem:
@@ -190,11 +172,7 @@ def coco_tool(name: str) -> Any:
 
 
 def run_lengths(masks: Tensor) -> tuple[RunLengths, ...]:
-    """Masks bool [m h w] as run lengths.
-
-    Raises:
-        PatchloomError: as `coco_tool`.
-    """
+    """Masks bool [m h w] as run lengths."""
     if not len(masks):
         return ()
     columns = np.asfortranarray(masks.cpu().numpy().transpose(1, 2, 0).astype(np.uint8))
@@ -202,11 +180,7 @@ def run_lengths(masks: Tensor) -> tuple[RunLengths, ...]:
 
 
 def from_run_lengths(masks: Sequence[RunLengths], size: tuple[int, int]) -> Tensor:
-    """Run lengths of masks of an image of ``size`` (h, w) as bool [m h w].
-
-    Raises:
-        PatchloomError: as `coco_tool`.
-    """
+    """Run lengths of masks of an image of ``size`` (h, w) as bool [m h w]."""
     if not masks:
         return torch.zeros(0, *size, dtype=torch.bool)
     columns = coco_tool("mask").decode(list(masks))
@@ -251,14 +225,7 @@ def matches_of(
     classes: int,
     ious: Mapping[tuple[int, int], np.ndarray],
 ) -> Matches:
-    """Match finds and objects as COCO does, the surest find first, with the object that it overlaps most.
-
-    Args:
-        truth, found: of each image.
-        classes: their number.
-        ious: by image and class [finds objects], the surest find first, the objects in their order; with a crowd, the
-            share of the find that lies in it.
-    """
+    """Match finds and objects as COCO does, the surest find first, with the object that it overlaps most."""
     parts: list[list[tuple[np.ndarray, ...]]] = [[] for _ in range(classes)]
     objects = torch.zeros(classes, len(found), dtype=torch.int64)
     for i, answer in enumerate(found):
@@ -397,18 +364,7 @@ def average_precision(
     classes: Sequence[str],
     kind: IouKind,
 ) -> AveragePrecision:
-    """Compare what was found with what is there; of an image, the 100 surest finds count.
-
-    Args:
-        truth: of each image.
-        found: in each image, in the same order.
-        classes: their names.
-        kind: whether boxes are compared or masks.
-
-    Raises:
-        PatchloomError: faster-coco-eval is not installed.
-        ValueError: truth and finds of different numbers of images, or without the masks that are to be compared.
-    """
+    """Compare what was found with what is there; of an image, the 100 surest finds count."""
     if len(truth) != len(found):
         raise ValueError(f"{len(found)} answers to {len(truth)} images")
     images: list[dict[str, Any]] = []

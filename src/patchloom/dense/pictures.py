@@ -98,11 +98,7 @@ class PairFiles(NamedTuple):
 
 
 def save_pairs(pairs: Sequence[OverlayPair], folder: Path) -> None:
-    """Write pairs as JPEG files, and then, in ``apart.json``, which they are; nothing, if there are none.
-
-    Raises:
-        PatchloomError: the folder cannot be written.
-    """
+    """Write pairs as JPEG files, and then, in ``apart.json``, which they are; nothing, if there are none."""
     index = []
     for number, pair in enumerate(pairs, start=1):
         names = {kind: f"{number}-{kind}.jpg" for kind in ("truth", "answer")}
@@ -255,11 +251,6 @@ def segmentation_picture(rows: Sequence[MapRow], classes: Sequence[str], out: Pa
     """Draw images, their label maps and a model's, with the names of the classes that occur.
 
     Truth and answer of each are written apart, too, into a folder of the file's name (see `patchloom.dense.pictures`).
-
-    Args:
-        rows: at most 8 are drawn.
-        classes: their names.
-        out: the file, a PNG.
     """
     rows = [MapRow(*row) for row in rows[:SHEET_ROWS]]
     maps = [one for row in rows for one in (row.truth, row.answer) if one is not None]
@@ -283,12 +274,6 @@ def detection_picture(rows: Sequence[BoxRow], classes: Sequence[str], out: Path,
     """Draw images with their objects, beside them with what a model found: boxes, names, scores, and masks as tints.
 
     Truth and answer of each are written apart, too, as by `segmentation_picture`.
-
-    Args:
-        rows: at most 8 are drawn.
-        classes: their names.
-        out: the file, a PNG.
-        score: the lowest of what is drawn; where no answer has it, the surest of each image is.
     """
     rows = [BoxRow(*row) for row in rows[:SHEET_ROWS]]
     reached = any(bool((row.scores >= score).any()) for row in rows)

@@ -40,12 +40,7 @@ from patchloom.system.files import make_folder, write_whole
 
 
 def label_png(labels: Tensor, ids: Sequence[int]) -> bytes:
-    """A label map [h w] as a PNG: 8 bits with a palette, or 16 bits where a number is above 255.
-
-    Args:
-        labels: numbers of classes, from 0.
-        ids: what stands for each class in the file.
-    """
+    """A label map [h w] as a PNG: 8 bits with a palette, or 16 bits where a number is above 255."""
     deep = max(ids) > 255
     stored = np.array(ids, np.uint16 if deep else np.uint8)[labels.numpy()]
     page = Image.fromarray(stored)
@@ -275,11 +270,7 @@ def _below(roots: Sequence[str]) -> list[str]:
 
 
 def _check_model(model: str | Path) -> None:
-    """Refuse what is no segmenter or detector, and say what makes one.
-
-    Raises:
-        PatchloomError: it is a run, an encoder, or anything else.
-    """
+    """Refuse what is no segmenter or detector, and say what makes one."""
     path = Path(model)
     makes = f"patchloom evaluate segment {model} LABELLED --save true (or detect) makes a model of it"
     if str(model).startswith("timm:"):
@@ -302,19 +293,7 @@ def _checksum(path: Path) -> str:
 
 
 def _claim(folder: Path, about: dict[str, Any], files: Collection[str]) -> list[str]:
-    """Take a folder, unless it holds anything but what the same model wrote for the same images.
-
-    Args:
-        folder: of the predictions.
-        about: the model and the images.
-        files: that may be written, relative to the folder.
-
-    Returns:
-        The files that an earlier predict wrote there.
-
-    Raises:
-        PatchloomError: it is taken, or cannot be written.
-    """
+    """Take a folder, unless it holds anything but what the same model wrote for the same images."""
     if folder.exists() and not folder.is_dir():
         raise PatchloomError(f"{folder} is a file: give another folder with --out")
     taken = PatchloomError(f"{folder} holds other files: give another folder with --out, or move them away")

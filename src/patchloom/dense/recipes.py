@@ -66,11 +66,7 @@ class DenseRecipe:
     patience: float = 1.0
 
     def check(self) -> None:
-        """Validate the values.
-
-        Raises:
-            PatchloomError: a value of another type, or out of its range.
-        """
+        """Validate the values."""
         check_values(self, _RANGES, ("lr", "layer_decay", "patience"))
         for name in ("scale", "drops"):
             self._rises(name)
@@ -83,16 +79,7 @@ class DenseRecipe:
             raise PatchloomError(f"--{name} {list(pair)} has the larger number first: turn them round")
 
     def settled(self: R, n: int, device: str, own_validation: int, side: int, patch: int, width: int) -> R:
-        """The recipe with every ``auto`` resolved.
-
-        Args:
-            n: training images.
-            device: its type.
-            own_validation: validation images that the data brings.
-            side: the shorter side in pixels of what the encoder was pre-trained at.
-            patch: what sizes are multiples of, in pixels.
-            width: of the encoder.
-        """
+        """The recipe with every ``auto`` resolved."""
         kind = "cpu" if device == "cpu" else "gpu"
         steps, warmup, batch, validation, size = self.steps, self.warmup_steps, self.batch, self.validation, self.size
         if validation == "auto":
@@ -282,11 +269,7 @@ def held_out(share: float, n: int) -> int:
 
 
 def dense_recipe(name: str, known: Mapping[str, R], changes: Mapping[str, Any]) -> R:
-    """A recipe by its name with ``changes``, in which None means no change.
-
-    Raises:
-        PatchloomError: no such recipe, or an invalid value.
-    """
+    """A recipe by its name with ``changes``, in which None means no change."""
     if name not in known:
         raise PatchloomError(f"there is no recipe {name}: choose one of {', '.join(known)}")
     recipe = known[name]

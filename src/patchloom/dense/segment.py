@@ -125,13 +125,6 @@ def confusion_per_image(
 ) -> tuple[Tensor, list[str]]:
     """Compare answers and truth of every image; several processes take turns, and all must ask.
 
-    Args:
-        model, settings, precision, half: as in `patchloom.dense.training.predict_images`.
-        images: annotated.
-        card: its mean and std normalise the images.
-        side: to which the shorter side of images is resized; None: they are left as they are.
-        name: of the model, in a line of progress; there is none without it.
-
     Returns:
         [n 3 k], what `overlaps` gives of each image, in order, with zeros for the unreadable ones; their names.
     """

@@ -70,17 +70,7 @@ class DenseParts(Generic[T]):
 def dense_parts(
     opened: AnnotatedData[T], settings: EvalSettings, note: str = "", run: str | Path | None = None
 ) -> DenseParts[T]:
-    """The parts of annotated images: without test images of the data's own, a fifth is split off.
-
-    Args:
-        opened: the data.
-        settings: the seed, groups, and how many training images to use.
-        note: what is to be said of the encoder, as the story begins.
-        run: the encoder, as the user named it.
-
-    Raises:
-        PatchloomError: too few images to be split, or no such groups.
-    """
+    """The parts of annotated images: without test images of the data's own, a fifth is split off."""
     train, validation, brought = opened.train, opened.validation, opened.test
     if settings.group is not None:
         whole = train.subset(np.arange(len(train)))
@@ -198,21 +188,7 @@ def set_up(
     label: str = "",
     unused: Sequence[str] = (),
 ) -> Setup[T, R]:
-    """Load the encoder, open the images, and resolve the recipe.
-
-    Args:
-        run, settings: as in `patchloom.evaluate.protocols.evaluate`.
-        opened: opens the images.
-        name: of the recipe.
-        known: recipes by name.
-        changes: of its values.
-        positions, precision: as options of the protocol.
-        label: in names of files; the recipe's if absent.
-        unused: values of the recipe that have no meaning here.
-
-    Raises:
-        PatchloomError: no such encoder, data or recipe, or values that do not fit.
-    """
+    """Load the encoder, open the images, and resolve the recipe."""
     if settings.batch_size != "auto":
         changes = {**changes, "batch": settings.batch_size}
     asked = dense_recipe(name, known, changes)
@@ -247,16 +223,7 @@ def set_up(
 
 
 def _at_scale(recipe: R, asked: R, train: Annotated[T], tests: int, device: str, patch: int) -> tuple[R, str]:
-    """The recipe with the scale at which images are seen, and a sentence on it, or "" if they are not reduced.
-
-    Args:
-        recipe: resolved, but for that.
-        asked: as the user has it.
-        train: training images.
-        tests: images that each model is tested on, for validation and at the end.
-        device: its type.
-        patch: what sizes are multiples of, in pixels.
-    """
+    """The recipe with the scale at which images are seen, and a sentence on it, or "" if they are not reduced."""
     image = median_size(train)
     if not isinstance(recipe, SegmentRecipe) or not isinstance(asked, SegmentRecipe):
         factor = max(image) / recipe.size
@@ -287,13 +254,6 @@ def native_or_reduced(
 
     Images up to `_MOST` times as large as a window are seen at their own scale, unless the windows of all tests take
     more than about twice as long as the usual training. Those no larger than a window are brought to its size.
-
-    Args:
-        image: (h, w) at the median.
-        size: side of a window.
-        tests: images that a model is tested on.
-        crops: that the usual training on this device sees.
-        patch: what sizes are multiples of, in pixels.
     """
     if min(image) <= size:
         return size, ""

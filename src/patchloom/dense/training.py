@@ -223,9 +223,6 @@ def predict_images(
         precision: of matrix products, unless ``half`` says it.
         half: whether they are in bfloat16.
         what: is being done, in a line of progress; there is none without it.
-
-    Returns:
-        The answers in the order of the images, None for those that cannot be read.
     """
     device = settings.at
     model.to(device).eval()

@@ -103,14 +103,7 @@ def _filled(image: Tensor, size: tuple[int, int]) -> Tensor:
 def _bands(
     windows: Sequence[_Window], size: tuple[int, int], there: tuple[int, int], own: tuple[int, int]
 ) -> Iterator[Tensor]:
-    """The logits [k rows w] of an image, some of its rows after others: all at once may not fit into memory.
-
-    Args:
-        windows: of all places.
-        size: (h, w) of a window.
-        there: (h, w) of the image as it was resized.
-        own: (h, w) of the image.
-    """
+    """The logits [k rows w] of an image, some of its rows after others: all at once may not fit into memory."""
     classes = len(windows[0].logits)
     step = max(1, int(BAND / (classes * max(own[1], there[1], size[1]) * max(1, there[0] / own[0]))))
     for first in range(0, own[0], step):
@@ -174,9 +167,6 @@ def detect_image(
         device: where the model is.
         half: whether products are taken in bfloat16.
         score: the lowest.
-
-    Raises:
-        PatchloomError: masks, but faster-coco-eval is not installed.
     """
     device, own = torch.device(device), (int(image.shape[1]), int(image.shape[2]))
     canvas, factor, fitted = fit_for_test(image, model.size, model.sides)

@@ -57,15 +57,7 @@ def card_of(
     shape: tuple[int, ...],
     dtype: str,
 ) -> Card:
-    """Everything on which the bytes of the vectors depend, but for `_COUNTS`, as plain values of JSON.
-
-    Args:
-        vit, card: the encoder.
-        head: that of the instance representation; None where it is not asked for.
-        sources: images by the name of their split, in the order of the rows.
-        settings: the device, and images of a batch.
-        pooling, layer, shape, dtype: of a vector.
-    """
+    """Everything on which the bytes of the vectors depend, but for `_COUNTS`, as plain values of JSON."""
     first = next(iter(sources.values()))
     half = runs_in_bfloat16(settings.at, "auto")
     prepared: Card = {"size": list(input_size(vit)), "channels": input_channels(vit)}
@@ -124,11 +116,7 @@ def to_utf8(text: str) -> str:
 
 
 def from_text(text: str | None, path: Path) -> Card:
-    """The card that a file has.
-
-    Raises:
-        PatchloomError: it has none.
-    """
+    """The card that a file has."""
     try:
         card = json.loads(text or "")
     except ValueError:
@@ -199,11 +187,7 @@ class VectorParts:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from writing the same parts.
-
-        Raises:
-            PatchloomError: another process is at it, or the folder cannot be made.
-        """
+        """Keep other processes from writing the same parts."""
         make_folder(self.folder)
         lock = FileLock(self.folder / ".lock")
         try:
@@ -240,11 +224,7 @@ class VectorParts:
         return from_text(path.read_text("utf-8", "replace"), path)
 
     def begin(self, card: Card) -> None:
-        """Take the folder for vectors of this ``card``, or go on with those that are there; it must be locked.
-
-        Raises:
-            PatchloomError: parts of another card are there, or nothing can be written.
-        """
+        """Take the folder for vectors of this ``card``, or go on with those that are there; it must be locked."""
         with contextlib.suppress(FileNotFoundError):
             if other := differing_fields(card, self._card()):
                 raise PatchloomError(
@@ -259,11 +239,7 @@ class VectorParts:
         return next((i for i, part in enumerate(self.all) if not part.path.exists()), len(self.all))
 
     def write(self, part: VectorPart, indices: Sequence[np.ndarray], vectors: Sequence[np.ndarray]) -> None:
-        """Write a part from its batches: numbers of images, int64 [b] each, and vectors [b ...].
-
-        Raises:
-            PatchloomError: a disc that is full.
-        """
+        """Write a part from its batches: numbers of images, int64 [b] each, and vectors [b ...]."""
         content = {
             "indices": np.concatenate([np.zeros(0, np.int64), *indices]),
             "vectors": np.concatenate([np.zeros((0, *self.shape), self.dtype), *vectors]),
@@ -296,11 +272,7 @@ class VectorParts:
 
 
 def cast_vectors(vectors: np.ndarray, dtype: str) -> np.ndarray:
-    """A copy of float32 vectors in the numbers of a file.
-
-    Raises:
-        PatchloomError: float16 cannot hold them.
-    """
+    """A copy of float32 vectors in the numbers of a file."""
     with np.errstate(over="ignore"):  # told below
         narrow = vectors.astype(dtype)
     if not np.isfinite(narrow).all():
@@ -322,11 +294,7 @@ class PartWriter:
         self.vectors: list[np.ndarray] = []
 
     def add(self, indices: np.ndarray, vectors: np.ndarray) -> None:
-        """Take a batch: numbers of images, int64 [b], b at least 1, and vectors [b ...] float32.
-
-        Raises:
-            PatchloomError: as `VectorParts.write`; or values that float16 cannot hold.
-        """
+        """Take a batch: numbers of images, int64 [b], b at least 1, and vectors [b ...] float32."""
         while self.missing[0].stop <= indices[0]:
             self._write()
         self.indices.append(indices)
@@ -336,11 +304,7 @@ class PartWriter:
             self._write()
 
     def finish(self) -> None:
-        """No batch will come any more: what is left has no image that can be read.
-
-        Raises:
-            PatchloomError: as `VectorParts.write`.
-        """
+        """No batch will come any more: what is left has no image that can be read."""
         while self.missing:
             self._write()
 

@@ -46,16 +46,7 @@ _WHICH = POOLED | {"patches": "the patch tokens"}
 
 
 def describe_plan(card: Card, file: Path, noun: str, size: int, seconds: float | None, at_most: bool) -> str:
-    """How many images there are, what becomes of each, how large the file will be, and how long it takes.
-
-    Args:
-        card: how vectors are made.
-        file: where they go.
-        noun: images or recordings.
-        size: about, of the file, in bytes.
-        seconds: about; None: not known.
-        at_most: processes that read will make it shorter.
-    """
+    """How many images there are, what becomes of each, how large the file will be, and how long it takes."""
     n = sum(card["data"]["splits"].values())
     layer = "" if card["layer"] == "norm" else f" after {card['layer']}"
     takes = "" if seconds is None else f", and it takes {'at most ' * at_most}about {duration(seconds)}"
@@ -161,15 +152,7 @@ def file_bytes(parts: VectorParts, suffix: str) -> int:
 
 
 def check_disk_space(parts: VectorParts, size: int) -> None:
-    """Refuse to begin where the disc has no room for the parts and the file, which are there together at the end.
-
-    Args:
-        parts: some may be there already.
-        size: of the file, in bytes.
-
-    Raises:
-        PatchloomError: there is too little.
-    """
+    """Refuse to begin where the disc has no room for the parts and the file, which are there together at the end."""
     folder = next(one for one in parts.folder.absolute().parents if one.is_dir())
     need = 2 * size - sum(part.path.stat().st_size for part in parts.all[: parts.there()])
     free = shutil.disk_usage(folder).free
@@ -204,16 +187,7 @@ def _seconds(encoding: Encoding, source: Source, count: int) -> float:
 
 
 def find_existing(file: Path, card: Card, parts: VectorParts) -> EmbeddingsFile | None:
-    """The file, if it is there already; None if it is not.
-
-    Args:
-        file: where it may be.
-        card: what the command would make, without the counts.
-        parts: are removed if the file was whole when their removal was interrupted.
-
-    Raises:
-        PatchloomError: it is of another card, or another program's.
-    """
+    """The file, if it is there already; None if it is not."""
     if not file.exists():
         return None
     found = read_card(file)
@@ -230,12 +204,7 @@ def find_existing(file: Path, card: Card, parts: VectorParts) -> EmbeddingsFile 
 
 
 def make(file: Path, card: Card, parts: VectorParts, encoding: Encoding) -> EmbeddingsFile:
-    """Compute what is missing of the parts, and join them to the file. What is planned is printed first.
-
-    Raises:
-        PatchloomError: no image of a split can be read; images that changed meanwhile; another process is at it; or a
-            folder without room, or that cannot be written.
-    """
+    """Compute what is missing of the parts, and join them to the file. What is planned is printed first."""
     with parts.locked():
         if done := find_existing(file, card, parts):  # of another process, for which this one waited
             return done
@@ -259,11 +228,7 @@ def make(file: Path, card: Card, parts: VectorParts, encoding: Encoding) -> Embe
 
 
 def _tell(file: Path, card: Card, parts: VectorParts, encoding: Encoding) -> None:
-    """Print what is planned.
-
-    Raises:
-        PatchloomError: there is no room for it.
-    """
+    """Print what is planned."""
     size, done = file_bytes(parts, file.suffix.lower()), sum(p.stop - p.start for p in parts.all[: parts.there()])
     check_disk_space(parts, size)
     with StatusMessage("taking the time of a few"):
@@ -288,11 +253,7 @@ def _compute(card: Card, parts: VectorParts, encoding: Encoding) -> None:
 
 
 def vector_of(image: Source, encoding: Encoding, dtype: str) -> np.ndarray:
-    """The vector of a source's only image, as it is in a file of ``dtype``; float32.
-
-    Raises:
-        PatchloomError: the encoder does not take it, or float16 cannot hold it.
-    """
+    """The vector of a source's only image, as it is in a file of ``dtype``; float32."""
     found: list[np.ndarray] = []
     encoding.each(image, lambda _, vectors: found.append(cast_vectors(vectors, dtype).astype(np.float32)))
     return found[0][0]

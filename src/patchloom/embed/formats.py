@@ -40,11 +40,7 @@ FORMATS = {
 
 
 def format_of(path: Path) -> Format:
-    """By its ending, how a file is written.
-
-    Raises:
-        PatchloomError: another ending, a folder, or a library that is not installed.
-    """
+    """By its ending, how a file is written."""
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
         ending = closest_word(suffix, FORMATS) or ".parquet"
@@ -60,32 +56,20 @@ def format_of(path: Path) -> Format:
 
 
 def read_card(path: Path) -> Card:
-    """The card of a file that is there.
-
-    Raises:
-        PatchloomError: it is not one of vectors, or damaged.
-    """
+    """The card of a file that is there."""
     with _as_it_was_written(path):
         return from_text(format_of(path).read_card(path), path)
 
 
 def read_chunks(path: Path, shape: tuple[int, ...]) -> Iterator[Chunk]:
-    """The rows of a file whose vectors are of ``shape``, some at once.
-
-    Raises:
-        PatchloomError: it is damaged.
-    """
+    """The rows of a file whose vectors are of ``shape``, some at once."""
     with _as_it_was_written(path):
         yield from format_of(path).chunks(path, max(1, _BYTES // (4 * int(np.prod(shape)))))
 
 
 @contextmanager
 def _as_it_was_written(path: Path) -> Iterator[None]:
-    """While entered, what goes wrong in reading a file means that it is damaged, or another program's.
-
-    Raises:
-        PatchloomError: it is.
-    """
+    """While entered, what goes wrong in reading a file means that it is damaged, or another program's."""
     try:
         yield
     except PatchloomError:

@@ -44,11 +44,7 @@ class Neighbour(NamedTuple):
 
 
 def open_one(image: str | Path) -> Data:
-    """A single image, or recording, as a source.
-
-    Raises:
-        PatchloomError: there is no such file, it is of no kind that is read, or it cannot be read.
-    """
+    """A single image, or recording, as a source."""
     path = Path(image).expanduser()
     if not path.is_file():
         raise PatchloomError(f"--near cannot be {image}: there is no such file; give the path of one image")
@@ -89,15 +85,6 @@ def nearest_rows(file: Path, vector: np.ndarray, top: int, own: Collection[tuple
     comes with the fraction of pairs of rows that are as near.
 
     Of patch tokens all stand in a row, so that each is compared with that at the same place.
-
-    Args:
-        file: its rows are read some at once.
-        vector: float32, of the shape of the file's.
-        top: how many others are wanted.
-        own: split and path of rows that are the asked image itself; they are told, and not counted among ``top``.
-
-    Raises:
-        PatchloomError: the file is damaged.
     """
     total, count = np.zeros(vector.size), 0
     for some in read_chunks(file, vector.shape):

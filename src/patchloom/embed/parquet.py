@@ -19,11 +19,7 @@ _OFTEN_THE_SAME = ["split", "label"]
 
 
 def arrow() -> ModuleType:
-    """The library that reads and writes Parquet.
-
-    Raises:
-        PatchloomError: it is not installed.
-    """
+    """The library that reads and writes Parquet."""
     try:
         import pyarrow as library  # an extra
         import pyarrow.parquet
@@ -35,11 +31,7 @@ def arrow() -> ModuleType:
 
 
 def write(path: Path, rows: Rows) -> None:
-    """Write a row for each image; a vector is a list of fixed length, and n patch tokens a list of n of them.
-
-    Raises:
-        PatchloomError: pyarrow is not installed.
-    """
+    """Write a row for each image; a vector is a list of fixed length, and n patch tokens a list of n of them."""
     pa = arrow()
     vector = reduce(pa.list_, reversed(rows.parts.shape), pa.from_numpy_dtype(rows.parts.dtype))
     kinds = {"path": pa.string(), "split": pa.string(), "label": pa.string(), "vector": vector}
@@ -60,21 +52,13 @@ def _leaves(shape: tuple[int, ...]) -> list[str]:
 
 
 def read_card(path: Path) -> str | None:
-    """The text of its card; None if there is none.
-
-    Raises:
-        PatchloomError: pyarrow is not installed.
-    """
+    """The text of its card; None if there is none."""
     found = (arrow().parquet.read_schema(path).metadata or {}).get(METADATA_KEY.encode())
     return None if found is None else found.decode("utf-8", "replace")
 
 
 def chunks(path: Path, size: int) -> Iterator[Chunk]:
-    """Its rows, up to ``size`` at once.
-
-    Raises:
-        PatchloomError: pyarrow is not installed.
-    """
+    """Its rows, up to ``size`` at once."""
     # else all row groups would be fetched ahead, and stay until the last one is read
     with arrow().parquet.ParquetFile(path, pre_buffer=False) as file:
         for some in file.iter_batches(size):

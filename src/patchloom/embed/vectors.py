@@ -45,11 +45,7 @@ Keep = Callable[[np.ndarray, np.ndarray], None]
 
 
 def resolve_layer(vit: Encoder, layer: int | str) -> str:
-    """That of `layer_names` which is meant by the number of a block, from 1, or by its name.
-
-    Raises:
-        PatchloomError: the encoder has no such layer.
-    """
+    """That of `layer_names` which is meant by the number of a block, from 1, or by its name."""
     names = layer_names(vit)
     word = " ".join(str(layer).lower().replace("_", " ").split())
     if re.fullmatch(r"[0-9]{1,9}", word):
@@ -67,15 +63,6 @@ def vector_extractor(
 
     They are what the evaluations are given: at the end those of `pooled_tokens`, and the mean in each layer that of
     `extract` with ``layers``. Patch tokens at the end are normed, [b n d].
-
-    Args:
-        vit: the encoder.
-        head: gives the instance representation.
-        pooling: which tokens.
-        layer: one of `layer_names`.
-
-    Raises:
-        PatchloomError: the encoder has no class token, no registers, no instance head, or none at that layer.
     """
     if pooling == "instance" and layer != LAST:
         raise PatchloomError("--pooling instance is of the last layer: leave out --layer, or take --pooling mean")
@@ -124,16 +111,7 @@ class Encoding(NamedTuple):
     settings: EvalSettings
 
     def each(self, source: Source, keep: Keep, workers: int = 0, what: str = "", first: int = 0) -> None:
-        """Hand the vectors of each batch to ``keep``: numbers of images, int64 [b], and vectors [b ...] float32.
-
-        Args:
-            source: images.
-            keep: takes them.
-            workers, what, first: as for `each_batch`.
-
-        Raises:
-            PatchloomError: as `each_batch`.
-        """
+        """Hand the vectors of each batch to ``keep``: numbers of images, int64 [b], and vectors [b ...] float32."""
         at, batch_size = self.settings.at, self.settings.at_once
 
         def hand(tokens: dict[str, Tensor], batch: Batch) -> None:

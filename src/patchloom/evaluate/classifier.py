@@ -158,11 +158,7 @@ def save_classifier(model: Classifier, card: ClassifierCard, path: Path) -> None
 
 
 def load_classifier(path: str | Path) -> tuple[Classifier, ClassifierCard]:
-    """A fine-tuned classifier in eval mode, and its card.
-
-    Raises:
-        PatchloomError: no such file, or not one of a classifier.
-    """
+    """A fine-tuned classifier in eval mode, and its card."""
     card, weights = read_classifier(path), read_weights(Path(path))
     refuse_larger(card.encoder, weights, Path(path))
     with expect_intact(path), torch.random.fork_rng(devices=[]):

@@ -72,9 +72,6 @@ def each_batch(
         half: products are taken in bfloat16.
         what: is said to be done, if it takes a while; nothing is said without it.
         first: number of the batch to begin with, as for `plain_batches`.
-
-    Raises:
-        PatchloomError: no readable image, channels that the encoder does not take, or non-finite features.
     """
     channels, size = input_channels(vit), input_size(vit)
     training = vit.training
@@ -126,11 +123,7 @@ class ImageFeatures:
         return poolings_of(self.tokens)
 
     def pooled(self, pooling: str) -> Tensor:
-        """[n d], or [n 2d] for "both", which concatenates class token and mean.
-
-        Raises:
-            PatchloomError: the encoder has no class token, no registers, or no instance head.
-        """
+        """[n d], or [n 2d] for "both", which concatenates class token and mean."""
         return select_pooling(pooling, self.tokens)
 
 
@@ -156,11 +149,7 @@ def groups_of(source: Source, indices: Tensor) -> Tensor | None:
 
 
 def only_labelled(source: Source) -> Source:
-    """The images of a source that have a label.
-
-    Raises:
-        PatchloomError: there are none.
-    """
+    """The images of a source that have a label."""
     if not has_labels(source):
         why = f"{source.no_labels}, so " if source.no_labels else ""
         raise PatchloomError(f"{source.name} has no labels: {why}{source.to_label}")
@@ -185,21 +174,6 @@ def extract(
     These are the class token, the mean of the patch tokens, that of class token and registers, and the instance
     representation, after the encoder's last norm; with ``layers`` instead the mean of the patch tokens in every layer
     of `layer_names`.
-
-    Args:
-        vit: the encoder; it is moved to ``device``, and keeps its mode (train or eval).
-        card: its mean and std normalise the images.
-        source: images; those without a label are left out.
-        device: where the encoder runs.
-        batch_size: images per batch.
-        workers: processes that read images.
-        precision: float32, or bfloat16 autocast; auto is bfloat16 where a CUDA device has it.
-        head: gives the instance representation; it is moved to ``device``. Its mode does not matter.
-        layers: features of every layer.
-        what: is said to be done, if it takes a while; nothing is said without it.
-
-    Raises:
-        PatchloomError: no labels, no readable image, channels that the encoder does not take, or non-finite features.
     """
     device, patches = torch.device(device), patch_count(vit)
 
@@ -269,21 +243,7 @@ def pixel_features(
     whole: bool = False,
     labels: bool = True,
 ) -> ImageFeatures:
-    """Normalised pixels as features "pixels" [n c·h·w], the control without any encoder.
-
-    Args:
-        source: images.
-        size: (h, w) of the encoder's input in pixels; that of images is reduced in proportion to at most 32 a side.
-        mean, std: for the normalisation, in [0, 1] units; their length is the number of channels.
-        batch_size: images at once.
-        workers: processes that read images.
-        what: as for `extract`.
-        whole: images are pictures of recordings, too, which are not reduced.
-        labels: those without a label are left out.
-
-    Raises:
-        PatchloomError: as `extract`.
-    """
+    """Normalised pixels as features "pixels" [n c·h·w], the control without any encoder."""
     source = only_labelled(source) if labels else source
     pixels, indices, unreadable = [], [], []
     # pictures of recordings are small, and made as large as they are
@@ -359,15 +319,6 @@ def load_or_extract(
     """``make(source)``, or its cached result for the same images.
 
     Damaged files are ignored and replaced. Where nothing can be written, nothing is cached.
-
-    Args:
-        about: everything but the images on which the features depend.
-        source: images; those without a label are left out.
-        make: computes features in a pass over the images.
-        keep: False neither reads nor writes the cache.
-
-    Raises:
-        PatchloomError: no labels, or an error of ``make``.
     """
     source = only_labelled(source)
     stamp = source.stamp() if keep else None

@@ -76,11 +76,7 @@ def measure_run(
     pooling: Pooling | Literal["all"],
     gallery: float = 1.0,
 ) -> Report:
-    """Evaluate a run by one protocol; ``gallery`` is the share of the training images that is used, stratified.
-
-    Raises:
-        PatchloomError: no such encoder or data; data without labels; or a pooling that the encoder lacks.
-    """
+    """Evaluate a run by one protocol; ``gallery`` is the share of the training images that is used, stratified."""
     vit, card = load_encoder(run, settings.model)
     parts = parts_of(data, settings, card=card, run=run)
     if gallery < 1:
@@ -102,14 +98,7 @@ def extractors(
     *,
     layers: bool = False,
 ) -> list[FeatureExtractor]:
-    """Extractors of an encoder, its untrained twin and raw pixels, with the cache.
-
-    Args:
-        vit, card: the encoder.
-        settings: seed of the twin, device and reading.
-        head: gives the instance representation; the twin has an untrained one.
-        layers: features of every layer instead of every pooling of the last.
-    """
+    """Extractors of an encoder, its untrained twin and raw pixels, with the cache."""
     at, keep = settings.at, settings.cache
     what = "layers" if layers else "pooled"
 
@@ -161,19 +150,7 @@ def compare_frozen(
     head: InstanceHead | None = None,
     pooling: Pooling | Literal["all"] = "all",
 ) -> list[Report]:
-    """Evaluate an encoder, its untrained twin and raw pixels by several protocols, which share their features.
-
-    Args:
-        protocols: one report each.
-        vit, card: the encoder.
-        parts: training and test images.
-        settings: seed, device and reading.
-        head: gives the pooling "instance"; the twin has an untrained one.
-        pooling: one of the encoder's, or all of them.
-
-    Raises:
-        PatchloomError: a pooling that the encoder lacks, or images that cannot be measured.
-    """
+    """Evaluate an encoder, its untrained twin and raw pixels by several protocols, which share their features."""
     if pooling != "all":
         check_pooling(pooling, tokens_of(vit, head))
     rows: dict[str, list[list[Row]]] = {protocol.name: [] for protocol in protocols}
@@ -195,15 +172,7 @@ def evaluate_extractor(
     settings: EvalSettings,
     pooling: Pooling | Literal["all"] = "all",
 ) -> tuple[dict[str, list[Row]], ImageFeatures, ImageFeatures]:
-    """The rows of one encoder, or of raw pixels, by each protocol's name; and its features of both parts.
-
-    Args:
-        extractor: gives the features.
-        protocols, parts, settings, pooling: as in `compare_frozen`.
-
-    Raises:
-        PatchloomError: images that cannot be measured.
-    """
+    """The rows of one encoder, or of raw pixels, by each protocol's name; and its features of both parts."""
     name, features_of, encoder = extractor
     train = features_of(parts.train)
     poolings = train.poolings() if pooling == "all" or encoder is None else (pooling,)
@@ -259,14 +228,7 @@ def circumstances(
     cached: Sequence[str],
     instance: bool = False,
 ) -> str:
-    """Sentences for any protocol on frozen features: origin of images and features, and what the controls are.
-
-    Args:
-        parts, train, test: the images, and their features.
-        size: (h, w) of the encoder's input in pixels.
-        cached: names of those whose features come from the cache.
-        instance: the instance representation was measured.
-    """
+    """Sentences for any protocol on frozen features: origin of images and features, and what the controls are."""
     of_sound = parts.train.sound is not None
     kind = "Raw features are the pictures of the recordings" if of_sound else "Raw pixels are the images"
     said = [parts.story, "{} at {}x{}.".format(kind, *(size if of_sound else pixels_size(size)))]

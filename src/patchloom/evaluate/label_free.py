@@ -116,9 +116,6 @@ def neighbour_overlap(whole: Tensor, partial: Tensor, k: int = 10) -> Tensor:
         whole: [n d] features of all patches.
         partial: [n d] those of some patches of the same images.
         k: neighbours.
-
-    Raises:
-        ValueError: there are not more than k others, all of which would be kept.
     """
     n = len(whole)
     if n - 1 <= k:
@@ -177,9 +174,6 @@ def lidar(features: Tensor, delta: float = DELTA) -> float:
     Σ_w^-1/2 Σ_b Σ_w^-1/2 [d d]. Σ_b is the covariance of the images' means, Σ_w that of crops about their image's mean
     plus ``delta`` on the diagonal. From 1 to min(n - 1, d); directions in which crops of one image differ as much as
     images do count for little. Means are over n and over n·q, without a correction for small numbers.
-
-    Raises:
-        ValueError: fewer than two images, or than two crops of each.
     """
     n, q, d = features.shape
     if n < 2 or q < 2:
@@ -220,12 +214,6 @@ def alpha_req(features: Tensor) -> float:
     line is that of least squares with weights 1/j, by which each octave of j counts the same (Stringer et al. 2019).
     Near 1 is best by the paper; a larger α means that few directions hold almost all variance. Few images raise it:
     of 300 features of 192 numbers that were drawn with 0.5, it was 0.56.
-
-    Returns:
-        α; infinity if the eigenvalues vanish within the range, which is faster than any power.
-
-    Raises:
-        ValueError: there are fewer than 16 eigenvalues.
     """
     values = eigenvalues(features)
     if len(values) < LEAST_WIDTH:
@@ -279,11 +267,7 @@ class LabelFreeFeatures:
 
 
 def drawn_images(source: Source, images: int, seed: int) -> Source:
-    """At most so many ``images`` of a source, drawn with the seed, in their order.
-
-    Raises:
-        PatchloomError: that is fewer than 32.
-    """
+    """At most so many ``images`` of a source, drawn with the seed, in their order."""
     _check_count(min(len(source), images), source)
     if len(source) <= images:
         return source
@@ -303,18 +287,7 @@ def _check_count(n: int, source: Source) -> None:
 def extract_label_free(
     name: str, vit: Encoder, card: EncoderCard, source: Source, settings: EvalSettings
 ) -> LabelFreeFeatures:
-    """All features of an encoder that the measures need, in two passes over the images.
-
-    Args:
-        name: what the encoder is called where a line says what is being done.
-        vit, card: the encoder; it is moved to the device of the settings.
-        source: images or recordings, with or without labels.
-        settings: the seed, by which patches and crops are drawn, alike for every encoder of one grid and size; device
-            and reading.
-
-    Raises:
-        PatchloomError: fewer than 32 images can be read, or features are not finite.
-    """
+    """All features of an encoder that the measures need, in two passes over the images."""
     n, drawn, done = patch_count(vit), torch.Generator().manual_seed(settings.seed), 0
     (order,) = random_partition(len(source), n, (n,), drawn)
 
@@ -349,11 +322,7 @@ def extract_label_free(
 def extract_label_free_pixels(
     name: str, size: tuple[int, int], card: EncoderCard, source: Source, settings: EvalSettings
 ) -> LabelFreeFeatures:
-    """The same crops as raw pixels, of images as an encoder for ``size`` (h, w) is given them, at most 32 a side.
-
-    Raises:
-        PatchloomError: no image can be read.
-    """
+    """The same crops as raw pixels, of images as an encoder for ``size`` (h, w) is given them, at most 32 a side."""
     small = pixels_size(size)
     crops = CropsOf(source, _pairs(small), settings.seed)
     found = pixel_features(crops, small, card.mean, card.std, **_reading(crops, name, settings), labels=False)
@@ -416,16 +385,6 @@ def label_free_rows(
     have no
     rows of crops, nor of LiDAR, which is of crops; a Swin has none of patches; features of fewer than 16 numbers have
     no α-ReQ.
-
-    Args:
-        name: of the encoder in the rows.
-        vit, card: the encoder.
-        source: images that it was not trained on, best; labels are not looked at.
-        settings: the seed, device and reading.
-        images: measure on at most so many of them.
-
-    Raises:
-        PatchloomError: fewer than 32 images, none that can be read, or features that are not finite.
     """
     return rows_from_features(
         name, extract_label_free(name, vit, card, drawn_images(source, images, settings.seed), settings)

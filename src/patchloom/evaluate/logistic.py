@@ -140,9 +140,6 @@ def choose_strength(
         strengths: the grid.
         device: where the products are computed.
         groups: [n] int64, of images that the draw does not part.
-
-    Raises:
-        PatchloomError: fewer than two images or two classes.
     """
     if len(labels.unique()) < 2:
         raise PatchloomError("a linear probe needs training images of at least two classes: add another class's images")
@@ -178,11 +175,7 @@ def linear_probe(
     device: torch.device | str = "cpu",
     groups: Tensor | None = None,
 ) -> tuple[Probe, Choice]:
-    """Choose the strength on held-out training images, then fit on all of them; arguments as in `choose_strength`.
-
-    Raises:
-        PatchloomError: fewer than two images or two classes.
-    """
+    """Choose the strength on held-out training images, then fit on all of them; arguments as in `choose_strength`."""
     choice = choose_strength(features, labels, seed=seed, device=device, groups=groups)
     path = [strength for strength in L2_STRENGTHS if strength >= choice.strength]
     return fit_path(features, labels, path, device)[-1], choice

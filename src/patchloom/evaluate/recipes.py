@@ -115,11 +115,7 @@ class Recipe:
         return self.mixup > 0 or self.cutmix > 0
 
     def check(self) -> None:
-        """Validate the values.
-
-        Raises:
-            PatchloomError: a value of another type, or out of its range.
-        """
+        """Validate the values."""
         check_values(self, _RANGES, ("blr", "layer_decay", "crop_scale", "patience"))
         if "auto" not in (self.epochs, self.warmup_epochs) and self.warmup_epochs > self.epochs:
             raise PatchloomError(f"--warmup_epochs {self.warmup_epochs} is more than --epochs {self.epochs}: lower it")
@@ -144,13 +140,7 @@ class Recipe:
         return replace(self, **unlike, recordings=True, noise_share=self.noise_share if noise else 0.0)
 
     def settled(self, n: int, device: str, own_validation: bool = False) -> Recipe:
-        """The recipe with every ``auto`` resolved.
-
-        Args:
-            n: training images.
-            device: its type.
-            own_validation: the data brings validation images.
-        """
+        """The recipe with every ``auto`` resolved."""
         kind = "cpu" if device == "cpu" else "gpu"
         batch, epochs, warmup, validation = self.batch, self.epochs, self.warmup_epochs, self.validation
         if validation == "auto":
@@ -254,16 +244,7 @@ _RANGES = {
 
 
 def check_values(recipe: Any, ranges: Mapping[str, tuple[float, float]], positive: Iterable[str]) -> None:
-    """Validate the values of a recipe's fields.
-
-    Args:
-        recipe: a dataclass.
-        ranges: lowest and highest value by field; a pair of numbers lies in them, too.
-        positive: fields that cannot be 0.
-
-    Raises:
-        PatchloomError: a value of another type, or out of its range.
-    """
+    """Validate the values of a recipe's fields."""
     for name, hint in get_type_hints(type(recipe)).items():
         check_type(name, getattr(recipe, name), hint)
     for name, (low, high) in ranges.items():
@@ -286,11 +267,7 @@ def validation_images(share: float, n: int) -> int:
 
 
 def images_per_step(recipe: Recipe, n: int) -> tuple[int, int]:
-    """(Distinct images, images with repeats) per step, with ``n`` images that are trained on.
-
-    Raises:
-        PatchloomError: mixup or cutmix with a single image.
-    """
+    """(Distinct images, images with repeats) per step, with ``n`` images that are trained on."""
     images = min(max(1, recipe.batch // recipe.repeats), n)
     if recipe.mixes and images * recipe.repeats % 2:
         images -= 1
@@ -386,11 +363,7 @@ def size_of(vit: Encoder) -> str:
 
 
 def published_recipe(name: str, vit: Encoder, known: Mapping[str, Sized] = RECIPES) -> Recipe:
-    """The recipe of that name for an encoder of this size, as it stands.
-
-    Raises:
-        PatchloomError: no such recipe.
-    """
+    """The recipe of that name for an encoder of this size, as it stands."""
     if name not in known:
         raise PatchloomError(f"there is no recipe {name}: choose one of {', '.join(known)}")
     base, sizes = known[name]
@@ -401,11 +374,7 @@ def published_recipe(name: str, vit: Encoder, known: Mapping[str, Sized] = RECIP
 
 
 def recipe_for(name: str, vit: Encoder, changes: Mapping[str, Any], known: Mapping[str, Sized] = RECIPES) -> Recipe:
-    """The recipe of that name for an encoder of this size, with ``changes``, in which None means no change.
-
-    Raises:
-        PatchloomError: no such recipe, or an invalid value.
-    """
+    """The recipe of that name for an encoder of this size, with ``changes``, in which None means no change."""
     recipe = published_recipe(name, vit, known)
     given = {key: value for key, value in changes.items() if value is not None}
     if "betas" in given:
@@ -420,11 +389,7 @@ def recipe_for(name: str, vit: Encoder, changes: Mapping[str, Any], known: Mappi
 
 
 def _in_proportion(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a recipe that change with its length, if they are not ``given``.
-
-    Raises:
-        PatchloomError: the length is given in epochs and in updates.
-    """
+    """Values of a recipe that change with its length, if they are not ``given``."""
     epochs, updates = given.get("epochs"), given.get("updates", recipe.updates)
     in_epochs = [name for name in ("epochs", "warmup_epochs") if name in given]
     if updates and in_epochs:
@@ -453,10 +418,6 @@ def takes_recipe(protocol: Callable[..., Report], kind: type[Any] = Recipe) -> C
 
     Signature and docstring follow from the fields and their descriptions, so that neither is written twice. A base
     learning rate may be a list, of which the best on held-out training images is chosen.
-
-    Args:
-        protocol: is given the options that were said.
-        kind: a dataclass whose ``options`` are the names of fields.
     """
     own, names = signature(protocol), kind.options()
     hints = {name: hint | None for name, hint in get_type_hints(kind).items() if name in names}

@@ -40,15 +40,7 @@ def choose_fitting_table(forms: Sequence[TextTable], width: int) -> TextTable:
 def across_settings(
     rows: Sequence[Row], across: str, *, down: bool, short: bool, symbols: Mapping[str, str]
 ) -> list[TextTable]:
-    """The table with a column per value of a setting, intervals beside the values, and below them.
-
-    Args:
-        rows: of the report.
-        across: the setting.
-        down: the values are the lines instead, and the encoders the columns.
-        short: without intervals and units.
-        symbols: names of settings in the table, where they differ.
-    """
+    """The table with a column per value of a setting, intervals beside the values, and below them."""
     if down:
         return [_down(rows, across, gap) for gap in (" ", "\n")]
     return [_across(rows, across, short, symbols, gap) for gap in (" ", "\n")]
@@ -144,9 +136,6 @@ def wilson(share: float, n: int, z: float = _Z) -> tuple[float, float]:
     """Wilson's score interval for a ``share`` in [0, 1] of ``n`` trials (Wilson 1927); ``z`` = 1.96 gives 95 %.
 
     It covers the variation over test images, not over seeds.
-
-    Raises:
-        ValueError: no trials.
     """
     if n < 1:
         raise ValueError("a share of no trials has no interval")
@@ -226,14 +215,7 @@ class Row:
 def compare_rows(
     ours: Sequence[Row], theirs: Sequence[Row], trained: bool, n: int | None = None, noun: str = "images"
 ) -> Difference:
-    """Difference between the results of an encoder and of a control, one row a seed, all tested on the same images.
-
-    Args:
-        ours, theirs: of the encoder and of the control, in the order of the seeds.
-        trained: whether chance in a training moves the results.
-        n: test images; as many as the rows have results of, if absent.
-        noun: what was tested.
-    """
+    """Difference between the results of an encoder and of a control, one row a seed, all tested on the same images."""
     control, value = theirs[-1].encoder, _mean(ours) - _mean(theirs)
     own = [row.right if row.pseudo is None else row.pseudo for row in ours]
     other = [row.right if row.pseudo is None else row.pseudo for row in theirs]
@@ -328,23 +310,13 @@ class Report(Displayable):
         return " ".join(one.sentence() for one in self.against)
 
     def beside(self, trained: bool, *pairs: tuple[int, int]) -> Report:
-        """The report with the differences between quoted rows.
-
-        Args:
-            trained: whether chance in a training moves the results.
-            pairs: places in ``quoted`` of an encoder's row and a control's; the first row beside each other one if
-                none is given.
-        """
+        """The report with the differences between quoted rows."""
         pairs = pairs or tuple((0, i) for i in range(1, len(self.quoted)))
         found = [compare_rows([self.quoted[i]], [self.quoted[j]], trained, self.n_test, self.noun) for i, j in pairs]
         return replace(self, against=tuple(found), pairs=pairs)
 
     def over_seeds(self, others: Sequence[Report]) -> Report:
-        """The report as the last one of several seeds, with its differences over all of them.
-
-        Args:
-            others: of the other seeds.
-        """
+        """The report as the last one of several seeds, with its differences over all of them."""
         reports, found = (*others, self), []
         same = len({report.fingerprint for report in reports}) == 1
         for (i, j), one in zip(self.pairs, self.against, strict=True):
@@ -413,11 +385,7 @@ COLUMNS = (*_FIRST, "against")  # files of before 0.1 end with quoted
 
 
 def differences_of(cell: str | None) -> tuple[Difference, ...]:
-    """The differences in a cell of the column ``against``; () for an empty one, or a file without that column.
-
-    Raises:
-        ValueError: the cell is damaged.
-    """
+    """The differences in a cell of the column ``against``; () for an empty one, or a file without that column."""
     found = json.loads(cell) if cell else []
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise ValueError("no list of differences")
@@ -428,9 +396,6 @@ def check_rows(path: Path) -> bytes:
     """Content of a CSV of `COLUMNS`, empty if there is none; to be checked before a long evaluation.
 
     The rows of a file without the column ``against`` get an empty one.
-
-    Raises:
-        PatchloomError: the file has other columns, or cannot be read.
     """
     try:
         before = path.read_bytes() if path.exists() else b""
@@ -448,14 +413,6 @@ def append_rows(path: Path, report: Report, once: bool = False) -> None:
     """Append a report's rows to a CSV of `COLUMNS`; a new file begins with the header.
 
     The rows are appended in a single write, so that those of two simultaneous evaluations do not mix.
-
-    Args:
-        path: of the CSV.
-        report: its rows are appended.
-        once: leave out rows that the file has already, of any date.
-
-    Raises:
-        PatchloomError: the file has other columns, or cannot be written.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -488,19 +445,7 @@ def append_rows(path: Path, report: Report, once: bool = False) -> None:
 
 
 def forget_rows(path: Path, which: str) -> int:
-    """Take the rows of evaluations out of a CSV of `COLUMNS`; all other rows stay as they are.
-
-    Args:
-        path: of the CSV.
-        which: the date of evaluations as it stands there, or the first letters of one; or the number of an evaluation,
-            1 for the first in the file.
-
-    Returns:
-        How many rows were taken out.
-
-    Raises:
-        PatchloomError: the file cannot be read or written, or no evaluation is that.
-    """
+    """Take the rows of evaluations out of a CSV of `COLUMNS`; all other rows stay as they are."""
     text = check_rows(path).decode("utf-8", "surrogateescape")
     heading, *rows = [*csv.reader(io.StringIO(text, newline=""))] or [[]]
     dates = list(dict.fromkeys(row[0] for row in rows if row))

@@ -63,11 +63,7 @@ class EvalSettings:
     model: str | None = None
 
     def check(self) -> None:
-        """Validate the values.
-
-        Raises:
-            PatchloomError: a number out of its range, or a value of another type.
-        """
+        """Validate the values."""
         for name, hint in get_type_hints(EvalSettings).items():
             check_type(name, getattr(self, name), hint)
         for name, least in {"batch_size": 1, "workers": 0, "seed": 0, "seeds": 1, "max_train": 2}.items():
@@ -77,11 +73,7 @@ class EvalSettings:
 
     @property
     def at(self) -> torch.device:
-        """The device.
-
-        Raises:
-            PatchloomError: it cannot be used here.
-        """
+        """The device."""
         return usable_device(self.device)
 
     @property
@@ -141,14 +133,7 @@ def print_notes_once() -> Iterator[None]:
 
 
 def open_with_notes(data: DataLike, group: str | None = None) -> Data:
-    """Open images; where `print_notes_once` is asked for, print what of them was left out or taken otherwise.
-
-    Args:
-        data, group: as `patchloom.data.sources.open.open_data` takes them.
-
-    Raises:
-        PatchloomError: no such data, no images in it, or no such groups.
-    """
+    """Open images; where `print_notes_once` is asked for, print what of them was left out or taken otherwise."""
     with StatusMessage("listing the images"):
         opened = open_data(data, group=group)
     print_notes(opened.notes)
@@ -177,16 +162,6 @@ def parts_of(
 
     Exact copies of test images that are split off are in neither part. Where the data's own test images are copies of
     training images, or were in the pre-training of ``run``, the story says how many.
-
-    Args:
-        data: as `patchloom.data.sources.open.open_data` takes it.
-        settings: the seed, groups, and how many training images to use.
-        labels: only images that have one.
-        card: of the encoder, by whose note the story begins, and as which recordings are heard.
-        run: the encoder, as the user named it.
-
-    Raises:
-        PatchloomError: no such data, or no labels where they are needed.
     """
     opened = open_with_notes(data, settings.group)
     if card is not None:
@@ -210,10 +185,6 @@ def tell_leaks(train: Source, test: Source, own: bool) -> None:
     copies.
 
     No test image is read, which is for the end.
-
-    Args:
-        train, test: the images.
-        own: the data brings its test images.
     """
     if _told.get() is None or train.groups is not None:
         return
@@ -245,14 +216,7 @@ def _parted(opened: Data, settings: EvalSettings, labels: bool, note: str, run: 
 
 
 def limit_training_images(opened: Data, story: str, settings: EvalSettings, looked: bool = False) -> Parts:
-    """The parts of labelled data that brings its own, with at most as many training images as the settings say.
-
-    Args:
-        opened: training and test images.
-        story: of their origin; what else is to be said is added.
-        settings: ``max_train`` and the seed.
-        looked: copies of test images were looked for, and left out.
-    """
+    """The parts of labelled data that brings its own, with at most as many training images as the settings say."""
     train, test = opened.train, opened.test
     assert test is not None
     n, noun = len(train), train.noun
@@ -264,12 +228,7 @@ def limit_training_images(opened: Data, story: str, settings: EvalSettings, look
 
 
 def note_copies(train: Source, test: Source, looked: bool) -> str:
-    """Return the sentence on test images that are exact copies of training images, after a space, or "".
-
-    Args:
-        train, test: the images.
-        looked: copies were looked for, and left out.
-    """
+    """Return the sentence on test images that are exact copies of training images, after a space, or ""."""
     if (contents := train.contents()) is None:
         return f" Exact copies among the {train.noun} were not looked for."
     return "" if looked else copies_sentence(test, contents)

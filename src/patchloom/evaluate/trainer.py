@@ -411,14 +411,7 @@ class Loop(ABC):
 def training_identity(
     model: nn.Module, recipe: Mapping[str, Any], numbers: Sequence[Any], device: Sequence[Any]
 ) -> dict[str, Any]:
-    """What decides a training besides its images, as JSON has it.
-
-    Args:
-        model: before its first step.
-        recipe: as plain values.
-        numbers: mean and std of the images, and the seed.
-        device: its type, and how it computes.
-    """
+    """What decides a training besides its images, as JSON has it."""
     return {
         "programs": _PROGRAMS,
         "weights": digest_tensors(model.state_dict()),

@@ -71,13 +71,7 @@ from patchloom.withhold.encoder_input import all_patches
 
 
 def schedule_of(optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int, per_epoch: int) -> Scheduler:
-    """The schedule of a recipe.
-
-    Args:
-        optimizer: has the highest rates.
-        recipe: with every ``auto`` resolved.
-        steps, per_epoch: updates of the training, and of an epoch.
-    """
+    """The schedule of a recipe."""
     own = recipe.warmup_updates if recipe.updates else round(recipe.warmup_epochs * per_epoch)
     warmup = min(own, steps - 1)
     if recipe.halve_every:
@@ -176,19 +170,7 @@ def predict_classes(
     precision: Precision = "auto",
     name: str = "",
 ) -> ClassPredictions:
-    """Predictions for every image of ``source``, centre-cropped.
-
-    Args:
-        model: is moved to the device, and put into eval mode.
-        source: labelled images.
-        card: its mean and std normalise the images.
-        settings: device and reading.
-        precision: of matrix products; auto is bfloat16 where a CUDA device has it.
-        name: of the model, in a line of progress; there is none without it.
-
-    Raises:
-        PatchloomError: no image can be read, one has the wrong number of channels, or non-finite logits.
-    """
+    """Predictions for every image of ``source``, centre-cropped."""
     what = name and f"  {name}: predictions for {source.name}"
     logits, indices, unreadable = predictions(model, source, card.mean, card.std, settings, precision, what)
     return ClassPredictions(logits, labels_of(source, indices), unreadable)
@@ -547,21 +529,6 @@ def train_classifier(
     """Train on images whose labels are 0 ... c-1: all of ``source``, but for the recipe's share for validation.
 
     Ctrl-C and SIGTERM end it after a step; inside `keep_until_done` the same training then goes on from there.
-
-    Args:
-        model: is trained in place.
-        source: labelled images.
-        plan: how.
-        name: begins the lines of progress.
-        left: counts the steps of this training and of others.
-
-    Returns:
-        The model, or the moving average of its weights, if the recipe has one; with validation, those of its best
-        epoch.
-
-    Raises:
-        Stopped: somebody stopped it.
-        PatchloomError: a non-finite loss, too little memory on the device, or unreadable images.
     """
     with temporary_seed(plan.settings.seed), _enough_memory(plan, source):
         training = plan.begin(model, source)
@@ -628,9 +595,6 @@ def plan_for(
     """The plan for an encoder and training images; ``changes`` of the recipe may have a list of values for ``blr``.
 
     The recipe is one of those that are ``known``; ``validation`` and ``noise`` are as `FitPlan` has them.
-
-    Raises:
-        PatchloomError: no such recipe, an invalid value, or too few images for their classes.
     """
     if settings.batch_size != "auto":
         changes = {**changes, "batch": settings.batch_size}
@@ -664,11 +628,7 @@ def plan_for(
 
 
 def _refuse_idle(changes: Mapping[str, Any], train_on: Source, noise: bool) -> None:
-    """Refuse options that would not act.
-
-    Raises:
-        PatchloomError: one is for images and these are recordings, or the other way round, or there is no noise.
-    """
+    """Refuse options that would not act."""
     given = [name for name, value in changes.items() if value is not None]
     recordings = train_on.sound is not None
     for name in given:
@@ -686,9 +646,6 @@ def fit(
     """Train a candidate, with the base learning rate chosen on a held-out, stratified tenth of the images.
 
     Of equally good rates the lowest is chosen.
-
-    Returns:
-        The classifier and its settings.
     """
     chosen = {}
     if len(plan.rates) > 1:
@@ -739,16 +696,7 @@ def _announced(candidates: Sequence[Candidate], plan: FitPlan, source: Source) -
 def train_and_test(
     protocol: str, title: str, done: str, candidates: Sequence[Candidate], plan: FitPlan, parts: Parts
 ) -> Report:
-    """Train every candidate, then test each on the test images, which are not read before.
-
-    Args:
-        protocol: its name in the rows.
-        title: its name in the headline.
-        done: a sentence on what was trained.
-        candidates: the encoder's first, then its controls.
-        plan: how they are trained.
-        parts: training and test images.
-    """
+    """Train every candidate, then test each on the test images, which are not read before."""
     rows, found = train_and_predict(protocol, candidates, plan, parts)
     said = [done, recipe_sentence(plan, parts, rows[0].settings)]
     return training_report(protocol, f"{title} ({plan.name}): ", said, rows, parts, plan.settings, found[-1]).beside(
@@ -784,17 +732,7 @@ def training_report(
     settings: EvalSettings,
     found: ClassPredictions,
 ) -> Report:
-    """A report in which every row is quoted, beside the majority class.
-
-    Args:
-        protocol: its name in the rows.
-        title: beginning of the headline.
-        said: sentences on what was done; those on the data are added.
-        rows: the encoder's first, then its controls.
-        parts: training and test images.
-        settings: of the evaluation.
-        found: predictions of any candidate.
-    """
+    """A report in which every row is quoted, beside the majority class."""
     n = len(found.labels)
     chance = majority(protocol, labels_of(parts.train), found.labels)
     said = [*said, parts.story, *note_unreadable(found.unreadable, f"test {parts.test.noun}")]

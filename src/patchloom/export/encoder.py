@@ -92,11 +92,7 @@ class Exportable:
 
 
 def load_exportable(run: str | Path, pooling: ExportPooling, model: str | None = None) -> Exportable:
-    """The encoder of a run or a file, if it can be exported; ``model`` is timm's name for a file of weights alone.
-
-    Raises:
-        PatchloomError: no encoder there, one that comes from timm as it is, or tokens that it does not have.
-    """
+    """The encoder of a run or a file, if it can be exported; ``model`` is timm's name for a file of weights alone."""
     vit, card = load_encoder(run, model)
     if card.spec is None and model is not None:
         vit, card = _specified(vit, card, model)
@@ -111,11 +107,7 @@ def load_exportable(run: str | Path, pooling: ExportPooling, model: str | None =
 
 
 def _specified(vit: Encoder, card: EncoderCard, model: str) -> tuple[Encoder, EncoderCard]:
-    """The same encoder of a file of weights alone, and its card, with the sizes that build it again.
-
-    Raises:
-        PatchloomError: timm's model has parts besides those that these sizes build.
-    """
+    """The same encoder of a file of weights alone, and its card, with the sizes that build it again."""
     spec = spec_of_stock(vit, model)
     built = build_encoder(spec)
     try:
@@ -180,15 +172,7 @@ class Export(Displayable):
 
 
 def require_packages(to: str, *libraries: str) -> None:
-    """Refuse to go on without them, before anything takes time.
-
-    Args:
-        to: the form, which is the name of the extra, too.
-        libraries: by the names by which they are imported.
-
-    Raises:
-        PatchloomError: one is missing.
-    """
+    """Refuse to go on without them, before anything takes time."""
     if absent := [name for name in libraries if find_spec(name) is None]:
         raise PatchloomError(f"--to {to} needs {listing(absent, 'and')}: {pip_install(to)}")
 

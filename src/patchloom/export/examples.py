@@ -61,16 +61,7 @@ class Examples:
 
 
 def make_examples(run: str | Path, data: DataLike | None, card: EncoderCard) -> Examples:
-    """What users have, or noise.
-
-    Args:
-        run: as `patchloom.export.export.export` takes it.
-        data: what was named to compare on; the run's own if None.
-        card: the encoder's.
-
-    Raises:
-        PatchloomError: the images that were named cannot be read.
-    """
+    """What users have, or noise."""
     noun = item_noun(card.sound)
     if data is not None:
         return _real(open_data(data), card)
@@ -128,11 +119,7 @@ def _file_of(source: Source, i: int) -> Path | None:
 
 
 def largest_difference(what: str, ours: Tensor, theirs: Tensor, by: str = "the code that uses timm") -> float:
-    """The largest absolute difference of features.
-
-    Raises:
-        PatchloomError: it is more than a thousandth of the largest feature, or nan: they are not the same.
-    """
+    """The largest absolute difference of features."""
     found = (theirs - ours).abs().max().item()
     if not found <= 1e-3 * ours.abs().max().item():  # true of nan too
         raise PatchloomError(f"{what} by {by} differ by {found:.2e}: this is a bug, please report it")

@@ -85,11 +85,7 @@ def export(
 
 
 def _check_options(to: str, given: dict[str, Any]) -> None:
-    """Refuse options that would be without effect.
-
-    Raises:
-        PatchloomError: one belongs to another form, or --public is given without --push.
-    """
+    """Refuse options that would be without effect."""
     for form, own in _OWN.items():
         for name, usual in own.items():
             if form != to and given[name] != usual:

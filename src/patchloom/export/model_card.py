@@ -109,11 +109,7 @@ _TOLD = ("trained for", "trained of the encoder", "held out", "updates left out"
 
 
 def check_license(license: str | None) -> None:
-    """Refuse what is no identifier of a licence.
-
-    Raises:
-        PatchloomError: it is none.
-    """
+    """Refuse what is no identifier of a licence."""
     if license is not None and not _LICENSE.fullmatch(license):
         raise PatchloomError(
             f"--license {license} is no identifier: give one in small letters, as the Hub lists them, such as "
@@ -122,15 +118,7 @@ def check_license(license: str | None) -> None:
 
 
 def model_card(run: str | Path, one: Exportable, license: str | None, name: str | None, difference: float) -> str:
-    """Markdown with YAML in front, in which nothing that users named is markup, and no path is told.
-
-    Args:
-        run: a run's folder, or an encoder's file, of which less is known.
-        one: its encoder.
-        license: of the weights; unknown if None.
-        name: of the repository on the Hub; None if it goes to none yet.
-        difference: largest one between vectors by timm and by patchloom.
-    """
+    """Markdown with YAML in front, in which nothing that users named is markup, and no path is told."""
     told = load_run(run) if Path(run).is_dir() and (Path(run) / "config.yaml").is_file() else None
     hidden = {} if told is None else _hidden(told)
     called = one.card.name if name is None else name.rpartition("/")[2]
@@ -187,13 +175,7 @@ def _model(one: Exportable) -> list[tuple[str, str]]:
 
 
 def _of_run(told: RunData, note: str, hidden: Mapping[str, str]) -> list[str]:
-    """Sections that a run's folder fills: how it was trained, its figures and its verdict.
-
-    Args:
-        told: what the folder tells.
-        note: of the encoder's card, such as of which epoch its weights are; perhaps empty.
-        hidden: as `_hidden` finds it.
-    """
+    """Sections that a run's folder fills: how it was trained, its figures and its verdict."""
     settings = told.settings
     about = dict(run_metadata(told))
     data = data_slug(settings.data) if not is_object(settings.data) else "images in memory"

@@ -124,11 +124,7 @@ _LINE = 100
 
 
 def code_of_pictures(sound: Sound) -> str:
-    """Code that defines ``pictures``, a function from waveforms to what an encoder is given.
-
-    Args:
-        sound: with the mean and deviation of each row.
-    """
+    """Code that defines ``pictures``, a function from waveforms to what an encoder is given."""
     logmel = sound.features == "logmel"
     return (_BANDS + _COSINES * (not logmel) + _PICTURES).format(
         low=sound.low,

@@ -36,14 +36,7 @@ from patchloom.system.network import why_offline
 
 
 def check_push(name: str) -> None:
-    """Refuse a push that would fail, before anything takes time.
-
-    Args:
-        name: of the repository.
-
-    Raises:
-        PatchloomError: it is no name of one, nobody is logged in, or the Hub does not answer.
-    """
+    """Refuse a push that would fail, before anything takes time."""
     try:
         validate_repo_id(name)
         if "/" not in name:  # the Hub would add whoever is logged in; the model card says the whole name already
@@ -63,20 +56,7 @@ def check_push(name: str) -> None:
 
 
 def push(folder: Path, files: Sequence[str], name: str, public: bool) -> str:
-    """Upload files of a folder to a repository, which is made if it is not there.
-
-    Args:
-        folder: with the files.
-        files: what of it is uploaded, by name.
-        name: of the repository.
-        public: whether whoever wants may see one that is made; one that is there stays what it is.
-
-    Returns:
-        Its address.
-
-    Raises:
-        PatchloomError: the Hub refuses it, or the network fails.
-    """
+    """Upload files of a folder to a repository, which is made if it is not there."""
     api = huggingface_hub.HfApi()
     try:
         made = api.create_repo(name, private=not public, exist_ok=True)
@@ -116,16 +96,7 @@ def to_hub(
     public: bool,
     model: str | None = None,
 ) -> Export:
-    """Write the folder with a model card, load it back by both libraries, compare, and perhaps upload it.
-
-    Args:
-        run, data, out, pooling, license, public, model: as `patchloom.export.export.export` takes them.
-        name: its ``push``.
-
-    Raises:
-        PatchloomError: a library is missing, the encoder or the folder does not suit, features differ, or the upload
-            failed.
-    """
+    """Write the folder with a model card, load it back by both libraries, compare, and perhaps upload it."""
     require_packages("hf", "transformers")
     check_license(license)
     if name is not None:
@@ -226,11 +197,7 @@ def _save(one: Exportable, folder: Path) -> None:
 
 
 def _compare(one: Exportable, examples: Examples, folder: Path, by_file: bool) -> _Compared:
-    """Load the folder by both libraries, and run the code that is printed and written into the card.
-
-    Raises:
-        PatchloomError: features or vectors differ.
-    """
+    """Load the folder by both libraries, and run the code that is printed and written into the card."""
     # The code of the card is run as it is, but for the place. Its vectors are of files as the libraries read them; the
     # models in it are what is compared on the same images.
     timms: dict[str, Any] = {}

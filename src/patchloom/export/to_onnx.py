@@ -68,14 +68,7 @@ def to_onnx(
     fp16: bool,
     model: str | None = None,
 ) -> Export:
-    """Write the graph, run it by onnxruntime at two batch sizes, and compare.
-
-    Args:
-        run, data, out, pooling, fp16, model: as `patchloom.export.export.export` takes them.
-
-    Raises:
-        PatchloomError: a library is missing, the encoder cannot be written, or its features differ.
-    """
+    """Write the graph, run it by onnxruntime at two batch sizes, and compare."""
     require_packages("onnx", "onnx", "onnxscript", "onnxruntime")
     one = load_exportable(run, pooling, model)
     _check(one, fp16)
@@ -165,11 +158,7 @@ def _annotate(file: Path, one: Exportable) -> None:
 
 
 def _compared(one: Exportable, images: Tensor, run: Any, fp16: bool) -> tuple[float, float]:
-    """Largest differences of tokens and of vectors, over all images at once and over the first alone.
-
-    Raises:
-        PatchloomError: they are too large.
-    """
+    """Largest differences of tokens and of vectors, over all images at once and over the first alone."""
     with torch.inference_mode():
         ours = one.vit.forward_features(one.normalized(images))
         ours = ours.flatten(1, 2) if one.hierarchical else ours

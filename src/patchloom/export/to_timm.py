@@ -22,14 +22,7 @@ from patchloom.withhold.encoder_input import all_patches
 
 
 def usage_code(one: Exportable, weights: Path, head: Path | None, by_file: bool) -> str:
-    """All of it.
-
-    Args:
-        one: what was exported.
-        weights: the file of the encoder.
-        head: that of the instance head, if there is one.
-        by_file: whether vectors are of image files, rather than of images in memory; recordings are in memory.
-    """
+    """All of it."""
     arguments, sound = one.arguments, one.card.sound
     parts = [
         features_of_images(arguments, weights, one.card.mean, one.card.std, by_file and sound is None)
@@ -137,16 +130,7 @@ def _embedding(by_file: bool) -> str:
 
 
 def to_timm(one: Exportable, examples: Examples, path: Path) -> Export:
-    """Write the encoder, and an instance head beside it into a file whose name begins with the encoder's.
-
-    Args:
-        one: what is exported.
-        examples: on what it is compared.
-        path: the file to write.
-
-    Raises:
-        PatchloomError: features or vectors by the code that is to be printed differ, or nothing can be written there.
-    """
+    """Write the encoder, and an instance head beside it into a file whose name begins with the encoder's."""
     vit, head, head_file = one.vit, one.head, path.with_name(f"{path.stem}-{one.head_file}")
     files = {path: save(vit.state_dict())}
     if head is not None:
@@ -182,11 +166,7 @@ def to_timm(one: Exportable, examples: Examples, path: Path) -> Export:
 
 
 def _compared_vectors(one: Exportable, examples: Examples, by_file: bool, pasted: dict[str, Any]) -> str:
-    """A sentence with the largest difference of vectors by the code.
-
-    Raises:
-        PatchloomError: they differ.
-    """
+    """A sentence with the largest difference of vectors by the code."""
     with torch.inference_mode(), TemporaryDirectory() as folder:
         if not examples.whole:
             both = one.vectors(examples.given), pasted["vectors"](examples.given)

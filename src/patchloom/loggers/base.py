@@ -108,11 +108,7 @@ class Tracker(Logger):
 
 
 def read_sent(path: Path) -> SentRecord:
-    """What `write_sent` wrote; nothing was sent if there is no such file.
-
-    Raises:
-        PatchloomError: it is damaged.
-    """
+    """What `write_sent` wrote; nothing was sent if there is no such file."""
     try:
         found = json.loads(path.read_text("utf-8"))
         shown, setbacks = bool(found.get("shown", False)), int(found.get("setbacks", 0))
@@ -125,23 +121,12 @@ def read_sent(path: Path) -> SentRecord:
 
 
 def write_sent(sent: SentRecord, path: Path) -> None:
-    """Keep what was sent.
-
-    Raises:
-        PatchloomError: it cannot be written.
-    """
+    """Keep what was sent."""
     write_whole(path, json.dumps(asdict(sent)) + "\n")
 
 
 def mark_unfinished(folder: Path) -> None:
-    """Have every tracker take another end of the run: it is trained on.
-
-    Args:
-        folder: of the logs.
-
-    Raises:
-        PatchloomError: what was sent cannot be written.
-    """
+    """Have every tracker take another end of the run: it is trained on."""
     ending = folder / "ending.json"
     for path in folder.glob("*.json"):
         if path != ending:

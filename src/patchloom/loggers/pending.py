@@ -33,26 +33,13 @@ class RunEnding(NamedTuple):
 
 
 def write_run_ending(ending: RunEnding, folder: RunFolder) -> None:
-    """Keep how a run ended, in ``logs/ending.json``.
-
-    Raises:
-        PatchloomError: it cannot be written.
-    """
+    """Keep how a run ended, in ``logs/ending.json``."""
     result = {**ending.result._asdict(), "rows": list(map(dict, ending.result.rows))}
     write_whole(_path(folder), json.dumps({**ending._asdict(), "result": result}, indent=1) + "\n")
 
 
 def send_pending(names: Sequence[str], folder: RunFolder, say: Callable[[str], None] = print) -> None:
-    """Send trackers what they lack of a finished run: one was killed while they took it, or could not be reached.
-
-    Args:
-        names: of the trackers; those that have the result are left alone.
-        folder: of the run. Only the first of several processes sends anything.
-        say: prints a line.
-
-    Raises:
-        PatchloomError: what was kept of its end cannot be read.
-    """
+    """Send trackers what they lack of a finished run: one was killed while they took it, or could not be reached."""
     lacking = [name for name in names if not _has_result(folder, name)]
     if not lacking or not is_first():
         return

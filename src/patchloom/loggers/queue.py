@@ -66,15 +66,7 @@ class Sender:
             self._jobs.put(job)
 
     def finish(self, status: str, seconds: float) -> bool:
-        """Tell the tracker that the run ends, and wait for all that it was sent.
-
-        Args:
-            status: success, aborted or failed, as lightning-fabric's loggers take it.
-            seconds: to wait at most.
-
-        Returns:
-            Whether it took all in that time, or was switched off before.
-        """
+        """Tell the tracker that the run ends, and wait for all that it was sent."""
         self._jobs.put(_Last(status))
         self._thread.join(seconds)
         return not self._thread.is_alive()
@@ -132,13 +124,7 @@ class TrackerSet:
         self.close("success" if kind is None else "aborted" if stopped else "failed")
 
     def start(self, settings: Settings, rows: Sequence[Mapping[str, str]], went_back: Sequence[int] = ()) -> None:
-        """Begin with the settings, and with the rows that a tracker has not taken yet.
-
-        Args:
-            settings: resolved.
-            rows: of ``metrics.csv`` so far.
-            went_back: steps to which the run went back so far, which it may have done in a start without a tracker.
-        """
+        """Begin with the settings, and with the rows that a tracker has not taken yet."""
         self._senders = [one for name in self.names if (one := self._sender(name)) is not None]
         if not self._senders:
             return
@@ -160,14 +146,7 @@ class TrackerSet:
         self._look()
 
     def pictures(self, files: Sequence[Path], step: int, ended: bool = False) -> None:
-        """Send PNG files, as they are now.
-
-        Args:
-            files: of any kind; others than PNG stay here.
-            step: after which they were drawn.
-            ended: the run has. They may be of other weights than pictures of the same step: an early stop goes back to
-                the best ones.
-        """
+        """Send PNG files, as they are now."""
         if not self._senders:
             return
         found = {path.stem: path.read_bytes() for path in files if path.suffix == ".png"}

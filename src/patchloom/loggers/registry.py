@@ -15,11 +15,7 @@ _EXTRAS = {"tensorboard": "track"}  # by which pip installs it, where it has ano
 
 
 def parse_trackers(log: str | Sequence[str] | None) -> list[str]:
-    """The trackers that ``--log`` asks for, each once.
-
-    Raises:
-        PatchloomError: there is none of a name.
-    """
+    """The trackers that ``--log`` asks for, each once."""
     words = log.split(",") if isinstance(log, str) else log or ()
     names = list(dict.fromkeys(word.strip() for word in words if word.strip()))
     for name in names:
@@ -30,11 +26,7 @@ def parse_trackers(log: str | Sequence[str] | None) -> list[str]:
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Refuse trackers whose package is not there.
-
-    Raises:
-        PatchloomError: one is not.
-    """
+    """Refuse trackers whose package is not there."""
     if missing := [name for name in names if not _installed(name)]:
         remedy = pip_install(*(_EXTRAS.get(name, name) for name in missing))
         are = "is" if len(missing) == 1 else "are"
@@ -42,11 +34,7 @@ def check_installed(names: Sequence[str]) -> None:
 
 
 def tracker_class(name: str) -> type[Tracker]:
-    """The class of a tracker, which imports the package when it is made.
-
-    Raises:
-        ImportError: it cannot be imported.
-    """
+    """The class of a tracker, which imports the package when it is made."""
     found: type[Tracker] = getattr(import_module(f"patchloom.loggers.{name}"), TRACKERS[name])
     return found
 

@@ -43,11 +43,7 @@ _SCALE = Scale("attention to a patch", 0.0, 1.0, "OrRd", ("none", "the most: wri
 
 @torch.no_grad()
 def each_block(encoder: Encoder, images: Tensor) -> Iterator[Tensor]:
-    """Attention [b heads t t] of one block after the other, as `attention_maps` describes it.
-
-    Raises:
-        PatchloomError: the encoder is a Swin.
-    """
+    """Attention [b heads t t] of one block after the other, as `attention_maps` describes it."""
     refuse_swin(encoder, "attention")
     tokens = embed(encoder, all_patches(images, patch_count(encoder)))
     for weights, _ in attention_each(encoder, tokens):
@@ -61,13 +57,6 @@ def attention_maps(encoder: Encoder, images: Tensor, blocks: Iterable[int] | Non
         encoder: a ViT in eval mode. It stays as it is, and so does what it gives.
         images: [b c h w], normalised, of the encoder's size.
         blocks: their numbers, from 1; None: all.
-
-    Returns:
-        float32 [b blocks heads t t], of queries and keys, whose rows sum to 1. Tokens are class token, registers, and
-        patches row by row; of the patches alone it is ``[..., -n:, -n:]``.
-
-    Raises:
-        PatchloomError: the encoder is a Swin, or has no such block.
     """
     wanted = None if blocks is None else set(blocks)
     found = {i: weights for i, weights in enumerate(each_block(encoder, images), 1) if wanted is None or i in wanted}
@@ -86,12 +75,6 @@ def class_attention(encoder: Encoder, head: InstanceHead, images: Tensor) -> Ten
         encoder: a ViT in eval mode.
         head: the class attention beside it (CaiT).
         images: [b c h w], normalised, of the encoder's size.
-
-    Returns:
-        float32 [b blocks heads 1+n], whose sum is 1: the class token itself, then patches row by row.
-
-    Raises:
-        PatchloomError: the encoder is a Swin.
     """
     refuse_swin(encoder, "attention")
     last = encode(encoder, all_patches(images, patch_count(encoder)), norm=False)
@@ -103,12 +86,6 @@ def rollout(maps: Tensor) -> Tensor:
 
     A block passes on half of what its tokens attend to, as the mean of its heads, and half of what they are, which is
     its residual connection.
-
-    Args:
-        maps: [b blocks heads t t] of the first blocks, all of them, as `attention_maps` gives them.
-
-    Returns:
-        [b blocks t t], of tokens after each block, and of tokens that entered the first. Rows sum to 1.
     """
     rolled: list[Tensor] = []
     for mean in maps.mean(2).unbind(1):
@@ -118,12 +95,7 @@ def rollout(maps: Tensor) -> Tensor:
 
 
 def most_attended(weights: Tensor, n: int) -> Tensor:
-    """The patch [b] that the other patches attend to most.
-
-    Args:
-        weights: [b heads t t] of a block.
-        n: patches, the last of the tokens.
-    """
+    """The patch [b] that the other patches attend to most."""
     among = weights[:, :, -n:, -n:].mean(1)
     among = among - torch.diag_embed(among.diagonal(dim1=-2, dim2=-1))
     return among.sum(1).argmax(-1)

@@ -59,9 +59,6 @@ def relative_attention(encoder: Encoder, images: Tensor) -> ByOffset:
     Args:
         encoder: a ViT in eval mode.
         images: [b c h w], normalised, of the encoder's size. They are taken one by one, so there may be many.
-
-    Raises:
-        PatchloomError: the encoder is a Swin.
     """
     grid = grid_size(encoder)
     bins, pairs, far = (one.to(images.device) for one in (_offsets(grid), pairs_of(grid), distances_of(grid)))

@@ -69,21 +69,6 @@ def draw_curves(
     """Draw a run's ``metrics.csv`` as a PNG file: the loss, the held-out measure, and kNN accuracy, over epochs.
 
     Panels without data are left out. Baselines are dashed lines at the last value of their columns.
-
-    Args:
-        metrics_csv: columns ``epoch`` and, each of them optional, ``loss``; ``held_out`` with ``baseline:NAME``;
-            ``knn`` and ``instance_knn``, each with ``...:NAME``. Accuracies are shares in [0, 1], cells may be empty,
-            other columns are ignored.
-        out: the picture; its folder is made if it is missing.
-        measure: what ``held_out`` measures, in words; written as percentages if it is an accuracy.
-        smooth: width of the loss's smoothing (standard deviation of a Gaussian), as a share of the curve.
-        images: what it is measured on, in words.
-
-    Returns:
-        ``out``.
-
-    Raises:
-        PatchloomError: the file is missing, is no such table, or holds nothing to draw yet; ``out`` cannot be written.
     """
     columns = read_metrics(metrics_csv)
     panels = [
@@ -124,11 +109,7 @@ def write_table(heading: Sequence[str], rows: Iterable[Sequence[Any]], out: Path
 
 
 def read_metrics(path: Path) -> dict[str, np.ndarray]:
-    """Columns [n] of a table of numbers by name; an empty or missing cell is nan.
-
-    Raises:
-        PatchloomError: the file cannot be read, has no column ``epoch``, or a cell is not a number.
-    """
+    """Columns [n] of a table of numbers by name; an empty or missing cell is nan."""
     try:
         with open(path, newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
@@ -265,24 +246,7 @@ def draw_layers(
     note: str,
     out: Path,
 ) -> Path:
-    """Draw an encoder's accuracy in each of its layers as a PNG file, beside an untrained one's.
-
-    Args:
-        layers: their names, from what enters the first block to the last norm.
-        values: of each layer, accuracy and its interval, as shares.
-        untrained: the untrained encoder's.
-        baselines: what has no layers, by name.
-        best: number of the layer that is marked as the chosen one.
-        name: of the encoder.
-        note: what was measured.
-        out: the picture; its folder is made if it is missing.
-
-    Returns:
-        ``out``.
-
-    Raises:
-        PatchloomError: the file cannot be written.
-    """
+    """Draw an encoder's accuracy in each of its layers as a PNG file, beside an untrained one's."""
     places = np.arange(len(layers))
     shares, low, high = np.array(values).T
     panel = Panel(f"Layers of {name}", note, places, shares, baselines, True, 0)
@@ -328,12 +292,6 @@ def draw_confusion(counts: np.ndarray, classes: Sequence[str], title: str, capti
         title: above.
         caption: beneath.
         out: the picture; its folder is made if it is missing.
-
-    Returns:
-        ``out``.
-
-    Raises:
-        PatchloomError: the file cannot be written.
     """
     c = len(classes)
     side = _CELL if c <= _ROOMY else max(_SMALLEST, _CELL * _ROOMY / c)

@@ -97,13 +97,7 @@ class LookRequest:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def pictures(self, most: int | None = None, of: NamedEncoder | None = None, times: int = 1) -> Tensor:
-        """Images [b c h w], normalised as the encoder wants them, on the device, evenly spread over the source.
-
-        Args:
-            most: how many at most; ``images`` without it.
-            of: the encoder that is given them, if it is not the one that was asked for: size and statistics differ.
-            times: as large as the encoder takes them, for what cuts parts out of them.
-        """
+        """Images [b c h w], normalised as the encoder wants them, on the device, evenly spread over the source."""
         count = min(len(self.source), self.images if most is None else most)
         places = np.unique(np.linspace(0, len(self.source) - 1, count).round().astype(int))
         one = of or self.encoder
@@ -122,11 +116,7 @@ class LookRequest:
 
 
 def refuse_swin(vit: Encoder, what: str) -> None:
-    """Refuse what makes no sense on windows that are merged from stage to stage.
-
-    Raises:
-        PatchloomError: it is one.
-    """
+    """Refuse what makes no sense on windows that are merged from stage to stage."""
     if is_hierarchical(vit):
         raise PatchloomError(f"{what} is of encoders whose patches all attend to one another, which a Swin is not")
 
@@ -189,22 +179,14 @@ def axes_sentence(sound: Sound) -> str:
 
 
 def output_of(one: NamedEncoder, images: Tensor) -> Tensor:
-    """What an encoder gives for the patches of whole images [b c h w], after its last norm: [b rows columns d].
-
-    Raises:
-        PatchloomError: it is not finite.
-    """
+    """What an encoder gives for the patches of whole images [b c h w], after its last norm: [b rows columns d]."""
     with torch.inference_mode():
         tokens = encode(one.vit, all_patches(images, patch_count(one.vit)))
     return check_finite(one, tokens[:, prefix_count(one.vit) :].unflatten(1, grid_size(one.vit)).float().cpu())
 
 
 def check_finite(one: NamedEncoder, features: Tensor) -> Tensor:
-    """The same features.
-
-    Raises:
-        PatchloomError: they are not finite.
-    """
+    """The same features."""
     if not features.isfinite().all():
         raise PatchloomError(f"{one.name} gives features that are not finite: its training has diverged")
     return features
@@ -249,11 +231,7 @@ def reword_caption(one: NamedEncoder, text: str, images: Tensor) -> str:
 
 
 def patch_at(one: NamedEncoder, place: ImagePoint) -> int:
-    """Number of the patch, row by row, at a point of an image.
-
-    Raises:
-        PatchloomError: the point is outside of it.
-    """
+    """Number of the patch, row by row, at a point of an image."""
     (rows, columns), (tall, wide) = grid_size(one.vit), patch_size(one.vit)
     row, column = int(place.y // tall), int(place.x // wide)
     if not (0 <= row < rows and 0 <= column < columns):
@@ -277,11 +255,7 @@ def mark_of(one: NamedEncoder, patch: int) -> tuple[float, float, float, float]:
 
 
 def chosen_layers(asked: LookRequest, count: int) -> list[int]:
-    """Numbers, from 1, of blocks, or stages of a Swin: those that were asked for, or ``count``, the last among them.
-
-    Raises:
-        PatchloomError: there is no such block.
-    """
+    """Numbers, from 1, of blocks, or stages of a Swin: those that were asked for, or ``count``, the last among them."""
     last = len(layer_names(asked.encoder.vit)) - 2
     if asked.blocks is None:
         evenly = torch.linspace(0, last, count + 1)[1:].round().int().tolist()

@@ -105,15 +105,6 @@ def position_correlation(
 
     The features of a patch are its numbers after the last norm; a correlation is over these d numbers. Images are
     paired at random: in a random order, each with the next one, and the last with the first.
-
-    Args:
-        one: the encoder.
-        source: images, all of which are read.
-        device: where the encoder is.
-        seed: of the pairs.
-
-    Raises:
-        PatchloomError: too many patches for a matrix of all pairs, no image can be read, or features are not finite.
     """
     n = patch_count(one.vit)
     if n > _PATCHES:

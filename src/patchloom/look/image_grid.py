@@ -138,12 +138,6 @@ def draw_sheet(
         folder: made if it is missing.
         title: stands above.
         rows: at most so many, and at most 8.
-
-    Returns:
-        The file's path.
-
-    Raises:
-        PatchloomError: no columns or images, columns of different batch or channels, or the file cannot be written.
     """
     channels = len(mean)
     shapes = {heading: tuple(images.shape) for heading, images in sheet.columns.items()}
@@ -424,25 +418,7 @@ def draw_tiles(
     groups: Sequence[tuple[str, int]] = (),
     side: float = TILE_SIDE,
 ) -> Path:
-    """Draw rows of tiles as a PNG file.
-
-    Args:
-        rows: each with a tile a heading.
-        headings: above the columns.
-        size: height and width of the images, whose shape all tiles have.
-        title: above all.
-        caption: beneath all.
-        out: the picture; its folder is made if it is missing.
-        scales: drawn beneath the tiles.
-        groups: names above so many columns each, which stand a little apart; () for none.
-        side: inches of a square tile; others have its area.
-
-    Returns:
-        ``out``.
-
-    Raises:
-        PatchloomError: the file cannot be written.
-    """
+    """Draw rows of tiles as a PNG file."""
     small, bold = (font(round(SMALL_TEXT * DPI / 72), heavy) for heavy in (False, True))
     large = font(round(TITLE * DPI / 72), bold=True)
     tall, wide = (side * pixels / 1000 for pixels in tile_size(1000 * size[0], 1000 * size[1], 1000))

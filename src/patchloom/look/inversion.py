@@ -211,9 +211,6 @@ def invert(
         steps: of Adam, at 1e-3; 3,000 in the paper.
         seed: of the mask, and of the generators.
         fitting: is told of each step; None: a line is shown if it takes a while.
-
-    Raises:
-        PatchloomError: no such ratio, block, class token or head, or features that are not finite.
     """
     vit, head = one.vit, one.head
     if steps < 1:
@@ -342,12 +339,6 @@ def draw_inversion(asked: LookRequest) -> list[Path]:
 
     On a CPU there are fewer steps than the paper's, and fewer images, so that it ends within minutes. ``asked.steps``
     has its way on any machine.
-
-    Returns:
-        A sheet, or one for each block that was asked for, and a table of the distances of the features.
-
-    Raises:
-        PatchloomError: no such block, or any of a Swin.
     """
     (name, vit, card, _), fits = asked.encoder, fits_of(asked)
     slow = asked.device.type == "cpu"

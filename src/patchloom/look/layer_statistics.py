@@ -73,9 +73,6 @@ def linear_cka(a: Tensor, b: Tensor) -> float:
 
     1 if one is a rotation of the other, moved and enlarged as one likes (Kornblith et al. 2019):
     ‖bᵀa‖² / (‖aᵀa‖ ‖bᵀb‖) of centred features. nan if all examples are the same in one of them.
-
-    Raises:
-        ValueError: they are not of as many examples.
     """
     if len(a) != len(b):
         raise ValueError(f"features of {len(a)} and of {len(b)} examples cannot be compared: give those of the same")
@@ -87,9 +84,6 @@ def measure_depth(one: NamedEncoder, images: Tensor, seed: int = 0) -> Depth:
 
     Rank and similarity are of the same `_PATCHES` patches of all images in all layers; of a Swin, of units, over which
     its maps are averaged.
-
-    Raises:
-        PatchloomError: features are not finite.
     """
     vit, layers = one.vit, layer_names(one.vit)[:-1]
     many = len(images) * patch_count(vit)

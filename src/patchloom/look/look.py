@@ -54,14 +54,7 @@ PICTURES: Mapping[str, str] = {
 
 
 def parse_pictures(what: str | Sequence[str]) -> list[str]:
-    """The pictures that are meant, `TASK_PICTURES` among them or not.
-
-    Args:
-        what: names, or one text of names between commas; `ALL_PICTURES` for all of them.
-
-    Raises:
-        PatchloomError: there is no such picture.
-    """
+    """The pictures that are meant, `TASK_PICTURES` among them or not."""
     words = [word.strip() for word in (what.split(",") if isinstance(what, str) else what)]
     known = [TASK_PICTURES, *PICTURES, ALL_PICTURES]
     for word in words:
@@ -73,11 +66,7 @@ def parse_pictures(what: str | Sequence[str]) -> list[str]:
 
 
 def parse_blocks(blocks: str | int | Sequence[int] | None, vit: Encoder) -> tuple[int, ...] | None:
-    """Numbers of blocks, from 1, such as those of ``3,12``; None where none are named.
-
-    Raises:
-        PatchloomError: what is no number of a block of this encoder.
-    """
+    """Numbers of blocks, from 1, such as those of ``3,12``; None where none are named."""
     if blocks is None:
         return None
     words = blocks.split(",") if isinstance(blocks, str) else [blocks] if isinstance(blocks, int) else blocks
@@ -92,9 +81,6 @@ def parse_points(query: str | Sequence[float] | None, size: tuple[int, int], mos
     """Return the points of an image of ``size`` (h, w) that a query such as ``80,40`` names: x, y in pixels.
 
     Several stand between semicolons, as in ``80,40;20,60``.
-
-    Raises:
-        PatchloomError: it is none, or too many, or one lies outside.
     """
     if query is None:
         return ()
@@ -118,16 +104,7 @@ def parse_points(query: str | Sequence[float] | None, size: tuple[int, int], mos
 
 
 def named_encoder(run: PathLike, model: str | None, size: tuple[int, int] | None, device: torch.device) -> NamedEncoder:
-    """An encoder as it is looked at.
-
-    Args:
-        run, model: as `load_encoder` takes them.
-        size: (h, w) of the images, if it is to be another one than its own.
-        device: where it goes.
-
-    Raises:
-        PatchloomError: no encoder there, or a size that its patches do not divide.
-    """
+    """An encoder as it is looked at."""
     vit, card = load_encoder(run, model)
     head = load_extra_module(run, "pooling")
     return _sized(card.name, vit, card, head if isinstance(head, InstanceHead) else None, size, device)
@@ -155,11 +132,7 @@ def untrained_encoder(encoder: NamedEncoder, seed: int, device: torch.device) ->
 
 
 def disambiguate_encoders(places: Sequence[PathLike], found: Sequence[NamedEncoder]) -> list[NamedEncoder]:
-    """Encoders that can stand beside one another; those of one name, or called untrained, are named by their places.
-
-    Raises:
-        PatchloomError: a place is named twice, or not all encoders are given the same.
-    """
+    """Encoders that can stand beside one another; those of one name, or called untrained, are named by their places."""
     named = [str(Path(place)) for place in places]
     twice = [place for place, times in Counter(named).items() if times > 1]
     if twice:
@@ -186,19 +159,7 @@ def or_left_out(name: str, lenient: bool) -> Iterator[None]:
 
 
 def draw_pictures(names: Sequence[str], asked: LookRequest, lenient: bool) -> list[Path]:
-    """Draw pictures of an encoder.
-
-    Args:
-        names: of `PICTURES`.
-        asked: encoder, images and folder.
-        lenient: what makes no sense for this encoder is left out with a sentence.
-
-    Returns:
-        The files.
-
-    Raises:
-        PatchloomError: a picture that cannot be drawn, unless ``lenient``.
-    """
+    """Draw pictures of an encoder."""
     files: list[Path] = []
     for name in names:
         module, _, function = PICTURES[name].rpartition(".")
@@ -314,11 +275,7 @@ def look(
 
 
 def _refuse_idle(names: list[str], options: dict[str, Any], task: TaskLike | None) -> None:
-    """Refuse options that change nothing in the pictures that are wanted.
-
-    Raises:
-        PatchloomError: there is one.
-    """
+    """Refuse options that change nothing in the pictures that are wanted."""
     if task is not None and TASK_PICTURES not in names:
         raise PatchloomError(
             f"--task changes nothing in {listing(names, 'and')}: leave it out, or add {TASK_PICTURES} to --what"
@@ -332,11 +289,7 @@ def _refuse_idle(names: list[str], options: dict[str, Any], task: TaskLike | Non
 
 
 def _images_for(run: str | Path, card: EncoderCard, data: DataLike | None) -> tuple[Source, Path]:
-    """Images for pictures, and the folder for them: given ones, or those that a run held out.
-
-    Raises:
-        PatchloomError: none are given, and the encoder is of no run; none there; or the run's own come from a command.
-    """
+    """Images for pictures, and the folder for them: given ones, or those that a run held out."""
     folder = RunFolder(run)
     if not folder.config.exists():
         if data is None:

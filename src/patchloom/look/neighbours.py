@@ -56,9 +56,6 @@ def galleries_of(encoders: Sequence[NamedEncoder], source: Source, device: torch
     """Features of all images of a source by each of some encoders, batch by batch.
 
     Images are read once for all encoders of one size.
-
-    Raises:
-        PatchloomError: no image can be read, or features are not finite.
     """
     takes = [(input_size(one.vit), input_channels(one.vit)) for one in encoders]
     found: dict[int, Gallery] = {}
@@ -84,11 +81,7 @@ def galleries_of(encoders: Sequence[NamedEncoder], source: Source, device: torch
 
 
 def draw_neighbours(asked: LookRequest) -> list[Path]:
-    """Draw the nearest of all images to some of them, as ``nearest.png``, with all names in ``nearest.csv``.
-
-    Raises:
-        PatchloomError: there is one image alone.
-    """
+    """Draw the nearest of all images to some of them, as ``nearest.png``, with all names in ``nearest.csv``."""
     places = np.linspace(0, len(asked.source) - 1, min(GALLERY, len(asked.source))).round().astype(int)
     source = asked.source.subset(np.unique(places))
     columns: list[tuple[str, Tensor, Tensor]] = []

@@ -33,21 +33,7 @@ def draw_task(
     seed: int = 0,
     title: Callable[[Measure], Title] | None = None,
 ) -> list[Path]:
-    """Draw the task's sheets on some images, spread evenly over ``source``: its files may lie class by class.
-
-    Args:
-        task: trained.
-        source: images that were not trained on.
-        card: sizes, mean and std with which images, or recordings, become its input.
-        folder: where the pictures go.
-        device: where the task is.
-        images: how many, up to 8.
-        seed: of the draws.
-        title: what stands above the sheets, from what the task measures on the images that are drawn.
-
-    Returns:
-        The files.
-    """
+    """Draw the task's sheets on some images, spread evenly over ``source``: its files may lie class by class."""
     shown, rest = _spread(len(source), images), _spread(len(source), task.pictured)
     rest = np.setdiff1d(rest, shown)[: max(0, task.pictured - len(shown))]
     some = source.subset(np.concatenate([shown, rest]))
@@ -75,15 +61,8 @@ def title_of(
     doubt: str,
     measure: Measure,
 ) -> Title:
-    """What stands above a run's sheets: run, task and epoch, and its last held-out measure beside what it has to beat.
-
-    Args:
-        name: of the run.
-        settings: resolved.
-        steps: that were done, and of the whole run; 0 if an older version did not say that.
-        rows: of ``metrics.csv`` up to there.
-        doubt: as `patchloom.runs.held_out.HeldOut` has it.
-        measure: of any images, which tells what is measured and how it is written.
+    """What stands above a run's sheets: run, task and epoch, and its last held-out measure beside what it has to
+    beat.
     """
     done, whole = steps
     measured = next((row for row in reversed(rows) if row.get("held_out")), {})

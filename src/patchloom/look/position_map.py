@@ -52,23 +52,7 @@ def draw_position_map(
     caption: str,
     out: Path,
 ) -> Path:
-    """Draw two maps of what happens to patches on the whole, and examples, as a PNG file.
-
-    Args:
-        shares: [rows columns] of the patches of each place that are found; nan where none was asked for.
-        offsets: [2 rows - 1, 2 columns - 1] how many patches were put so far from their own place, found ones in the
-            middle.
-        examples: rows of them, each with its name.
-        title: above.
-        caption: beneath.
-        out: the picture; its folder is made if it is missing.
-
-    Returns:
-        ``out``.
-
-    Raises:
-        PatchloomError: the file cannot be written.
-    """
+    """Draw two maps of what happens to patches on the whole, and examples, as a PNG file."""
     examples = [(name, some) for name, some in examples if some]
     columns = max((len(some) for _, some in examples), default=0)
     grid = shares.shape

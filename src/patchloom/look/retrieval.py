@@ -93,11 +93,7 @@ class Retrieval:
     other: Tensor
 
     def hits(self, within: bool) -> dict[str, Tensor]:
-        """[b] share of each picture's crops whose nearest one is alike: in place, in scale, in both.
-
-        Args:
-            within: the picture, where both cannot be the same: there "both" is the same place at the next scale.
-        """
+        """[b] share of each picture's crops whose nearest one is alike: in place, in scale, in both."""
         query, found = torch.arange(CROP_COUNT), self.own if within else self.other
         place = found // len(SCALES) == query // len(SCALES)
         apart = (found % len(SCALES) - query % len(SCALES)).abs()
@@ -123,13 +119,6 @@ def locality_retrieval(one: NamedEncoder, images: Tensor) -> dict[str, Retrieval
     Args:
         one: an encoder; with the class attention beside it, of ExtreMA.
         images: [b c h w] normalised, of any size: best larger than the encoder's, since small crops are enlarged.
-
-    Returns:
-        By representation: "class" (if there is that token), "mean" of the patch tokens, "prefix" (that of class token
-        and registers, if there are any), "instance" (with a head), and "patches", all of them.
-
-    Raises:
-        PatchloomError: there is one picture alone, or features are not finite.
     """
     if len(images) < 2:
         raise PatchloomError("retrieval looks for crops of one image among those of others, and there is one: give two")
@@ -164,11 +153,7 @@ def _nearest(features: Tensor) -> Retrieval:
 
 
 def draw_retrieval(asked: LookRequest) -> list[Path]:
-    """Draw some crops beside their nearest, ``retrieval.png``; with all shares, also of others, ``retrieval.csv``.
-
-    Raises:
-        PatchloomError: recordings, one image alone, or features that are not finite.
-    """
+    """Draw some crops beside their nearest, ``retrieval.png``; with all shares, also of others, ``retrieval.csv``."""
     one = asked.encoder
     if one.card.sound is not None:
         raise PatchloomError(

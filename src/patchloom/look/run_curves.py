@@ -167,11 +167,7 @@ class PastRun:
         return read_metrics(self.path / "metrics.csv")
 
     def losses(self) -> tuple[np.ndarray, np.ndarray]:
-        """Epochs [n] and training losses [n].
-
-        Raises:
-            PatchloomError: it has logged none yet.
-        """
+        """Epochs [n] and training losses [n]."""
         epochs, losses = curve_of(self.metrics, "loss")
         if len(losses):
             return epochs, losses
@@ -226,11 +222,7 @@ class PastRun:
 
 
 def read_runs(places: Sequence[PathLike], least: int = 2) -> list[PastRun]:
-    """Several runs, each of which stands once.
-
-    Raises:
-        PatchloomError: a place is no run's folder, or is given twice, or there are less than ``least``.
-    """
+    """Several runs, each of which stands once."""
     runs = []
     for place in places:
         folder = RunFolder(Path(place))
@@ -248,11 +240,7 @@ def read_runs(places: Sequence[PathLike], least: int = 2) -> list[PastRun]:
 
 
 def setting_of(runs: Sequence[PastRun], name: str) -> tuple[str, list[Any]]:
-    """A setting's whole name, and its value in each run.
-
-    Raises:
-        PatchloomError: a run has no such setting, or all have the same value.
-    """
+    """A setting's whole name, and its value in each run."""
     known = list(dict.fromkeys(one for run in runs for one in run.became))
     full = next((one for one in (name, f"{name}.name", f"task.{name}", f"model.{name}") if one in known), None)
     if full is None:
@@ -300,11 +288,7 @@ def _both(runs: Sequence[PastRun]) -> tuple[list[dict[str, Any]], list[dict[str,
 
 
 def comparable_results(runs: Sequence[PastRun], of: str) -> list[EncoderResult]:
-    """One result of a kind for each run, all measured alike; over the seeds of an evaluation the mean.
-
-    Raises:
-        PatchloomError: a run has none, or they have none in common.
-    """
+    """One result of a kind for each run, all measured alike; over the seeds of an evaluation the mean."""
     for run in runs:
         if of not in run.results:
             why = f"{run.path} has no {of} result (patchloom evaluate {of} {run.path} DATA makes one)"
@@ -336,9 +320,6 @@ def at_settings(runs: Sequence[PastRun], protocol: str, setting: str) -> list[di
     """Return of each run the results of a protocol by a setting of the evaluation, all measured alike but for it.
 
     Of several evaluations with the same value those of other seeds are averaged, and the newest of a seed counts.
-
-    Raises:
-        PatchloomError: a run has no such result, none has the setting, or all have the same value.
     """
     known = {report.protocol for run in runs for report in run.reports}
     if protocol not in known:
@@ -462,22 +443,6 @@ def draw_run_curves(
 
     Losses over epochs are as in Beyond Masking, Fig. 2; results against a setting as in MP3, Figs. 3-7. A table of the
     points that are drawn is written beside the picture.
-
-    Args:
-        runs: folders of two runs or more.
-        against: a setting in which they differ, such as task.context_mask_ratio, patch_size or epochs; or one of their
-            evaluations, such as finetune.epochs or positions.context_mask_ratio, also of one run; without it losses are
-            drawn. Other settings that differ give a line each, runs of other seeds their mean and range.
-        of: which result is drawn: position-accuracy (on the run's held-out images), knn, linear, finetune, or another
-            protocol whose rows are in their results.csv; all that the runs have in common, if left out. Without
-            ``against``: knn or instance-knn, the accuracy over the epochs of pre-training (ExtreMA, Figs. 4-5).
-        out: folder for picture and table; the current one, if left out.
-
-    Returns:
-        The files.
-
-    Raises:
-        PatchloomError: no run there, runs that do not differ in the setting, or have no such result.
     """
     places = [runs] if isinstance(runs, str | os.PathLike) else runs
     protocol, dot, inner = (against or "").partition(".")
@@ -567,16 +532,8 @@ def _kinds(runs: Sequence[PastRun], of: str | None) -> list[str]:
 def points_of(
     runs: Sequence[PastRun], name: str, values: Sequence[Any], kind: str
 ) -> tuple[dict[str, list[Point]], str, str]:
-    """The points of each line of a kind of result, in the order of the setting; how it was measured; and the control.
-
-    Args:
-        runs: that are compared.
-        name: of the setting.
-        values: of the setting, one of each run.
-        kind: of the result.
-
-    Raises:
-        PatchloomError: as `comparable_results`.
+    """The points of each line of a kind of result, in the order of the setting; how it was measured; and the
+    control.
     """
     results = comparable_results(runs, kind)
     groups: dict[tuple[str, Any], list[int]] = {}

@@ -29,11 +29,7 @@ _ALIKE = 20  # names that are tried when one like another is looked for
 
 
 def check_servable(vit: nn.Module, name: str) -> None:
-    """Refuse, by name, a model whose forward pass `encode` would not reproduce, and say which one to take instead.
-
-    Raises:
-        PatchloomError: neither a plain ViT nor a plain Swin, or one with parts that are not known.
-    """
+    """Refuse, by name, a model whose forward pass `encode` would not reproduce, and say which one to take instead."""
     if not _is_plain(vit):
         other = served_like(name)
         raise PatchloomError(
@@ -84,13 +80,7 @@ def _words(model: str) -> set[str]:
 
 
 def models_like(word: str, pretrained: bool = False, own: Iterable[str] = ()) -> list[str]:
-    """Up to three models that can be served and whose names hold ``word``, small ones first, or one that is like it.
-
-    Args:
-        word: what was given for a name.
-        pretrained: only those with weights that timm publishes, which are part of the name.
-        own: names of others that may have been meant.
-    """
+    """Up to three models that can be served and whose names hold ``word``, small ones first, or one that is like it."""
     names = timm.list_models(["vit_*", "swin_*"], pretrained=pretrained)
     if (typed := normalize_word(word.removeprefix("timm:"))) in ("", "vit"):
         return []
@@ -231,14 +221,8 @@ def _stock(model: str) -> Encoder:
 
 
 def swin_sizes(model: str, options: Mapping[str, Any]) -> tuple[int | None, int] | None:
-    """Of a Swin, the side of a patch by its name, if that tells it, and patches along a unit; None of any other model.
-
-    Args:
-        model: a name, as `EncoderSpec` takes it; "auto" is none of a Swin.
-        options: further ones of the model.
-
-    Raises:
-        PatchloomError: no model has that name, or it cannot be served.
+    """Of a Swin, the side of a patch by its name, if that tells it, and patches along a unit; None of any other
+    model.
     """
     base, sizes = PRESETS.get(model, (model, {}))
     if model == "auto" or not is_hierarchical(stock := _stock(base)):
@@ -263,10 +247,8 @@ def _create(**arguments: Any) -> nn.Module:
 
 
 def build_encoder(spec: EncoderSpec) -> Encoder:
-    """A fresh encoder: a stock timm ViT or Swin without a head, initialised as MAE does (xavier, tokens normal 0.02).
-
-    Raises:
-        PatchloomError: an unknown name, sizes that do not fit, or a model that `encode` cannot serve.
+    """A fresh encoder: a stock timm ViT or Swin without a head, initialised as MAE does (xavier, tokens normal
+    0.02).
     """
     _check_sizes(spec)
     vit = _create(**spec.timm_arguments())
@@ -304,11 +286,7 @@ def is_model_name(name: Any) -> bool:
 
 
 def check_model_options(options: Mapping[str, Any]) -> None:
-    """Refuse options of a model that are no sizes, rates or switches of timm's, wherever they come from.
-
-    Raises:
-        PatchloomError: an unknown option, one that patchloom sets itself, or a value of another type or out of range.
-    """
+    """Refuse options of a model that are no sizes, rates or switches of timm's, wherever they come from."""
     for name, value in options.items():
         if name in _NOT_OPTIONS:
             raise PatchloomError(f"the option {name} of the model is not free: patchloom sets it itself")
@@ -365,11 +343,7 @@ def spec_of_stock(vit: Encoder, model: str) -> EncoderSpec:
 
 
 def outline(spec: EncoderSpec) -> Encoder:
-    """An encoder without numbers, for what its parts and sizes tell.
-
-    Raises:
-        PatchloomError: as `build_encoder`.
-    """
+    """An encoder without numbers, for what its parts and sizes tell."""
     _check_sizes(spec)
     with torch.device("meta"):
         return _create(**spec.timm_arguments())

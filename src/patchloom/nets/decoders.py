@@ -101,9 +101,6 @@ class MAEDecoder(Decoder):
             tokens: [b prefix+k d] from the encoder.
             visible: [b k] which patches they are.
             masked: [b m] the others that are answered for, disjoint from ``visible``.
-
-        Returns:
-            [b visible_asked+m answers], in the order of ``visible`` and then of ``masked``.
         """
         known = self.project_in(tokens)
         prefix, known = known[:, : self.prefix], known[:, self.prefix :] + self.positions[visible]

@@ -43,21 +43,7 @@ def with_variant(
     drop_path: float = 0.0,
     dropout: float = 0.0,
 ) -> Encoder:
-    """A copy of an encoder with other positions, a class token, drop path or dropout; random numbers are torch's.
-
-    Args:
-        vit: the encoder; it stays as it is.
-        card: tells how to build it; at the size that it has now.
-        positions: keep what it has; fixed sine-cosine; learned, from what it has or normal(0.02); relative: a learned
-            bias in each attention, zero at first, and nothing else; none.
-        class_token: add one, normal(0.02), if it has none.
-        drop_path: largest rate of stochastic depth, that of the last block.
-        dropout: its rate, of the tokens with their positions, and of the outputs of attention and of both layers of
-            each MLP. Attention weights keep none, which would take a third more time.
-
-    Raises:
-        PatchloomError: positions that this encoder cannot have.
-    """
+    """A copy of an encoder with other positions, a class token, drop path or dropout; random numbers are torch's."""
     copy = _varied(vit, card, positions, class_token, drop_path)
     for name, module in copy.named_modules():
         if isinstance(module, nn.Dropout):
@@ -137,16 +123,6 @@ def at_size(
 
     A table of positions, fixed or learned, is resampled (bicubic, as timm does it); what ``variant`` makes anew is made
     for the new grid. A Swin keeps its windows and their biases.
-
-    Args:
-        vit: the encoder; it stays as it is.
-        card: tells how to build it.
-        size: height and width of the images in pixels.
-        variant: which positions it shall have.
-        drop_path: largest rate of stochastic depth, that of the last block.
-
-    Raises:
-        PatchloomError: its patches do not divide that size; or as `with_variant`.
     """
     p, (h, w) = patch_side(vit), size
     if h % p or w % p or min(size) < p:
@@ -173,11 +149,7 @@ def block_count(vit: Encoder) -> int:
 
 
 def train_last_blocks(vit: Encoder, count: int) -> None:
-    """Let only the last ``count`` blocks of an encoder be trained, and its last norm.
-
-    Raises:
-        PatchloomError: as `kept_names`.
-    """
+    """Let only the last ``count`` blocks of an encoder be trained, and its last norm."""
     for name in kept_names(vit, count):
         vit.get_parameter(name).requires_grad_(False)
 
@@ -186,9 +158,6 @@ def kept_names(vit: Encoder, count: int) -> list[str]:
     """Names of the parameters that stay as they are if only the last ``count`` blocks are trained, and the last norm.
 
     Those that are never trained, such as fixed positions, are not among them.
-
-    Raises:
-        PatchloomError: the encoder has fewer blocks.
     """
     blocks = _blocks(vit)
     if count > len(blocks):

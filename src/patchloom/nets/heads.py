@@ -60,11 +60,7 @@ class BatchNorm(nn.BatchNorm1d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x [b d]; in float32, whatever autocast says.
-
-        Raises:
-            ValueError: training on a single image, which has no variance.
-        """
+        """Normalise x [b d]; in float32, whatever autocast says."""
         x = x.float()
         if not self.training:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
@@ -246,11 +242,7 @@ def pool(vit: Encoder, unnormed: Tensor, head: InstanceHead | None = None) -> di
 
 
 def select_pooling(pooling: str, tokens: Mapping[str, Tensor]) -> Tensor:
-    """Of tokens [n d] by name, those of a pooling; [n 2d] for "both", which concatenates class token and mean.
-
-    Raises:
-        PatchloomError: the encoder has no class token, no registers, or no instance head.
-    """
+    """Of tokens [n d] by name, those of a pooling; [n 2d] for "both", which concatenates class token and mean."""
     check_pooling(pooling, tokens)
     return torch.cat([tokens["class"], tokens["mean"]], dim=1) if pooling == "both" else tokens[pooling]
 
@@ -261,11 +253,7 @@ def poolings_of(tokens: Collection[str]) -> tuple[str, ...]:
 
 
 def check_pooling(pooling: str, tokens: Collection[str]) -> None:
-    """Refuse a pooling that needs a token which is not among these.
-
-    Raises:
-        PatchloomError: a class token, registers or an instance head is missing.
-    """
+    """Refuse a pooling that needs a token which is not among these."""
     if pooling not in poolings_of(tokens):
         lacks = {"instance": "module beside it", "prefix": "register tokens"}.get(pooling, "class token")
         raise PatchloomError(f"this encoder has no {lacks} to give {pooling} features: use --pooling mean")

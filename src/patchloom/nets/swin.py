@@ -70,11 +70,7 @@ def unit_positions(swin: SwinTransformer) -> Tensor:
 
 
 def check_hierarchical(swin: nn.Module, name: str) -> None:
-    """Refuse, by name, a Swin whose forward pass would not be reproduced here.
-
-    Raises:
-        PatchloomError: no stock Swin, images that units do not divide, or a width without sine-cosine positions.
-    """
+    """Refuse, by name, a Swin whose forward pass would not be reproduced here."""
     if type(swin) is not SwinTransformer:
         raise PatchloomError(
             f"{name} is a {type(swin).__name__}: of hierarchical encoders, timm's plain Swin is served"
@@ -99,11 +95,7 @@ def check_hierarchical(swin: nn.Module, name: str) -> None:
 
 
 def refuse_hierarchical(net: nn.Module, what: str, instead: str) -> None:
-    """Refuse a Swin for ``what`` is made for a plain ViT, naming what there is ``instead``.
-
-    Raises:
-        PatchloomError: it is one.
-    """
+    """Refuse a Swin for ``what`` is made for a plain ViT, naming what there is ``instead``."""
     if is_hierarchical(net):
         raise PatchloomError(f"{what} needs the tokens of a plain ViT, and this is a Swin: {instead}")
 
@@ -123,9 +115,6 @@ def encode_units(
             positions are withheld: then any, in any order.
         mask_token: stands for blank content, after the patch embedding; broadcast to [b k d].
         position_token: stands for dropped positions; broadcast to [b k d].
-
-    Raises:
-        ValueError: other units than these.
     """
     tokens = _embed(swin, given, mask_token, position_token)
     k, s = given.visible.shape[1], patches_along_unit(swin)
@@ -164,11 +153,7 @@ def _embed(
 
 
 def _closed_up(grid: Sides, k: int) -> Sides:
-    """The grid that k units close up to.
-
-    Raises:
-        ValueError: they are neither all, nor one of each 2x2 cell.
-    """
+    """The grid that k units close up to."""
     half = grid[0] // 2, grid[1] // 2
     for rows, columns in (grid, half):
         if k == rows * columns:

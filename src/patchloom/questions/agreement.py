@@ -71,11 +71,7 @@ class Agreement(Question):
         return self.summary(encode(vit, given), given)
 
     def summary(self, tokens: Tensor, given: EncoderInput) -> Tensor:
-        """What of tokens [b prefix+k d] stands for the image [b d]: the class token, or a mean of the patches'.
-
-        Raises:
-            ValueError: an instance head does, which takes tokens before the encoder's last norm: see `represent`.
-        """
+        """What of tokens [b prefix+k d] stands for the image [b d]: the class token, or a mean of the patches'."""
         if self.instance_head is not None:
             raise ValueError("an instance head represents what was encoded without the last norm: use represent")
         if self.representation == "vit":
@@ -208,9 +204,6 @@ def nearest_by_cosine(queries: Tensor, gallery: Tensor, own: Tensor, count: int)
         gallery: [g d].
         own: [q] the place of each query in the gallery, where it is not looked for.
         count: how many are looked for; fewer where the gallery has fewer others.
-
-    Returns:
-        Their places in the gallery [q count], and the cosines [q count].
     """
     near = F.normalize(queries.float(), dim=-1) @ F.normalize(gallery.float(), dim=-1).T
     near[torch.arange(len(near), device=near.device), own.to(near.device)] = -torch.inf

@@ -43,11 +43,7 @@ class PatchQuestion(Question):
         self.decoder, self.blank = decoder, blank
 
     def answer(self, encoded: Encoded) -> tuple[Tensor, Tensor]:
-        """Which patches are asked [b j], and the answers [b j f] for them, in float32.
-
-        Raises:
-            ValueError: the input does not say which patches are masked.
-        """
+        """Which patches are asked [b j], and the answers [b j f] for them, in float32."""
         given, tokens, prefix = encoded.given, encoded.tokens, self.geometry.prefix
         visible, masked = given.visible, given.masked
         if masked is None:

@@ -176,12 +176,6 @@ def affinity(features: Tensor, prefix: int, temperature: float, has_class_token:
 
     Softmax over all patches of cos(class token, patch) / τ. An encoder without a class token is asked with the mean of
     its patch tokens.
-
-    Args:
-        features: [b prefix+n d] of the full image with all positions.
-        prefix: class and register tokens in front.
-        temperature: τ > 0.
-        has_class_token: whether the first of them is one.
     """
     patches = features[:, prefix:]
     query = features[:, :1] if has_class_token else patches.mean(1, keepdim=True)

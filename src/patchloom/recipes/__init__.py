@@ -83,12 +83,6 @@ class PretrainRecipe:
 
         An update keeps its number of images: of the images of a step and ``accumulate``, where one is given the other
         follows, to the nearest whole number. The warm-up keeps its share of the epochs, where only these are given.
-
-        Args:
-            given: settings by name; of ``task`` and ``model`` their options by name.
-
-        Raises:
-            PatchloomError: another task is given.
         """
         task = given.get("task", {}).get("name", "auto")
         if task not in ("auto", self.task):
@@ -136,12 +130,7 @@ class PretrainRecipe:
         return found
 
     def update(self, settings: Mapping[str, Any], n: int) -> str:
-        """A sentence on how many images an update of a run has, and the rate.
-
-        Args:
-            settings: resolved.
-            n: images to train on.
-        """
+        """A sentence on how many images an update of a run has, and the rate."""
         blr, accumulate, images = settings["blr"], settings["accumulate"], min(settings["batch_size"], n)
         whole = images * accumulate
         said = f"an update has {whole:,} images" + f" in {accumulate} steps of {images:,}" * (accumulate > 1)
@@ -199,11 +188,7 @@ def recipe_names() -> list[str]:
 
 @cache
 def recipe_named(name: str) -> PretrainRecipe:
-    """The recipe of that name.
-
-    Raises:
-        PatchloomError: there is none.
-    """
+    """The recipe of that name."""
     names = recipe_names()
     if name not in names:
         holding = sorted((one for one in names if name and name in one), key=len)[:3]

@@ -62,17 +62,6 @@ def make_embedding_map(run: str | Path, source: Source, what: str, most: int = M
 
     Features are the means of the patch tokens after the last norm, which kNN quotes. PCA is of them as they are; t-SNE
     of their directions, since neighbours are by the cosine, too.
-
-    Args:
-        run: its folder.
-        source: images; up to ``most`` of them, evenly spread. If that takes long, it ends after half a minute, with
-            those that were drawn by lot until then.
-        what: they are, for the note.
-        most: images.
-        seed: of t-SNE.
-
-    Raises:
-        PatchloomError: no encoder yet; fewer than 5 images; or features of which no map can be drawn.
     """
     places = np.unique(np.linspace(0, len(source) - 1, min(most, len(source))).round().astype(int))
     some = source.subset(np.random.default_rng(seed).permutation(places))
@@ -112,11 +101,7 @@ def make_embedding_map(run: str | Path, source: Source, what: str, most: int = M
 
 
 def collect_thumbnails(one: NamedEncoder, source: Source, device: torch.device) -> Thumbnails:
-    """Features and thumbnails of the images of a source, each of which is read once, until `_SECONDS` are over.
-
-    Raises:
-        PatchloomError: none can be read, or features are not finite.
-    """
+    """Features and thumbnails of the images of a source, each of which is read once, until `_SECONDS` are over."""
     features, thumbnails, indices = list[Tensor](), list[np.ndarray](), list[int]()
     begun = time.monotonic()
     batches = plain_batches(source, input_size(one.vit), _BATCH, channels=input_channels(one.vit), device=device)
@@ -133,11 +118,7 @@ def collect_thumbnails(one: NamedEncoder, source: Source, device: torch.device) 
 
 
 def projections_of(features: np.ndarray, seed: int = 0) -> dict[str, tuple[list[float], list[float]]]:
-    """x and y [n] each in [0, 1] by the name of the projection, of features [n d].
-
-    Raises:
-        PatchloomError: they are all the same, so that no direction tells them apart.
-    """
+    """x and y [n] each in [0, 1] by the name of the projection, of features [n d]."""
     if not np.isfinite(features).all() or np.ptp(features, axis=0).max() < 1e-9:
         raise PatchloomError("the encoder gives all images the same features, so there is nothing to draw a map of")
     directions = features / np.linalg.norm(features, axis=1, keepdims=True).clip(1e-12)

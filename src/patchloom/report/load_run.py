@@ -97,11 +97,7 @@ class RunData:
         return name, value
 
     def state(self, now: float | None = None) -> str:
-        """Where it is, in words.
-
-        Args:
-            now: seconds since 1970; the clock's, if absent.
-        """
+        """Where it is, in words."""
         if self.finished:
             return "finished"
         silent = (time.time() if now is None else now) - self.last_written()
@@ -125,11 +121,7 @@ def _rounded(epochs: float) -> str:
 
 
 def load_run(run: str | Path) -> RunData:
-    """Read a run's folder, and change nothing in it.
-
-    Raises:
-        PatchloomError: it is none, or what its settings are cannot be read.
-    """
+    """Read a run's folder, and change nothing in it."""
     folder, problems = RunFolder(run), list[str]()
     settings = folder.read_config()
 
@@ -157,10 +149,8 @@ def load_run(run: str | Path) -> RunData:
 
 
 def disambiguate_runs(runs: Sequence[RunData]) -> list[RunData]:
-    """The same runs, each by a name of its own: those of one name have as many folders above them in it as that takes.
-
-    Args:
-        runs: of different folders.
+    """The same runs, each by a name of its own: those of one name have as many folders above them in it as that
+    takes.
     """
     places = [run.folder.path.absolute().parts for run in runs]
     named = []
@@ -209,14 +199,7 @@ def is_comparison(folder: Path) -> bool:
 
 
 def expand_runs(given: Sequence[Path]) -> ReportTarget:
-    """The runs of folders of runs and of comparisons.
-
-    Args:
-        given: the folders; one that is no comparison's is taken as a run's, and not looked at.
-
-    Raises:
-        PatchloomError: a comparison has no run yet, or its plan cannot be read.
-    """
+    """The runs of folders of runs and of comparisons."""
     runs, said = list[Path](), list[str]()
     for folder in given:
         if not is_comparison(folder):
@@ -240,11 +223,7 @@ def _said(folder: Path, its: Sequence[Path]) -> str:
 
 
 def _planned(folder: Path) -> int:
-    """How many runs a comparison has when it ends.
-
-    Raises:
-        PatchloomError: its plan cannot be read.
-    """
+    """How many runs a comparison has when it ends."""
     path = folder / _COMPARISON
     plan = read_checksummed(path)
     try:

@@ -61,9 +61,6 @@ def key_numbers(run: RunData) -> list[Number]:
     """The run's own measure beside its baselines, then the newest quoted result of each protocol on each data.
 
     A run that is not finished has no quoted kNN accuracy yet, and the last one that was measured on the way instead.
-
-    Raises:
-        ValueError: ``results.csv`` is damaged; the message says where.
     """
     noun = item_noun(run.sound)
     quoted = _reports(run)
@@ -76,9 +73,6 @@ def gains_of(run: RunData) -> Table | None:
     """Return the differences from all controls that evaluations stored, with what each allows to say; None without any.
 
     Of several seeds, scores are means over those that the difference is of.
-
-    Raises:
-        ValueError: as `key_numbers`.
     """
     quoted = _reports(run)
     rows: list[tuple[str, ...]] = []
@@ -145,9 +139,6 @@ def results_of(run: RunData) -> list[Table]:
     """The rows of which `key_numbers` tells, one by one; [] without any.
 
     What is the same in all rows, such as the data, is in the title instead of a column.
-
-    Raises:
-        ValueError: as `key_numbers`.
     """
     rows = [row for reports in _reports(run) for row in reports[-1]]
     if not rows:
@@ -169,11 +160,7 @@ def results_of(run: RunData) -> list[Table]:
 
 
 def has_labelled_results(run: RunData) -> bool:
-    """Whether a result of images with labels is quoted, such as kNN.
-
-    Raises:
-        ValueError: as `key_numbers`.
-    """
+    """Whether a result of images with labels is quoted, such as kNN."""
     quoted = _reports(run)
     return any(reports[-1][0]["protocol"] not in _WITHOUT_LABELS for reports in quoted)
 
@@ -237,11 +224,7 @@ def _rows(path: Path) -> list[Mapping[str, str]]:
 
 
 def _check(row: Mapping[str, str | None]) -> None:
-    """That a row has all of what is read of it.
-
-    Raises:
-        ValueError: it is too short, a number is none, or its settings are no mapping.
-    """
+    """That a row has all of what is read of it."""
     short = [name for name in (*_WORDS, *_NUMERIC) if row[name] is None]
     if short:
         raise ValueError(f"a row without {', '.join(short)}")
@@ -255,10 +238,8 @@ def _check(row: Mapping[str, str | None]) -> None:
 
 
 def _reports(run: RunData) -> list[list[QuotedRows]]:
-    """Reports of which one number is told: of one protocol, data and all settings, one of each seed, the newest last.
-
-    Raises:
-        ValueError: ``results.csv`` is damaged.
+    """Reports of which one number is told: of one protocol, data and all settings, one of each seed, the newest
+    last.
     """
     reports: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
     for row in _rows(run.folder.path / "results.csv"):
@@ -277,11 +258,7 @@ def _reports(run: RunData) -> list[list[QuotedRows]]:
 
 
 def _join_seeds(alike: Mapping[tuple[Any, ...], dict[str, QuotedRows]]) -> None:
-    """Move the seeds of a difference over several to its newest, where each seed drew a test split of its own.
-
-    Args:
-        alike: reports by seed, of each protocol, data, fingerprint and settings.
-    """
+    """Move the seeds of a difference over several to its newest, where each seed drew a test split of its own."""
     for (protocol, data, fingerprint, chosen), seeds in alike.items():
         if not seeds:
             continue

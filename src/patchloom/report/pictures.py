@@ -161,12 +161,7 @@ _CAPTIONS = {
 
 
 def find_caption(stem: str, sound: Sound | None = None) -> Caption:
-    """The caption of a picture by its file's name without suffix; one that is not known is called by its name.
-
-    Args:
-        stem: of the file.
-        sound: of runs of recordings, whose words are used.
-    """
+    """The caption of a picture by its file's name without suffix; one that is not known is called by its name."""
     begins = [name for name in _CAPTIONS if stem == name or stem.startswith((f"{name}-", f"{name}_"))]
     if not begins:
         return Caption(stem, "")
@@ -194,12 +189,7 @@ class Images(NamedTuple):
 
 
 def images_of(run: RunData, data: DataLike | None = None) -> Images:
-    """Images for a run's page; never an error.
-
-    Args:
-        run: whose.
-        data: given ones, of which the test split is taken if there is one; the run's held-out images, if absent.
-    """
+    """Images for a run's page; never an error."""
     try:
         if data is not None and (absolute_name(data) != run.settings.data or is_object_name(run.settings.data)):
             opened = with_encoder_sound(open_data(data), run.sound, run.name)
@@ -213,11 +203,7 @@ def images_of(run: RunData, data: DataLike | None = None) -> Images:
 
 
 def _own(run: RunData, data: DataLike | None) -> Data:
-    """The run's own data, as it is today.
-
-    Raises:
-        PatchloomError: it cannot be opened, or is what a command gives, which is run for nobody who did not type it.
-    """
+    """The run's own data, as it is today."""
     if data is not None:  # it was typed, and is the same
         return open_data(run.settings.data, group=run.settings.group)
     return open_stored(run.settings.data, run.name, "give it with --data", group=run.settings.group)
@@ -240,12 +226,7 @@ def sheets_of(run: RunData) -> list[Path]:
 def encode_sheets(
     sheets: Mapping[Path, tuple[RunData, str]], budget: int = PICTURE_BUDGET
 ) -> tuple[dict[Path, Picture], list[str]]:
-    """Pictures by file, and a sentence for what cannot be shown.
-
-    Args:
-        sheets: files with the run of each and, where it is no picture of the run's own images, of which ones.
-        budget: bytes of all of them as data URIs; where even the smallest do not fit, the last ones are left out.
-    """
+    """Pictures by file, and a sentence for what cannot be shown."""
     opened: dict[Path, Image.Image] = {}
     said = []
     for path in sheets:
@@ -324,10 +305,6 @@ def sliders_of(run: RunData, budget: int = SLIDER_BUDGET) -> list[Slider]:
     """What `patchloom evaluate segment` and ``detect`` have drawn of a run; what cannot be read is left out.
 
     Of several evaluations of one kind each slider says of which it is.
-
-    Args:
-        run: whose.
-        budget: bytes of all pictures; where the smallest do not fit, the last ones are left out.
     """
     pairs = [(place.parent, pair) for place in _places(run) for pair in load_pairs(place.parent)]
     kinds = Counter(find_caption(folder.name).text for folder in dict.fromkeys(folder for folder, _ in pairs))
@@ -380,16 +357,7 @@ _AS_TEXT = 4 / 3  # bytes of a data URI for one of its content
 
 
 def recordings_of(source: Source, count: int = COUNT, budget: int = RECORDING_BUDGET) -> list[Recording]:
-    """Recordings evenly spread over a source; what cannot be read is left out.
-
-    Args:
-        source: as the encoder hears them.
-        count: how many.
-        budget: bytes of the sounds; longer ones are cut, which their captions say.
-
-    Raises:
-        PatchloomError: it holds images, or none can be read.
-    """
+    """Recordings evenly spread over a source; what cannot be read is left out."""
     sound = source.sound
     if sound is None:
         raise PatchloomError(f"{source.name} holds images, of which nothing can be heard")

@@ -47,12 +47,7 @@ _NAMED = 10  # of files that cannot be read
 
 
 def describe_data_issues(run: RunData, own: Source | None = None) -> list[str]:
-    """What is to be said of the run's files.
-
-    Args:
-        run: whose.
-        own: its data, to look at a few pairs of neighbours in name; without it near copies are not spoken of.
-    """
+    """What is to be said of the run's files."""
     return [*_broken(run), *(reword_for_sound(one, run.sound) for one in [*_copies(run), *_near(own)])]
 
 
@@ -167,15 +162,7 @@ def _target(places: Sequence[Path]) -> Path:
 
 
 def page_of(runs: Sequence[Path], data: DataLike | None = None) -> Page:
-    """What a page of these runs holds.
-
-    Args:
-        runs: their folders, the most important first.
-        data: images for the map of embeddings; of each run those that it held out, if absent.
-
-    Raises:
-        PatchloomError: there are none, one is no run's folder, or is given twice.
-    """
+    """What a page of these runs holds."""
     if not runs:
         raise PatchloomError("report needs the folder of a run, as in patchloom report runs/photos-mae")
     found = [load_run(run) for run in runs]

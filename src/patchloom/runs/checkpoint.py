@@ -53,15 +53,7 @@ class Checkpoints:
         remove_leftovers(self.last.parent)
 
     def save(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-        """Write a checkpoint; at every instant, a whole one is on the disc.
-
-        Args:
-            tensors: what `tensors_of` gave.
-            about: plain values, as JSON has them.
-
-        Raises:
-            PatchloomError: it cannot be written, or what ``check`` raises; what is on the disc stays.
-        """
+        """Write a checkpoint; at every instant, a whole one is on the disc."""
         self.check()
         text = json.dumps(about)
         metadata = {"about": text, "sha256": checksum(tensors, text)}
@@ -93,18 +85,11 @@ class Checkpoints:
         """The task's tensors of the newest checkpoint that is sound, or that is too old to have a checksum.
 
         Of a run that ended by ``--patience``, or with it, they are those of its best measure.
-
-        Raises:
-            PatchloomError: there is none.
         """
         return self.newest()[0]
 
     def newest(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """As `weights`, with what is stored beside the tensors.
-
-        Raises:
-            PatchloomError: there is none.
-        """
+        """As `weights`, with what is stored beside the tensors."""
         if not self.there():
             raise PatchloomError(f"{self.last.parent.parent} has no checkpoint yet: let the run train first")
         tensors, about, _ = self.read(unsealed=True)
@@ -122,15 +107,7 @@ class Checkpoints:
         return {}
 
     def read(self, unsealed: bool = False) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
-        """The tensors and ``about`` of the newest checkpoint that is sound, and a sentence for each that is not.
-
-        Args:
-            unsealed: one without a checksum, as they were before November 2026, will do; it has all weights, but not
-                all that going on needs.
-
-        Raises:
-            PatchloomError: none is sound.
-        """
+        """The tensors and ``about`` of the newest checkpoint that is sound, and a sentence for each that is not."""
         problems: list[str] = []
         for path in (self.last, self.before):
             if not path.exists():
@@ -187,11 +164,7 @@ def whole_weights(task: nn.Module) -> dict[str, Tensor]:
 
 
 def restore(tensors: dict[str, Tensor], task: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Put back what `tensors_of` gave; into any number of processes.
-
-    Raises:
-        PatchloomError: it is of another task or model, or an older version wrote it, which had other names.
-    """
+    """Put back what `tensors_of` gave; into any number of processes."""
     weights = weights_of(tensors)
     # a decoder that began with an authors' file may keep positions, which a fresh one computes
     own = task.state_dict() | {name: one for name, one in task.named_buffers() if name in weights}

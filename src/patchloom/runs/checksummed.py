@@ -27,11 +27,7 @@ def write_checksummed(path: Path, values: dict[str, Any], notes: str = "") -> No
 
 
 def read_checksummed(path: Path) -> dict[str, Any]:
-    """The values of a YAML file; one without a checksum is read as it is.
-
-    Raises:
-        PatchloomError: it cannot be read, or was changed since it was written.
-    """
+    """The values of a YAML file; one without a checksum is read as it is."""
     try:
         text = path.read_text("utf-8")
         first, _, rest = text.partition("\n")

@@ -38,11 +38,7 @@ def encoder_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_place(source: str | Path) -> None:
-    """Refuse a path at which no encoder can be, with what may have been meant.
-
-    Raises:
-        PatchloomError: nothing is there; a folder that is no run's; or a part of a run that is not its encoder.
-    """
+    """Refuse a path at which no encoder can be, with what may have been meant."""
     if str(source).startswith("timm:") or unfinished_run(source) is not None:
         return
     path = Path(source)
@@ -115,11 +111,7 @@ def _with_current_name(card: EncoderCard, source: str | Path) -> EncoderCard:
 
 
 def check_model(source: str | Path, model: str | None) -> None:
-    """Refuse a name of a model for what says itself of which model it is.
-
-    Raises:
-        PatchloomError: ``model`` is given, and ``source`` is no file of weights alone.
-    """
+    """Refuse a name of a model for what says itself of which model it is."""
     if model is not None and not is_bare_weights(source):
         raise PatchloomError(f"--model is for a file of weights alone, and {source} is none: leave it out")
 

@@ -127,11 +127,7 @@ class RunFolder:
         return os.path.basename(os.path.abspath(self.path))
 
     def holds(self, settings: Settings) -> bool:
-        """Whether a run with the same ``settings`` is there already and may be resumed.
-
-        Raises:
-            PatchloomError: it holds a run with other settings, or something that is no run.
-        """
+        """Whether a run with the same ``settings`` is there already and may be resumed."""
         if self.requested.exists():
             became = self.read_config().plain() if self.config.exists() else {}
             different = setting_differences(read_checksummed(self.requested), settings, became, self.path)
@@ -154,12 +150,7 @@ class RunFolder:
         return False
 
     def lock(self) -> None:
-        """Keep other processes from training in this folder, until this one ends.
-
-        Raises:
-            Locked: another one is training there.
-            PatchloomError: the folder was replaced meanwhile, or its lock is a link.
-        """
+        """Keep other processes from training in this folder, until this one ends."""
         with suppress(OSError):  # read-only, or a file system without locks: what is written next will tell
             self._lock = open(self.path / ".lock", "w", opener=no_link)
             if fcntl is None:
@@ -180,11 +171,7 @@ class RunFolder:
             self._lock = None
 
     def check_lock(self) -> None:
-        """Before something is written: make sure that this is still the folder that was locked, if one was.
-
-        Raises:
-            PatchloomError: it, or the lock in it, was removed, moved or replaced.
-        """
+        """Before something is written: make sure that this is still the folder that was locked, if one was."""
         if self._lock is None:
             return
         try:
@@ -217,9 +204,6 @@ class RunFolder:
         """Store what was asked for, what it was resolved to and why, and what was measured of the data.
 
         Also which images are held out, and the record of those that are not.
-
-        Raises:
-            PatchloomError: the folder cannot be written, or another process has begun a run there.
         """
         notes = "".join(f"# {name}: {why}\n" for name, why in reasons.items())
         found = {"mean": list(stats.mean), "std": list(stats.std), "height": stats.height, "width": stats.width}
@@ -251,9 +235,6 @@ class RunFolder:
         """Move the results of a finished run to `kept_end`, a whole run, and leave what training on needs.
 
         A process that is killed on the way leaves the finished run, or what the same call completes.
-
-        Raises:
-            PatchloomError: the disc is full, or the folder cannot be written.
         """
         kept = self.kept_end(epochs)
         part, old = kept.with_name(f".{kept.name}.part"), kept.with_name(f".{kept.name}.old")
@@ -280,12 +261,7 @@ class RunFolder:
             raise write_error(kept, problem) from problem
 
     def rewrite(self, name: str, value: Any, effective_epochs: float | None = None) -> None:
-        """Change a setting of the stored configuration: the run goes on with it from now on.
-
-        Args:
-            name, value: of the setting.
-            effective_epochs: of the whole run, if they change.
-        """
+        """Change a setting of the stored configuration: the run goes on with it from now on."""
         self.check_lock()
         before = self.read_config().plain()
         lines = [line for line in self.config.read_text("utf-8").splitlines()[1:] if line.startswith("# ")]
@@ -295,11 +271,7 @@ class RunFolder:
         write_checksummed(self.config, before | {name: value}, "\n".join([*lines, "", ""]))  # last: it decides
 
     def read_config(self) -> Settings:
-        """The resolved settings.
-
-        Raises:
-            PatchloomError: the folder holds no run, or its configuration cannot be read.
-        """
+        """The resolved settings."""
         if not self.config.exists():
             why = suggest_run(self.path) or f"{self.config.name} is missing"
             raise PatchloomError(f"{self.path} is not the folder of a run: {why}")
@@ -316,11 +288,7 @@ class RunFolder:
         return command(asked, data, None if self.path == usual else self.path)
 
     def read_data(self) -> dict[str, Any]:
-        """What was measured of the data when the run began.
-
-        Raises:
-            PatchloomError: it cannot be read.
-        """
+        """What was measured of the data when the run began."""
         path = self.path / "data.yaml"
         found = read_checksummed(path)
         if missing := {"mean", "std", "height", "width", "sampled", "fingerprint"} - found.keys():
@@ -335,11 +303,7 @@ class RunFolder:
         return found
 
     def read_stats(self) -> Stats:
-        """The statistics of the training data, as far as they are stored.
-
-        Raises:
-            PatchloomError: they cannot be read.
-        """
+        """The statistics of the training data, as far as they are stored."""
         found = self.read_data()
         numbers = tuple(found["mean"]), tuple(found["std"]), found["height"], found["width"], found["sampled"]
         return Stats(*numbers, [], sound=sound_from(found.get("sound")))
@@ -380,11 +344,7 @@ class RunFolder:
 
 
 def _settings_from(values: dict[str, Any]) -> Settings:
-    """Resolved settings, checked: whoever wrote the file may have put anything there.
-
-    Raises:
-        PatchloomError, LookupError, TypeError, ValueError: something that no run stores.
-    """
+    """Resolved settings, checked: whoever wrote the file may have put anything there."""
     settings = Settings(**typed_fields(Settings, values))
     if "auto" in (settings.img_size, settings.patch_size):
         raise ValueError("a size is auto")

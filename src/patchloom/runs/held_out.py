@@ -75,9 +75,6 @@ def choose_held_out(asked: Settings, source: Source) -> tuple[HeldOut, Record]:
     """The images that a run holds out of ``source``, and the record of what it and those before it train on.
 
     They are images that no run before it trained on, as long as there are such images, and perhaps fewer than asked.
-
-    Raises:
-        PatchloomError: fewer than 2 images; or ``from_run`` or ``init`` is not there, or its record is damaged.
     """
     before, start = _record_before(asked), " and ".join(asked.weights_before)
     contents = source.contents()
@@ -106,11 +103,7 @@ def stored_held_out(folder: RunFolder, settings: Settings, source: Source) -> He
 
 
 def unchanged_held_out(run: Path, source: Source) -> HeldOut:
-    """Return what a run holds out of ``source``, whose indices mean nothing once its images have changed.
-
-    Raises:
-        PatchloomError: the images are not those with which the run was begun.
-    """
+    """Return what a run holds out of ``source``, whose indices mean nothing once its images have changed."""
     folder = RunFolder(run)
     if source.fingerprint() != folder.read_data()["fingerprint"]:
         raise PatchloomError(
@@ -138,23 +131,14 @@ def note_test_overlap(folder: RunFolder, settings: Settings, test: Source) -> st
 
 
 def record_of(source: str | Path) -> Record | None:
-    """Return the record of what an encoder was trained on; None if there is none.
-
-    Args:
-        source: as `patchloom.runs.encoder.load_encoder` takes it.
-    """
+    """Return the record of what an encoder was trained on; None if there is none."""
     if unfinished_run(source) is not None:
         return read_record(RunFolder(source).trained_on)
     return None if str(source).startswith("timm:") else _record_beside(weights_file(source))
 
 
 def seen_in_pretraining(source: str | Path, test: Source) -> str:
-    """Return the sentence on test images that an encoder was trained on, after a space; "" if none are known.
-
-    Args:
-        source: as `patchloom.runs.encoder.load_encoder` takes it.
-        test: the images.
-    """
+    """Return the sentence on test images that an encoder was trained on, after a space; "" if none are known."""
     record = record_of(source)
     seen = None if record is None else copies_among(test, record.contents)
     if not seen:

@@ -166,11 +166,7 @@ class Settings:
     seed: int = 0
 
     def check(self) -> None:
-        """Refuse what cannot be meant.
-
-        Raises:
-            PatchloomError: a number out of its range.
-        """
+        """Refuse what cannot be meant."""
         least = {"batch_size": 1, "accumulate": 1, "channels": 1, "threads": 1, "devices": 1, "nodes": 1}
         least |= {"workers": 0, "weight_decay": 0, "warmup_epochs": 0, "clip": 0, "seed": 0, "halve_every": 0}
         least |= {"rate": 1000, "bins": 1, "patience": 1, "train_blocks": 0, "knn_k": 1, "knn_gallery": 2}
@@ -224,11 +220,7 @@ class Settings:
         return Sound(self.rate, self.seconds, self.features, self.bins)
 
     def check_kind(self, source: Source) -> None:
-        """Refuse settings of recordings where ``source`` holds images, and the other way round.
-
-        Raises:
-            PatchloomError: one was given that would change nothing.
-        """
+        """Refuse settings of recordings where ``source`` holds images, and the other way round."""
         usual = {field.name: field.default for field in fields(self)}
         for name in _OF_SOUND if source.sound is None else _OF_IMAGES:
             if getattr(self, name) != usual[name]:
@@ -239,11 +231,7 @@ class Settings:
             )
 
     def check_cache(self, crop: tuple[int, int]) -> None:
-        """Refuse to keep fewer pixels than the task's crops have (h, w), which may be larger than its images.
-
-        Raises:
-            PatchloomError: the sides to which images are reduced would have to be enlarged again.
-        """
+        """Refuse to keep fewer pixels than the task's crops have (h, w), which may be larger than its images."""
         if isinstance(self.cache, int) and self.cache < max(crop):
             raise PatchloomError(
                 f"--cache {self.cache} keeps too few pixels, since {label(self.task['name'])} takes crops of "
@@ -276,11 +264,7 @@ def why_task(data: DataLike, task: TaskLike, recipe: str | None = None) -> dict[
 
 
 def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Settings:
-    """The settings that a user asked for.
-
-    Raises:
-        PatchloomError: an unknown setting, or a value of another type.
-    """
+    """The settings that a user asked for."""
     known = [field.name for field in fields(Settings)]
     for name in settings:
         part, _, inner = name.partition(".")
@@ -345,13 +329,7 @@ _OPTIONS_BEFORE_AUTO = {"loss": "byol", "momentum": 0.996}
 
 
 def command(asked: dict[str, Any], data: str | list[str], out: Path | None) -> str:
-    """Return the command of a run without its epochs, for a shell; "" where there is none, as of data in memory.
-
-    Args:
-        asked: what was asked for.
-        data: the images, which may lie elsewhere by now.
-        out: folder of the run; None of the one that it gets without ``--out``.
-    """
+    """Return the command of a run without its epochs, for a shell; "" where there is none, as of data in memory."""
     task, model = asked["task"], asked["model"]
     if is_object_name(data) or only_here(task["name"]):
         return ""
@@ -383,17 +361,7 @@ def _word(value: Any) -> str:
 
 
 def setting_differences(requested: dict[str, Any], settings: Settings, became: dict[str, Any], run: Path) -> list[str]:
-    """'name: was A, now B' for every setting that differs from those with which a run was begun.
-
-    Args:
-        requested: what was asked for then; what the version of then did not have yet is at its default.
-        settings: what is asked for now.
-        became: what every ``auto`` of then became; empty if that is not known.
-        run: folder of the run.
-
-    Raises:
-        PatchloomError: the task is one of the user's own, and its code has changed.
-    """
+    """'name: was A, now B' for every setting that differs from those with which a run was begun."""
     before, now = Settings("").plain() | requested, settings.plain()
     refuse_changed(before["task"].get("name", ""), now["task"]["name"], run)
     for one in (before, now):

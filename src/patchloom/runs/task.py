@@ -33,13 +33,7 @@ from patchloom.tasks.task import Task
 
 
 def run_card(settings: Settings, stats: Stats, name: str) -> EncoderCard:
-    """What belongs to the encoder of a run.
-
-    Args:
-        settings: resolved.
-        stats: by whose mean and deviation its images are normalised.
-        name: what the encoder is called in reports.
-    """
+    """What belongs to the encoder of a run."""
     task = label(settings.task["name"])
     return EncoderCard(settings.encoder_spec(), stats.mean, stats.std, task, name, sound=stats.sound)
 
@@ -49,16 +43,7 @@ def prepare_task(
     stats: Stats,
     begin: Callable[[VisionTransformer], None] | None = None,
 ) -> Task:
-    """A fresh task by resolved settings, with the attention form and the kernels that they name.
-
-    Args:
-        settings: resolved.
-        stats: by whose mean and deviation its images are normalised, and how recordings become images.
-        begin: is given the encoder before the task is built around it, and may put weights into it.
-
-    Raises:
-        PatchloomError: the model needs more memory than there is, or the settings do not fit the task.
-    """
+    """A fresh task by resolved settings, with the attention form and the kernels that they name."""
     # what a GPU lacks it tells itself; of blocks that stay as they are there is neither gradient nor moment
     affordable = MemoryGuard(4 if settings.device == "cpu" and settings.train_blocks is None else 1)
     with affordable:
@@ -137,15 +122,7 @@ class LoadedTask(NamedTuple):
 
 
 def load_task(run: str | Path, task: TaskLike | None = None) -> LoadedTask:
-    """The task of a run in eval mode, as its last checkpoint has it.
-
-    Args:
-        run: its folder.
-        task: the class, or its place, if it is to be another one than that of which the run tells.
-
-    Raises:
-        PatchloomError: no run there, a damaged checkpoint, or a class that is not there or has changed.
-    """
+    """The task of a run in eval mode, as its last checkpoint has it."""
     folder = RunFolder(run)
     settings = folder.read_config()
     settings = replace(settings, task=settings.task | {"name": _found_again(folder, settings.task["name"], task)})
@@ -158,16 +135,7 @@ def load_task(run: str | Path, task: TaskLike | None = None) -> LoadedTask:
 
 
 def newest_card(folder: RunFolder, settings: Settings, about: Mapping[str, Any]) -> EncoderCard:
-    """The card of a run's encoder as a checkpoint has it; of a run that is not finished, name and note say so.
-
-    Args:
-        folder: of the run.
-        settings: resolved.
-        about: what the checkpoint keeps beside its tensors.
-
-    Raises:
-        PatchloomError: what was measured of the data cannot be read.
-    """
+    """The card of a run's encoder as a checkpoint has it; of a run that is not finished, name and note say so."""
     card = run_card(settings, folder.read_stats(), folder.name)
     if folder.encoder.exists():
         return card
@@ -187,20 +155,13 @@ def step_of_weights(about: Mapping[str, Any]) -> int:
     """How many steps were done when the weights were there that `Checkpoints.newest` gives.
 
     Once the training of a run with ``--patience`` has ended, it is the step of its best measure, not the last one.
-
-    Args:
-        about: what the checkpoint keeps beside its tensors.
     """
     step: int = about["best"]["step"] if is_best(about) else about["step"]
     return step
 
 
 def _found_again(folder: RunFolder, stored: str, task: TaskLike | None) -> str:
-    """The name of a run's task: ``stored``, if the user has named it already, or that of the class given instead.
-
-    Raises:
-        PatchloomError: the run names code that nobody has typed, since it may come from a stranger.
-    """
+    """The name of a run's task: ``stored``, if the user has named it already, or that of the class given instead."""
     if task is None:
         refuse_untyped(stored, folder.path)
         return stored

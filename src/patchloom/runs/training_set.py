@@ -38,21 +38,13 @@ def no_record(*unknown: str) -> Record:
 
 
 def write_record(record: Record, path: Path) -> None:
-    """Write a record with its checksum; the file appears whole or not at all.
-
-    Raises:
-        PatchloomError: the folder cannot be written.
-    """
+    """Write a record with its checksum; the file appears whole or not at all."""
     about = json.dumps({"unknown": record.unknown}).encode()  # JSON has no line breaks of its own
     write_whole(path, add_checksum(about + b"\n" + record.contents.tobytes()))
 
 
 def read_record(path: Path) -> Record | None:
-    """What `write_record` wrote; None if there is no such file.
-
-    Raises:
-        PatchloomError: it is damaged, or cannot be read.
-    """
+    """What `write_record` wrote; None if there is no such file."""
     try:
         content = strip_checksum(path.read_bytes())
         if content is None:
@@ -69,11 +61,7 @@ def read_record(path: Path) -> Record | None:
 
 
 def digest_of_record(path: Path) -> str:
-    """64 hex digits by which the record of an encoder is known; "" if there is none.
-
-    Raises:
-        PatchloomError: it cannot be read.
-    """
+    """64 hex digits by which the record of an encoder is known; "" if there is none."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except FileNotFoundError:

@@ -46,11 +46,7 @@ class Health(NamedTuple):
 
 
 def write_health(folder: Path, health: Health) -> None:
-    """Keep a verdict in a run's folder; it replaces the one before.
-
-    Raises:
-        PatchloomError: it cannot be written.
-    """
+    """Keep a verdict in a run's folder; it replaces the one before."""
     write_checksummed(folder / _FILE, health._asdict())
 
 

@@ -162,12 +162,6 @@ def draw(
 ) -> Tensor:
     """Random numbers of ``shape`` (an image a row), where ``generator`` lives: from a seed on the CPU, every machine
     makes the same.
-
-    Args:
-        kind: torch.rand, torch.randn or torch.randint, with its ``bounds``.
-        shape: b first.
-        generator: one that is `Shared` gives this process its rows; the global one of ``device`` if absent.
-        device: where the numbers will be needed.
     """
     at = generator.device if generator is not None else device
     if not isinstance(generator, Shared):
@@ -204,20 +198,7 @@ _HELLO = 20.0  # seconds for a connection to somebody who is there
 
 
 def join_group(address: str, port: int, rank: int, world: int, machines: int, backend: str, **more: Any) -> None:
-    """Wait for all processes, and make them a group.
-
-    Args:
-        address, port: where the first process can be reached.
-        rank: the number of this one.
-        world: how many there are.
-        machines: on which they are.
-        backend: of torch.distributed.
-        more: for `torch.distributed.init_process_group`.
-
-    Raises:
-        PatchloomError: not all of them came in time.
-        RuntimeError: the port is taken, or the first process went away.
-    """
+    """Wait for all processes, and make them a group."""
     seconds = _seconds()
     end = time.monotonic() + seconds
     # of the processes of a machine one speaks; with a single machine they are there in a moment
@@ -333,18 +314,7 @@ _LEAVING = 0.5
 
 
 def launch(device: str, devices: int | str = "auto", nodes: int = 1, strategy: str = "auto") -> Fabric:
-    """Start the processes that are asked for, or find out how torchrun, ``fabric run`` or SLURM have started them.
-
-    Args:
-        device: cpu, cuda or mps.
-        devices: processes on each machine, with a device each; auto is what was started, else 1.
-        nodes: machines.
-        strategy: fsdp gives every process its part of the weights, anything else all of them.
-
-    Raises:
-        PatchloomError: there is no such device, what started the processes says another number of them, or not all of
-            them come.
-    """
+    """Start the processes that are asked for, or find out how torchrun, ``fabric run`` or SLURM have started them."""
     check_device(device)
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # we say ourselves what is used
     given = {name: os.environ.pop(name) for name in _FABRIC_RUN if name in os.environ}
@@ -438,11 +408,7 @@ def gathered_weights(task: nn.Module) -> Iterator[None]:
 
 
 def first_decides(fabric: Fabric, decide: Callable[[], T]) -> T:
-    """What ``decide`` gives in the first process, in all of them.
-
-    Raises:
-        Exception: what it raised; in the others as `AlreadyReported`, which nobody prints again.
-    """
+    """What ``decide`` gives in the first process, in all of them."""
     answer: Any = None
     problem: Exception | None = None
     wait_for_all()  # all together, they make what they wait by

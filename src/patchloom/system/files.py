@@ -49,11 +49,7 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 def read_yaml(text: str | bytes) -> Any:
-    """Return the plain values in a YAML text that anybody may have written.
-
-    Raises:
-        yaml.YAMLError, ValueError, RecursionError: it is no YAML, a key stands twice, or a part stands for another.
-    """
+    """Return the plain values in a YAML text that anybody may have written."""
     return yaml.load(text, _PlainLoader)  # which is a SafeLoader
 
 
@@ -67,13 +63,6 @@ def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> 
     """Write ``content`` beside ``path``, flush it to the disc, and rename it into place.
 
     Any number of processes may do so at once, of several machines and containers, too: the last one to end wins.
-
-    Args:
-        path: its folder is made if it is not there.
-        content: what the file shall hold; or a function that writes it to the path that it is given.
-
-    Raises:
-        PatchloomError: the folder cannot be written, or the disc is full.
     """
     # not the number of this process: containers that share a disc have the same numbers
     unfinished = path.parent / f".{path.name[:50]}.{uuid.uuid4().hex}"
@@ -97,11 +86,7 @@ def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> 
 
 
 def move_whole(path: Path, to: Path) -> None:
-    """Rename what `write_whole` wrote, to another place on the same disc, where it appears whole or not at all.
-
-    Raises:
-        PatchloomError: it cannot be written there.
-    """
+    """Rename what `write_whole` wrote, to another place on the same disc, where it appears whole or not at all."""
     try:
         os.replace(path, to)
         _flush(to.parent)
@@ -142,11 +127,7 @@ def strip_checksum(content: bytes) -> bytes | None:
 
 
 def append(path: Path, text: str) -> None:
-    """Add ``text`` to the end of a file.
-
-    Raises:
-        PatchloomError: it cannot be written, or is a link.
-    """
+    """Add ``text`` to the end of a file."""
     try:
         with open(path, "a", encoding="utf-8", errors="surrogateescape", opener=no_link) as file:
             file.write(text)
@@ -158,10 +139,6 @@ def no_link(path: str, flags: int) -> int:
     """Open a file that is written in place, as ``opener`` of `open`; never what a link leads to.
 
     A folder may come from a stranger, whose links would lead to files of the user's.
-
-    Raises:
-        PatchloomError: it is a link.
-        OSError: it cannot be opened.
     """
     if os.path.islink(path):
         raise PatchloomError(f"{path} is a link, through which nothing is written: put the file itself there")
@@ -178,11 +155,7 @@ def similar(path: Path) -> Path | None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, where they are not there.
-
-    Raises:
-        PatchloomError: it cannot be made.
-    """
+    """Make a folder, and those above it, where they are not there."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except _REFUSALS as problem:

@@ -92,15 +92,7 @@ def when(figure: float) -> str:
 def cached_figure(
     name: str, measure: Callable[[], float], device: str = "cpu", again: bool = False, threads: int | None = None
 ) -> Figure:
-    """A figure of this machine: the one of an earlier time, or ``measure()``, which is then kept.
-
-    Args:
-        name: what is measured.
-        measure: how.
-        device: on what; with its name, torch's version and the number of threads it is part of what is remembered.
-        again: measure even if it is known.
-        threads: with how many it is measured; torch's number now, if absent.
-    """
+    """A figure of this machine: the one of an earlier time, or ``measure()``, which is then kept."""
     key, known = _key(name, device, threads), _read()
     before = Figure.of(known.get(key))
     if before is not None and before.lasts() and not again:
@@ -255,12 +247,7 @@ def bfloat16_pays() -> tuple[bool, str]:
 
 
 def fused_gain(device: str, dtype: str, heads: int, tokens: int, side: int) -> Figure:
-    """How many times faster attention is with the fused kernel than with an explicit softmax, there and back.
-
-    Args:
-        device, dtype: where, and in what.
-        heads, tokens, side: of the attention; side is the width of a head.
-    """
+    """How many times faster attention is with the fused kernel than with an explicit softmax, there and back."""
 
     def fused(packed: Tensor) -> Tensor:
         mixed = F.scaled_dot_product_attention(*packed.permute(2, 0, 3, 1, 4).unbind(0))
@@ -369,13 +356,7 @@ class Cores(NamedTuple):
 
 
 def choose_workers(device: str, here: Cores, least: int = 0) -> tuple[int, str]:
-    """Processes that read images for one that computes, and why so many.
-
-    Args:
-        device: where that one computes.
-        here: the cores, shared by all that compute.
-        least: on a CPU, where they share them with what is computed as well.
-    """
+    """Processes that read images for one that computes, and why so many."""
     shared = f", since {here.processes} processes share {here.there}" if here.processes > 1 else ""
     if here.each == 1:
         return max(least, 0 if device == "cpu" else 1), f"there is one core{' each' if shared else ''}{shared}"
@@ -385,21 +366,13 @@ def choose_workers(device: str, here: Cores, least: int = 0) -> tuple[int, str]:
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that is not there.
-
-    Raises:
-        PatchloomError: it is not.
-    """
+    """Refuse a device that is not there."""
     if device != "cpu" and not getattr(torch, device).is_available():
         raise PatchloomError(f"there is no {device} device here: use --device cpu, or auto")
 
 
 def usable_device(name: str) -> torch.device:
-    """The device of that name; auto is a GPU where there is one.
-
-    Raises:
-        PatchloomError: it cannot be used here.
-    """
+    """The device of that name; auto is a GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -426,9 +399,6 @@ def keep_freed_memory() -> bool:
 
     Otherwise the kernel takes large tensors' memory back, and clears it page by page when it is asked for anew, which
     cost a tenth of a training step. The peak does not grow; after it, the memory is kept until the process ends.
-
-    Returns:
-        Whether the system has this.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -451,11 +421,7 @@ def peak_memory(work: Callable[..., None], device: str, *arguments: Any) -> floa
 
 
 def peak_in_subprocess(work: Callable[..., None], device: str, *arguments: Any) -> float | None:
-    """`peak_memory` in a process of its own.
-
-    Raises:
-        PatchloomError: the process was killed, as the system does where memory runs out.
-    """
+    """`peak_memory` in a process of its own."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send_peak, args=(sender, work, device, *arguments))
@@ -550,9 +516,6 @@ class MemoryGuard(TorchFunctionMode):
 
     Args:
         copies: how many times a weight is in memory: 4 with its gradient and two moments.
-
-    Raises:
-        PatchloomError: the weights that were made so far, so often, are more than the memory that there is.
     """
 
     def __init__(self, copies: int):

@@ -66,11 +66,7 @@ class Code(NamedTuple):
         return self.place != _PROGRAM and "<locals>" not in self.cls
 
     def file(self) -> Path:
-        """The file in which it is. Nothing of it is run.
-
-        Raises:
-            PatchloomError: there is none.
-        """
+        """The file in which it is. Nothing of it is run."""
         if self.place.endswith(".py"):
             if not Path(self.place).is_file():
                 raise PatchloomError(
@@ -89,11 +85,7 @@ class Code(NamedTuple):
         return Path(found.origin)
 
     def with_digest(self) -> Code:
-        """With the digest of its file as it is now.
-
-        Raises:
-            PatchloomError: there is none.
-        """
+        """With the digest of its file as it is now."""
         try:
             return self._replace(digest=_digest(self.file().read_bytes()))
         except OSError as problem:
@@ -116,11 +108,7 @@ def same_task(one: str, other: str) -> bool:
 
 
 def refuse_changed(before: str, now: str, run: Path) -> None:
-    """Refuse to go on with a run by a class whose code has changed since.
-
-    Raises:
-        PatchloomError: so it is of the class that is named ``before`` and ``now``.
-    """
+    """Refuse to go on with a run by a class whose code has changed since."""
     if before != now and same_task(before, now):
         raise PatchloomError(
             f"{Code.of(now).typed} has changed since {run} was begun: restore it to go on, or choose another folder "
@@ -134,15 +122,7 @@ def is_loaded(name: str) -> bool:
 
 
 def refuse_untyped(name: str, of: object) -> None:
-    """Refuse code that a file names, such as a run's configuration, until the user names it, too.
-
-    Args:
-        name: as the file has it.
-        of: the file, or the run of which it is.
-
-    Raises:
-        PatchloomError: nobody has named it in this process.
-    """
+    """Refuse code that a file names, such as a run's configuration, until the user names it, too."""
     code = Code.of(name)
     if not is_loaded(name) and name not in _TYPED and code.somewhere:
         raise PatchloomError(
@@ -162,11 +142,7 @@ def only_here(name: str) -> bool:
 
 
 def full_name(task: Any) -> str:
-    """The name, with the digest, of a class or of the place of one.
-
-    Raises:
-        PatchloomError: there is nothing, or no task.
-    """
+    """The name, with the digest, of a class or of the place of one."""
     if isinstance(task, str):
         code = Code.of(task)
         if code.name in _HERE:
@@ -201,11 +177,7 @@ def full_name(task: Any) -> str:
 
 
 def load(name: str) -> type[Task]:
-    """The class that a name is of. The code of its file is run, unless this process has done so already.
-
-    Raises:
-        PatchloomError: there is none, its file has changed or cannot be run, or it is no task.
-    """
+    """The class that a name is of. The code of its file is run, unless this process has done so already."""
     name = full_name(name)
     if name not in _HERE:
         code = Code.of(name)
@@ -242,11 +214,7 @@ def _tasks_in(module: ModuleType) -> list[str]:
 
 
 def _run(code: Code) -> ModuleType:
-    """The module, run if this process has not done so.
-
-    Raises:
-        PatchloomError: its code raises something.
-    """
+    """The module, run if this process has not done so."""
     try:
         if not code.place.endswith(".py"):
             return importlib.import_module(code.place)
@@ -302,11 +270,7 @@ def _line(problem: BaseException, file: str) -> int | None:
 
 
 def _refuse_unfit(task: Any, name: str) -> None:
-    """Refuse what is no task, or one that could not be built from options.
-
-    Raises:
-        PatchloomError: so it is.
-    """
+    """Refuse what is no task, or one that could not be built from options."""
     from patchloom.tasks.task import Task
 
     if not (isinstance(task, type) and issubclass(task, Task)):

@@ -159,9 +159,6 @@ class LUT(Task):
         """The loss on a batch of two views: pixels of the first, and for each the teacher's output for the other.
 
         ``given`` fixes what is given of both views, one after the other [2*b ...].
-
-        Raises:
-            ValueError: it is of one view only.
         """
         images = torch.cat([one, two])
         if given is None:

@@ -53,20 +53,7 @@ def build_degradation(
     strengths: dict[str, Strength] | None = None,
     forms: Mapping[str, str] | None = None,
 ) -> Degradation:
-    """A degradation for ``task``'s images.
-
-    Args:
-        task: its image size, patch and channels decide what ``auto`` becomes.
-        kind: which degradation.
-        canvas: shorter side in pixels of the images that come; more than the encoder's image only for zooming in,
-            fisheye and wave.
-        strengths: by option (scale, twist, amplitude, kernel, saturation), a number, a list, or auto.
-        forms: by option (zoom_place, fill, kernel_init, kernel_of, canvas_fit), a word or auto.
-
-    Raises:
-        PatchloomError: a degradation that does not exist or is not for such images, strengths out of range, or options
-            that are for another degradation.
-    """
+    """A degradation for ``task``'s images."""
     check_type("task.degradation", kind, DegradationKind)
     if kind == "decolorize" and task.geometry.channels != 3:
         raise PatchloomError(

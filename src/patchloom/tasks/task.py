@@ -66,11 +66,7 @@ class Task(nn.Module, ABC):
 
     @classmethod
     def refuse_swin(cls, hierarchical: bool) -> None:
-        """Refuse a ``hierarchical`` encoder where the task is made for the tokens of a plain ViT.
-
-        Raises:
-            PatchloomError: so it is.
-        """
+        """Refuse a ``hierarchical`` encoder where the task is made for the tokens of a plain ViT."""
         if hierarchical and not cls.serves_swin:
             raise PatchloomError(
                 f"{cls.__name__} needs a plain ViT: a Swin is trained by mae, simmim and droppos, so choose one of "
@@ -108,11 +104,7 @@ class Task(nn.Module, ABC):
         return 1, "a step without images has nothing to ask"
 
     def resolve_auto(self, option: str, asked: Any, value: Any, why: str) -> Any:
-        """``value`` if ``asked`` is auto, which is noted with its reason; else what was asked.
-
-        Raises:
-            PatchloomError: a whole number beyond all sizes that are ever meant.
-        """
+        """``value`` if ``asked`` is auto, which is noted with its reason; else what was asked."""
         if asked != "auto":
             if isinstance(asked, int) and not abs(asked) <= 2**16:
                 raise PatchloomError(f"--task.{option} must be 65536 or less, not {asked}")

@@ -81,12 +81,6 @@ def describe_best(best: BestMeasure, step: int, steps: int, settings: Settings) 
     """A sentence on which weights a run with ``--patience`` ends with, and whether it stopped before its last step.
 
     Where no measure was a number, there is no best one, and they are the last weights.
-
-    Args:
-        best: at the end of the training.
-        step: the last one that was done.
-        steps: of the whole run, had it not been stopped.
-        settings: resolved.
     """
     epochs = f"{settings.epochs:,g}"
     if best.value is None:
@@ -176,20 +170,11 @@ class TrainState:
         """Whether the training has ended: after its last step, or by ``--patience``. A run that goes on asks it, too.
 
         At least one update is made, whatever the measure before it was.
-
-        Args:
-            steps: of the whole run.
-            settings: resolved.
         """
         return self.step >= steps or (self.step > 0 and self.best.hopeless(settings))
 
     def train_on(self, steps: int, earlier: bool) -> None:
-        """Begin a new schedule here if the run has become longer since its checkpoint was written.
-
-        Args:
-            steps: of the whole run now.
-            earlier: the run was finished once before; an older version's checkpoint does not say after how many steps.
-        """
+        """Begin a new schedule here if the run has become longer since its checkpoint was written."""
         if (self.steps or (self.step if earlier else steps)) < steps:
             self.began, self.steps = self.step, steps
             self.best.failed, self.best.chosen = 0, False
@@ -215,11 +200,7 @@ class TrainState:
             self.scale, self.steady = self.scale * 2, 0
 
     def count(self, update: Update, precision: str) -> bool:
-        """Add the losses and metrics of an update to the sums, or count that it was not made.
-
-        Returns:
-            Whether all is well; an overflow is, if with a smaller scale the next update may be made.
-        """
+        """Add the losses and metrics of an update to the sums, or count that it was not made."""
         scale = self.loss_scale(precision)
         if precision == "float16" and (update.good or update.overflow):
             self.adapt(update.overflow)

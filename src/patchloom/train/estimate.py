@@ -133,9 +133,6 @@ def sketch(settings: Settings, images: int) -> Sketch:
     """Count what a step of resolved ``settings`` takes in a process that has ``images`` of it.
 
     Tensors have shapes here and no numbers, so that it takes seconds for any size.
-
-    Raises:
-        PatchloomError: the settings do not fit each other; as `prepare_task`.
     """
     c = settings.channels
     plain = replace(settings, kernels="torch")  # native ones need numbers, and keep no less
@@ -280,9 +277,6 @@ def memory_of(settings: Settings, compiled: bool = False, sound: Sound | None = 
     """GiB that two steps need at their peak, in a process of its own: other steps have left their memory in this.
 
     ``sound`` is that of recordings.
-
-    Raises:
-        PatchloomError: as `peak_in_subprocess`.
     """
     if only_here(settings.task["name"]):  # no other process could build it
         return None
@@ -371,19 +365,7 @@ _MANY = 10_000  # patches of an image: the largest that people train on have 4,0
 
 
 def refuse_too_large(settings: Settings, images: int, processes: int = 1) -> Sketch | None:
-    """Refuse a run of which one step takes more than all of the memory, before any of it is taken.
-
-    Args:
-        settings: resolved.
-        images: of a step in each process.
-        processes: that share the memory of this machine; on a GPU each has its own.
-
-    Returns:
-        What was counted; None where a step is so small that there was no need.
-
-    Raises:
-        PatchloomError: so it is, or the settings do not fit each other.
-    """
+    """Refuse a run of which one step takes more than all of the memory, before any of it is taken."""
     there = memory(settings.device)[1] * _GIB / (processes if settings.device == "cpu" else 1)
     with StatusMessage("counting what a step takes"), without_collectives():
         if upper_bound_bytes(settings, images) <= _SURE * there:
@@ -416,11 +398,7 @@ def refuse_too_large(settings: Settings, images: int, processes: int = 1) -> Ske
 
 
 def refuse_full_disc(folder: RunFolder, need: float) -> float:
-    """Bytes that are free on the disc of a run's folder.
-
-    Raises:
-        PatchloomError: fewer than ``need``.
-    """
+    """Bytes that are free on the disc of a run's folder."""
     place = folder.path.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -501,16 +479,6 @@ def forecast_run(settings: Settings, training: Source, share: int, here: Cores, 
     """Measure a few steps of a run, or count what it would take where that is much.
 
     Nothing of it reaches the training: the weights are made for this alone, and torch's random state is put back.
-
-    Args:
-        settings: resolved.
-        training: images to train on.
-        share: images of a step in each process.
-        here: the cores of this machine, and how many processes share them and, on a CPU, the memory.
-        folder: of the run.
-
-    Raises:
-        PatchloomError: the memory cannot suffice, the disc has too little room, or the settings do not fit each other.
     """
     if settings.threads == "auto":  # as an older version's run says
         settings = replace(settings, threads=torch.get_num_threads())
@@ -537,17 +505,7 @@ def forecast_run(settings: Settings, training: Source, share: int, here: Cores, 
 
 
 def epochs_in(minutes: float, forecast: Forecast, settings: Settings, images: int) -> tuple[float, str]:
-    """Return the epochs that fit into ``minutes`` of training, and why; at least one step.
-
-    Args:
-        minutes: of training.
-        forecast: of a run with these settings, of any number of epochs.
-        settings: resolved.
-        images: to train on.
-
-    Raises:
-        PatchloomError: the pace cannot be told.
-    """
+    """Return the epochs that fit into ``minutes`` of training, and why; at least one step."""
     if forecast.total is None:
         raise PatchloomError("--minutes needs the pace of this machine, and it is not known: give --epochs")
     each, steps = forecast.total / forecast.steps, steps_per_epoch(images, settings.batch_size)
@@ -562,17 +520,7 @@ def rounded(epochs: float) -> float:
 
 
 def forecast_rest(settings: Settings, training: Source, folder: RunFolder, kept: bool = False) -> Forecast | None:
-    """What is left of a run that goes on, by the pace that it had; None where it made no step yet.
-
-    Args:
-        settings: resolved.
-        training: images to train on.
-        folder: of the run.
-        kept: the checkpoints that are there are kept for good.
-
-    Raises:
-        PatchloomError: the disc has too little room.
-    """
+    """What is left of a run that goes on, by the pace that it had; None where it made no step yet."""
     files = (folder.checkpoints.last, folder.checkpoints.before)
     written = [path.stat().st_size for path in files if path.exists()]
     if not written:

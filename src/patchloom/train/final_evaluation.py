@@ -72,16 +72,7 @@ class FinalEvaluation(NamedTuple):
         device: torch.device,
         precision: Callable[[], AbstractContextManager[Any]],
     ) -> str:
-        """Write the encoder, draw the pictures, and say what was learnt.
-
-        Args:
-            measure: the last one that was taken; None: the run was stopped after its last step.
-            state: of the training, at its end.
-            device, precision: as for `Validation.run`.
-
-        Returns:
-            The closing sentence.
-        """
+        """Write the encoder, draw the pictures, and say what was learnt."""
         validation, folder, task = self.validation, self.folder, self.validation.task
         extra = task.extra_modules()
         folder.check_lock()

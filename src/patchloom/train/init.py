@@ -42,9 +42,6 @@ class Start:
 
     Attributes:
         sentences: what was put where.
-
-    Raises:
-        PatchloomError: ``from_run`` is no run, or has no checkpoint; or there is no encoder at ``init``.
     """
 
     def __init__(self, asked: Settings):
@@ -104,11 +101,7 @@ class Start:
         return read_foreign(Path(self.asked.init)) if is_bare_weights(self.asked.init) else (None, None)
 
     def encoder(self, vit: VisionTransformer) -> None:
-        """Put the weights into an encoder, before a task is built around it, which may copy it.
-
-        Raises:
-            PatchloomError: they do not fit, or cannot be read.
-        """
+        """Put the weights into an encoder, before a task is built around it, which may copy it."""
         if self.run is not None:
             weights, about = self.checkpoint
             own = f"the encoder of {self.asked.from_run or self.asked.init}"
@@ -127,11 +120,7 @@ class Start:
             self.sentences += self._statistics(foreign)
 
     def _refuse_random(self, vit: VisionTransformer, done: LoadedWeights) -> None:
-        """Refuse to leave as they are weights that nobody has trained.
-
-        Raises:
-            PatchloomError: --train_blocks keeps some that the source does not have.
-        """
+        """Refuse to leave as they are weights that nobody has trained."""
         if self.asked.train_blocks is None:
             return
         absent, kept = set(done.missing), kept_names(vit, self.asked.train_blocks)

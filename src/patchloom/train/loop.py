@@ -79,15 +79,6 @@ def batches_of(
 
     What is in a batch follows from the seed and the number of its step alone, and does not depend on how many processes
     share it.
-
-    Args:
-        source: the training images.
-        augment: makes the views of an image.
-        settings: resolved.
-        each: images of a whole batch in each process.
-        first: the step (from 0) whose batch comes first.
-        steps: of the whole training.
-        device: where the batches are needed.
     """
     even = partial(equalize_batches, settings=settings, each=each)
     shape = settings.workers, settings.channels
@@ -99,15 +90,6 @@ def equalize_batches(batches: Iterator[Batch], settings: Settings, each: int) ->
 
     So gradients are averaged with equal weights, and what joins images (negatives, batch norm, shared draws) fits
     together.
-
-    Args:
-        batches: of this process; others than ``each`` images only where too few can be read.
-        settings: resolved.
-        each: images of a whole batch.
-
-    Raises:
-        PatchloomError: images cannot be read, or too few for the task; in the other processes `AlreadyReported`, or
-            the same.
     """
     while True:
         try:
@@ -156,17 +138,7 @@ _MAX_SETBACKS = 3  # how often a run goes back
 
 
 def save_checkpoint(folder: RunFolder, stepper: Stepper, state: TrainState, unreadable: set[str]) -> bool:
-    """Write a checkpoint, and what is read beside it. Every process must call it, and the first one writes.
-
-    Args:
-        folder: of the run.
-        stepper: has the task and the optimiser.
-        state: what else the run remembers.
-        unreadable: files that this process could not read; those that are noted in the folder are removed.
-
-    Returns:
-        Whether the weights are finite; if not, what is on the disc stays.
-    """
+    """Write a checkpoint, and what is read beside it. Every process must call it, and the first one writes."""
     spoilt = not all_finite(stepper.task.parameters())
     if total(torch.tensor([spoilt], dtype=torch.float32, device=stepper.fabric.device)).item():
         return False
@@ -181,11 +153,7 @@ def save_checkpoint(folder: RunFolder, stepper: Stepper, state: TrainState, unre
 
 
 def restored_state(folder: RunFolder, stepper: Stepper, reporter: Reporter) -> TrainState | None:
-    """Go to the newest sound checkpoint; None if there is no checkpoint.
-
-    Raises:
-        PatchloomError: there are some, and none is sound.
-    """
+    """Go to the newest sound checkpoint; None if there is no checkpoint."""
     if not folder.checkpoints.there():
         return None
     tensors, about, problems = folder.checkpoints.read()
@@ -202,15 +170,7 @@ def restored_state(folder: RunFolder, stepper: Stepper, reporter: Reporter) -> T
 def go_back(
     folder: RunFolder, stepper: Stepper, state: TrainState, unreadable: set[str], reporter: Reporter
 ) -> TrainState:
-    """Go to the last checkpoint, with half the learning rate from there on.
-
-    Args:
-        folder, stepper, state, unreadable: as for `save_checkpoint`.
-        reporter: says so.
-
-    Raises:
-        PatchloomError: the run did so too often.
-    """
+    """Go to the last checkpoint, with half the learning rate from there on."""
     done, setbacks, settings = state.step, state.setbacks + 1, stepper.settings
     if setbacks > _MAX_SETBACKS:
         raise PatchloomError(
@@ -236,16 +196,7 @@ def note_skipped(
     update: Update,
     reporter: Reporter,
 ) -> None:
-    """Note that an update was not made, with the names of its images. Every process must call it.
-
-    Args:
-        folder: of the run.
-        state: where the run is.
-        source: the training images.
-        forwards: the steps of the update.
-        update: how it went.
-        reporter: says so.
-    """
+    """Note that an update was not made, with the names of its images. Every process must call it."""
     names = collected([source.describe(index) for one in forwards for index in one.indices.tolist()])
     why = f"loss {', '.join(f'{row[0]:g}' for row in update.values)}, norm of the gradient {update.norm:g}"
     if not reporter.loud:
@@ -396,22 +347,6 @@ def train(
     One loop for every task, device, precision, and number of processes. Time is an argument everywhere: what a step
     sees (batch, draws, learning rate) follows from its number and the seed, so that going on after a stop is the same
     as never having stopped; and neither batches nor draws depend on how many processes share them.
-
-    Args:
-        fabric: device and processes, launched.
-        task: what is trained.
-        source: the training images.
-        settings: resolved.
-        folder: where the run lives.
-        reporter: what prints.
-        validation: the held-out measures.
-        tracks: the trackers of the run.
-
-    Returns:
-        Whether the end was reached; the last measure, None if there was nothing left to train; and where the run is.
-
-    Raises:
-        PatchloomError: training diverged again and again, or the data cannot be read.
     """
     # ---- what follows from the settings
     each = share_of_batch(settings.batch_size, len(source), world())  # images a step of this process

@@ -112,12 +112,6 @@ def drawing_steps(steps: int, measured: Collection[int], images_per_step: int, t
 
     There is enough training between two of them that they cost little, and nothing at the end, which draws anyhow.
     Which they are follows from the settings alone, as with the measures.
-
-    Args:
-        steps: of the whole training.
-        measured: steps after which there is a measure.
-        images_per_step: of all processes.
-        task: whose size says how much work a step is.
     """
     each = images_per_step * estimate_flops(task)
     drawn: set[int] = set()
@@ -149,21 +143,7 @@ def draw_run(
     device: torch.device,
     ended: bool = False,
 ) -> list[Path]:
-    """Draw the sheets of a run's task, and its curves, into the folder of its pictures; they replace those before.
-
-    Args:
-        validation: has the task and the held-out images.
-        folder: of the run; its ``metrics.csv`` is read for the curves.
-        settings: resolved.
-        measure: the last one.
-        place: steps that were done when it was taken, and those of the whole run. Before the first one there are no
-            curves yet.
-        device: where the task is.
-        ended: the run has, of whichever step these weights are.
-
-    Returns:
-        The files.
-    """
+    """Draw the sheets of a run's task, and its curves, into the folder of its pictures; they replace those before."""
     card, doubt, (done, whole) = validation.card, validation.doubt, place
     folder.check_lock()
     files = []
@@ -237,11 +217,7 @@ class Reporter:
             self._shown = self.clock()
 
     def progress(self, line: Callable[[], Line]) -> None:
-        """Where training stands: on a terminal the line is kept up to date, elsewhere it is printed now and then.
-
-        Args:
-            line: makes the line, when it is to be shown.
-        """
+        """Where training stands: on a terminal the line is kept up to date, elsewhere it is printed now and then."""
         if not self.loud:
             return
         now = self.clock()
@@ -389,16 +365,7 @@ def measure_forms(measure: Measure) -> list[str]:
 def progress_line(
     epoch: float, epochs: float, losses: str, measured: Sequence[str], time_left: Sequence[str], pace: Sequence[str]
 ) -> Line:
-    """The line of progress.
-
-    Args:
-        epoch: that are done.
-        epochs: of the training.
-        losses: in words; nothing before the first update.
-        measured: what `measure_forms` gave, or nothing.
-        time_left: in words, and shorter.
-        pace: what `Pace.describe` gave.
-    """
+    """The line of progress."""
     digits = 1 if epochs >= 1 else 3
     return Line((
         LinePart(time_left, (5,)),
@@ -501,14 +468,7 @@ class MetricsLog:
         self.reporter.progress(lambda: self._line(state, ""))
 
     def after_update(self, state: TrainState, first: int, rate: float, sound: bool) -> None:
-        """Tell of an update; at times also a row, and the held-out measures. Every process must call it.
-
-        Args:
-            state: after the update, which is counted in it.
-            first: the step (from 1) with which it began.
-            rate: its learning rate.
-            sound: whether training goes on from there; else no row is kept.
-        """
+        """Tell of an update; at times also a row, and the held-out measures. Every process must call it."""
         self.pace.update(state.step)
         state.seconds, state.pace = self.pace.seconds(), self.pace.seconds_a_step()
         passed = {*range(first, state.step + 1)}

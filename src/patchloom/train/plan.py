@@ -97,19 +97,11 @@ class Planner:
         self.record = no_record()  # too long to be sent to the other processes, which have no use for it
 
     def plan(self) -> Plan:
-        """What was stored when the run that is to be resumed was begun, or what is found out now.
-
-        Raises:
-            PatchloomError: the settings, the images and the folder do not go together.
-        """
+        """What was stored when the run that is to be resumed was begun, or what is found out now."""
         return self._stored() if self.resumes() else self._found()
 
     def resumes(self) -> bool:
-        """Whether the run's folder holds a part of this very run, or all of it.
-
-        Raises:
-            PatchloomError: it holds something else; but first what would be refused in a new folder, too.
-        """
+        """Whether the run's folder holds a part of this very run, or all of it."""
         try:
             return self.folder.holds(self._as_begun())
         except PatchloomError as problem:
@@ -128,15 +120,7 @@ class Planner:
         return folder.read_summary() is not None or folder.kept_end(now).exists()
 
     def go_on(self, plan: Plan, views: float) -> None:
-        """Change what is stored of a run that is trained on, or whose images have moved.
-
-        Args:
-            plan: of the run.
-            views: of the task.
-
-        Raises:
-            PatchloomError: the folder cannot be written.
-        """
+        """Change what is stored of a run that is trained on, or whose images have moved."""
         if plan.moved:
             self.folder.rewrite("data", plan.settings.data)
         if plan.ended:
@@ -145,11 +129,7 @@ class Planner:
             self.folder.rewrite("epochs", plan.settings.epochs, plan.settings.epochs * views)
 
     def note_place(self) -> None:
-        """Note where the images of a finished run lie now, if it is elsewhere, unless another process works there.
-
-        Raises:
-            PatchloomError: the folder cannot be written.
-        """
+        """Note where the images of a finished run lie now, if it is elsewhere, unless another process works there."""
         if self._elsewhere() and is_first():
             with suppress(FolderLocked):
                 self.folder.lock()
@@ -162,11 +142,7 @@ class Planner:
         return self.folder.config.exists() and self.folder.read_config().data != self.asked.data
 
     def _as_begun(self) -> Settings:
-        """Return what is asked for, with the words of the run's first command for what may change since.
-
-        Raises:
-            PatchloomError: fewer epochs than the run has been trained on to.
-        """
+        """Return what is asked for, with the words of the run's first command for what may change since."""
         asked, folder = self.asked, self.folder
         if not (folder.config.exists() and folder.requested.exists()):
             return asked
@@ -199,11 +175,7 @@ class Planner:
         )
 
     def forecast(self, plan: Plan) -> Forecast | None:
-        """What the run will take, or what is left of it; None where nothing is known.
-
-        Raises:
-            PatchloomError: what it takes is more than there is; as `forecast_run`.
-        """
+        """What the run will take, or what is left of it; None where nothing is known."""
         training = plan.held_out.parts(plan.heard(self.data).train)[0]
         if plan.resumed and (found := forecast_rest(plan.settings, training, self.folder, kept=plan.ended > 0)):
             return found
@@ -211,11 +183,7 @@ class Planner:
         return forecast_run(plan.settings, training, share, self.here, self.folder)
 
     def store(self, plan: Plan) -> None:
-        """Store the plan in the run's folder.
-
-        Raises:
-            PatchloomError: the folder cannot be written, or another process has begun a run there.
-        """
+        """Store the plan in the run's folder."""
         settings, reasons, stats = plan.settings, plan.reasons, plan.stats
         held_out = {**plan.held_out.plain(), "effective_epochs": settings.epochs * plan.views}
         self.folder.begin(self.asked, settings, reasons, stats, plan.fingerprint, held_out, self.record)
@@ -288,11 +256,7 @@ class Planner:
 
 
 def check_same(folder: RunFolder, images: Source) -> None:
-    """Refuse to go on with other images than those with which a run was begun.
-
-    Raises:
-        PatchloomError: their fingerprint is another one.
-    """
+    """Refuse to go on with other images than those with which a run was begun."""
     if folder.read_data()["fingerprint"] != images.fingerprint():
         name = images.name
         other = (
@@ -315,17 +279,7 @@ def announce(
     folder: RunFolder,
     forecast: Forecast | None,
 ) -> list[str]:
-    """Lines on what will be done, what every ``auto`` became, with which weights the task begins, and what it takes.
-
-    Args:
-        plan: of the run.
-        asked: the settings as the user gave them.
-        data: the images.
-        task: with its weights.
-        sentences: about these.
-        folder: of the run.
-        forecast: of what it takes.
-    """
+    """Lines on what will be done, what every ``auto`` became, with which weights the task begins, and what it takes."""
     lines: list[str] = []
     s, say, held, whole = plan.settings, lines.append, plan.held_out, data.train
     training, held_out = held.parts(whole)

@@ -93,24 +93,12 @@ def default_attention(device: str, precision: str, spec: EncoderSpec) -> tuple[s
 
 
 def default_kernels(device: str, bfloat16: bool, spec: EncoderSpec, images: int) -> tuple[str, str]:
-    """Our own where they can be had, and are faster than torch's for the encoder's attention.
-
-    Args:
-        device: where training runs.
-        bfloat16: whether anything is computed in it.
-        spec: of the encoder.
-        images: of a step.
-    """
+    """Our own where they can be had, and are faster than torch's for the encoder's attention."""
     return choose_kernels(outline(spec), device, bfloat16, images)
 
 
 def check_kernels(kernels: str, device: str, bfloat16: bool, spec: EncoderSpec) -> None:
-    """Refuse kernels that cannot be had.
-
-    Raises:
-        PatchloomError: native ones, where nothing is computed in bfloat16 on a CPU, or blocks have parts that they do
-            not know, or that cannot be compiled.
-    """
+    """Refuse kernels that cannot be had."""
     if kernels != "native":
         return
     if device != "cpu" or not bfloat16:
@@ -159,20 +147,7 @@ def resolve(
     here: Cores | None = None,
     images: Source | None = None,
 ) -> tuple[Settings, dict[str, str]]:
-    """Replace every ``auto``.
-
-    Args:
-        settings: as the user gave them.
-        n: training images; of which some are to be held out, if ``held_out`` is still auto.
-        channels: channels found in the data.
-        stats: median size and statistics of the data.
-        world: processes that train together.
-        here: how many of them share the cores of this machine; all of those of a node, if absent.
-        images: to train on, of which some are looked at where they are much larger than what is trained on.
-
-    Returns:
-        Settings without ``auto``, and for each one that was chosen, the reason in a few words.
-    """
+    """Replace every ``auto``."""
     settings, reasons = with_share(settings, n)
     chosen: dict[str, Any] = {}
 
@@ -268,16 +243,7 @@ def resolve(
 
 
 def measure_data(settings: Settings, source: Source, sample: int = 1000) -> tuple[int, Stats]:
-    """What is measured of the training data before a run: its channels, and its statistics.
-
-    Args:
-        settings: as the user gave them.
-        source: images or recordings.
-        sample: how many of them are read.
-
-    Raises:
-        PatchloomError: settings of the other kind of data, or nothing can be read.
-    """
+    """What is measured of the training data before a run: its channels, and its statistics."""
     settings.check_kind(source)
     if source.sound is not None:
         sound = settings.sound()
@@ -288,15 +254,7 @@ def measure_data(settings: Settings, source: Source, sample: int = 1000) -> tupl
 
 
 def _of_swin(device: str, median: int, settings: Settings, patch: int | None, along: int) -> list[tuple[str, Any, str]]:
-    """Sizes for a Swin, each with its reason: sides of even numbers of units, by which it can be masked.
-
-    Args:
-        device: what computes.
-        median: shorter side of the images.
-        settings: as the user gave them.
-        patch: side of a patch that the name of the model tells; None: 8 units a side are aimed at.
-        along: patches along a unit.
-    """
+    """Sizes for a Swin, each with its reason: sides of even numbers of units, by which it can be masked."""
     asked, given = settings.patch_size, settings.img_size
     if isinstance(asked, tuple):
         raise PatchloomError(f"a Swin takes square patches, and these are {in_pixels(asked)} pixels: give their side")
@@ -364,11 +322,7 @@ def _batch(device: str, n: int, world: int, samples: float, needed: tuple[int, s
 
 
 def share_of_batch(batch: int, n: int, world: int) -> int:
-    """Images of a step of ``batch`` that each of ``world`` processes takes, of ``n`` images in all.
-
-    Raises:
-        PatchloomError: they cannot be shared evenly.
-    """
+    """Images of a step of ``batch`` that each of ``world`` processes takes, of ``n`` images in all."""
     images = min(batch, n)
     if images % world:
         below, above = images // world * world, (images // world + 1) * world

@@ -48,11 +48,7 @@ def build_optimizer(
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, scale: float = 1.0) -> Tensor:
-    """Divide the gradient by ``scale``, then shorten it to the norm ``max_norm`` if it is longer (0: never).
-
-    Returns:
-        The norm between the two, a scalar.
-    """
+    """Divide the gradient by ``scale``, then shorten it to the norm ``max_norm`` if it is longer (0: never)."""
     weights = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
     gradients = [one.grad for one in weights]
     if scale != 1:
@@ -136,15 +132,7 @@ class Stepper:
         return autocast(self.fabric.device.type, self.settings.precision)
 
     def forward(self, batch: Batch, step: int, last: bool, generator: Shared, scale: float = 1.0) -> Forward:
-        """Add a step's gradients to those that wait; with the ``last`` before an update, processes share them.
-
-        Args:
-            batch: on the device.
-            step: its number, from 0, from which everything random in it follows.
-            last: whether the update follows.
-            generator: of the task's draws.
-            scale: by which the loss is multiplied, and so its gradients; the same for all steps of an update.
-        """
+        """Add a step's gradients to those that wait; with the ``last`` before an update, processes share them."""
         seed_step(self.settings.seed, step, self.fabric.global_rank, generator)
         views = [normalize(view, self.task.mean, self.task.std) for view in batch.views]
         with nullcontext() if last else self.fabric.no_backward_sync(self.module):
@@ -156,18 +144,7 @@ class Stepper:
     def update(
         self, done: int, rate: float, forwards: Sequence[Forward], questions: Sequence[bool], scale: float = 1.0
     ) -> Update:
-        """Move the weights by the gradients that wait, if they and the losses are finite in every process.
-
-        Args:
-            done: steps that are done with this one.
-            rate: the learning rate.
-            forwards: of the steps since the last update.
-            questions: which any process may answer with yes.
-            scale: that `forward` was given.
-
-        Returns:
-            How it went, which is the one thing that a device is waited for.
-        """
+        """Move the weights by the gradients that wait, if they and the losses are finite in every process."""
         norm = clip_gradients(self.optimizer.optimizer, self.settings.clip, scale)
         at = self.fabric.device
         values = torch.stack([torch.stack([v.float().to(at) for v in one.values.values()]) for one in forwards])

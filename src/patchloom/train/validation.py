@@ -62,17 +62,7 @@ class Validation:
     def run(
         self, device: torch.device, precision: Callable[[], AbstractContextManager[Any]], first: bool = False
     ) -> tuple[Measure, dict[str, float]]:
-        """Measure now. Every process must call it, since each may have a part of the weights only.
-
-        Args:
-            device: where the task is.
-            precision: gives the context in which the task computes its own measure.
-            first: before the first step: also the kNN accuracy of fresh weights and of raw pixels, and how far the
-                images are apart.
-
-        Returns:
-            The task's measure, and columns for ``metrics.csv``.
-        """
+        """Measure now. Every process must call it, since each may have a part of the weights only."""
         with StatusMessage("measuring on held-out images"), gathered_weights(self.task):
             self.task.eval()
             with torch.inference_mode(), precision():

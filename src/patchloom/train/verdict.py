@@ -43,13 +43,7 @@ _CLASSES = {
 
 
 def closing_sentence(measure: Measure, knn: Report | None, held_out: HeldOut) -> str:
-    """What the numbers of a run mean, by the rules of `patchloom.claims`.
-
-    Args:
-        measure: the task's measure at the end, on the held-out images.
-        knn: the final evaluation, or None without labels.
-        held_out: what is known of those images.
-    """
+    """What the numbers of a run mean, by the rules of `patchloom.claims`."""
     text = _of_task(measure, held_out)
     return f"{text}. {NO_LABELS}" if knn is None else f"{text}; and by kNN {_of_classes(knn)}."
 
@@ -219,11 +213,7 @@ class VerdictInputs(NamedTuple):
         return _fell(self._change(start, self.measure.values.tolist()), SMALL)
 
     def jump_back(self, least: float) -> tuple[float, float] | None:
-        """Return the means of the first two measures in a row of which the second is worse, by more than chance.
-
-        Args:
-            least: growth of the gap to perfect that counts.
-        """
+        """Return the means of the first two measures in a row of which the second is worse, by more than chance."""
         for before, after in pairwise(self._measured()):
             if _fell(self._change(before["step"], self.results.get(after["step"], ())), least):
                 return float(before["held_out"]), float(after["held_out"])
@@ -262,12 +252,7 @@ def final_class_result(knn: Report) -> ClassResult:
 
 
 def logged_class_result(rows: Sequence[Mapping[str, str]], images: int) -> ClassResult | None:
-    """What the last measure of a run says of the features; None without labels.
-
-    Args:
-        rows: of ``metrics.csv``.
-        images: held-out ones with a label.
-    """
+    """What the last measure of a run says of the features; None without labels."""
     found = {name: row[name] for row in rows for name in ("knn", "knn:untrained", "knn:raw pixels") if row.get(name)}
     if len(found) < 3 or not images:
         return None

@@ -64,9 +64,6 @@ def zoom_in(images: Tensor, scale: float | Tensor, corner: Tensor | None = None)
         images: [b c h w].
         scale: share of the side that is seen, in (0, 1]; one for all, or [b].
         corner: [b 2] row and column of the part's upper left pixel (appendix A.3); None: the part is the centre.
-
-    Raises:
-        ValueError: the scale is outside (0, 1], or there is not one per image.
     """
     check_images(images)
     b, _, h, w = images.shape
@@ -102,9 +99,6 @@ def fisheye(images: Tensor, centre: Tensor, twist: Tensor) -> Tensor:
         images: [b c h w].
         centre: [b 2], x to the right and y down, in [-1, 1].
         twist: [b]; the paper draws from 0.20 to 0.25.
-
-    Raises:
-        ValueError: there is not one centre or twist per image.
     """
     check_images(images)
     b, _, h, w = images.shape
@@ -129,9 +123,6 @@ def wave(images: Tensor, amplitude: Tensor, phase: Tensor, waves: float = 1.5) -
         amplitude: [b] share of the height.
         phase: [b] share of a wave by which it starts later.
         waves: how many there are from the left edge to the right one.
-
-    Raises:
-        ValueError: there is not one amplitude or phase per image.
     """
     check_images(images)
     b, _, h, w = images.shape
@@ -152,9 +143,6 @@ def blur(images: Tensor, kernels: Tensor) -> Tensor:
     Args:
         images: [b c h w].
         kernels: [b c k k], one for each channel of an image, or [b 1 k k], one for all; k odd. From `random_kernels`.
-
-    Raises:
-        ValueError: the kernel's side is even, or there is not one kernel per channel or per image.
     """
     check_images(images)
     b, c, h, w = images.shape
@@ -178,9 +166,6 @@ def decolorize(images: Tensor, saturation: Tensor) -> Tensor:
     Args:
         images: [b 3 h w], red, green, blue.
         saturation: [b] in [0, 1]; the paper's best is 0.3.
-
-    Raises:
-        ValueError: the images have other than 3 channels, or there is not one saturation per image.
     """
     check_images(images)
     b, c, _, _ = images.shape
@@ -252,9 +237,6 @@ def random_places(
 
     Every place where the image fits on the canvas of ``size`` (h, w) is as likely. The places are on ``device``, or
     else where ``which`` [b] is.
-
-    Raises:
-        ValueError: there is no size, or one does not fit on the canvas.
     """
     check_sizes(sizes, size)
     device = which.device if device is None else device
@@ -297,9 +279,6 @@ def random_kernels(
 
     k is the largest side; a smaller kernel lies in the centre of zeros, so that one convolution serves all. The
     kernels are float32 and on ``device``, or else where ``which`` [b] is.
-
-    Raises:
-        ValueError: there is no side, or one is even or not positive.
     """
     if not sizes:
         raise ValueError("blurring needs at least one kernel side")

@@ -130,19 +130,7 @@ def is_builtin(data: str) -> bool:
 
 
 def open_builtin(data: str, seed: int = 0, fetch: bool = True) -> Data | None:
-    """Open data by its name: ``shapes``, ``shapes:N``, ``tones``, ``digits``, ``cifar10``, ``cifar10@ROOT``...
-
-    Args:
-        data: the name.
-        seed: of shapes and tones.
-        fetch: download what is not there.
-
-    Returns:
-        None if no data set has this name.
-
-    Raises:
-        PatchloomError: the number of shapes or tones is not a number, or a download fails.
-    """
+    """Open data by its name: ``shapes``, ``shapes:N``, ``tones``, ``digits``, ``cifar10``, ``cifar10@ROOT``..."""
     made, _, number = data.partition(":")
     if made in _MADE:
         source, usual, tests, noun = _MADE[made]

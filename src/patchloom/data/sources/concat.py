@@ -102,27 +102,14 @@ class ConcatSource(Source):
 
 
 def open_concat(names: Sequence[str | Path], name: str, open_one: Callable[[str | Path], Data]) -> Data:
-    """Open several sources as one: the training images of all, and the test images of those that bring some.
-
-    Args:
-        names: of the sources.
-        name: what the user typed.
-        open_one: opens one of them.
-
-    Raises:
-        PatchloomError: one cannot be opened, two are the same, or one lies within another.
-    """
+    """Open several sources as one: the training images of all, and the test images of those that bring some."""
     _refuse_twice(names)
     parts = [open_one(one) for one in names]
     return concat_data(parts, name)
 
 
 def concat_data(parts: Sequence[Data], name: str) -> Data:
-    """Several sources that are open already as one, called ``name``.
-
-    Raises:
-        PatchloomError: some hold images and some recordings.
-    """
+    """Several sources that are open already as one, called ``name``."""
     if len(parts) == 1:
         return parts[0]
     training = [part.train for part in parts]

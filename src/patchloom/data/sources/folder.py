@@ -66,10 +66,6 @@ def open_folder(folder: Path, name: str) -> Data:
     test the first is taken, and the others are left out. Label maps are left out, too. First-level sub-folders are
     classes if at least two of them hold images and no image lies beside them. A test split with images directly in it
     has no labels, whatever the training split has.
-
-    Raises:
-        PatchloomError: neither images nor recordings, many of both, or a class in the test split that the training
-            split lacks.
     """
     if any((folder / case(word)).is_dir() for word in _TRAIN for case in (str.lower, str.title, str.upper)):
         with os.scandir(folder) as entries:  # only now: there may be a million files, whose list is kept
@@ -142,15 +138,7 @@ def _of_splits(
     elsewhere: Mapping[str, int],
     notes: list[str],
 ) -> Data:
-    """Data from the folders that stand side by side.
-
-    Args:
-        name: what the user typed.
-        parts: by name, the splits among them.
-        splits: names of the two that are taken.
-        elsewhere: numbers of images that are in none of them, and where.
-        notes: on what was left out.
-    """
+    """Data from the folders that stand side by side."""
     assert splits is not None
     train, test = (parts[split] for split in splits)
     left = {part.where.rstrip("/"): len(part) for child, part in parts.items() if child not in splits}

@@ -30,11 +30,7 @@ def absolute_pattern(name: str) -> str:
 
 
 def matches(pattern: str) -> list[str]:
-    """Sorted paths that match: ``**`` stands for folders of any depth, braces for words, as in a shell.
-
-    Raises:
-        PatchloomError: nothing matches.
-    """
+    """Sorted paths that match: ``**`` stands for folders of any depth, braces for words, as in a shell."""
     each = (sorted(glob.iglob(one, recursive=True)) for one in expand_braces(os.path.expanduser(pattern)))
     found = list(dict.fromkeys(os.path.normpath(path) for some in each for path in some))
     if not found:
@@ -43,15 +39,7 @@ def matches(pattern: str) -> list[str]:
 
 
 def open_images(paths: Sequence[str], name: str) -> Data:
-    """The images or recordings among ``paths``, like a list of them. Others, and folders, are left out, with a note.
-
-    Args:
-        paths: of files and folders.
-        name: what the user typed.
-
-    Raises:
-        PatchloomError: there are neither among them, or as many of both.
-    """
+    """The images or recordings among ``paths``, like a list of them. Others, and folders, are left out, with a note."""
     files = [path for path in paths if os.path.isfile(path)]
     kinds, sound, notes = select_kind({"": list_names(files)}, name)
     images = set(kinds[""].paths)

@@ -36,10 +36,6 @@ class Hub(Source):
         split: name of the split.
         dataset: of the library datasets.
         state: a digest of the files, or of the hub's version, from which the data set was made.
-
-    Raises:
-        PatchloomError: the data set has no column of images or recordings, or several of which none is called image or
-            audio.
     """
 
     def __init__(self, name: str, split: str, dataset: Dataset, state: str) -> None:
@@ -81,11 +77,7 @@ class Hub(Source):
         return [stored] if isinstance(stored, bytes) else pieces_of_file(stored)
 
     def stored(self, i: int) -> str | bytes:
-        """Path of image i, or the bytes of its file.
-
-        Raises:
-            Unreadable: it is damaged or missing.
-        """
+        """Path of image i, or the bytes of its file."""
         return stored_file(self.images, self.column, i, self.describe(i))
 
     def describe(self, i: int) -> str:
@@ -105,11 +97,7 @@ class Hub(Source):
 
 
 def stored_file(dataset: Dataset, column: str, i: int, name: str) -> str | bytes:
-    """Path of the file in row i of a column that is not decoded, or the bytes of its file.
-
-    Raises:
-        Unreadable: it is damaged or missing; the message begins with ``name``.
-    """
+    """Path of the file in row i of a column that is not decoded, or the bytes of its file."""
     try:
         image = dataset[i][column]
     except Exception as error:  # pyarrow's own, on files that are damaged
@@ -148,9 +136,6 @@ def open_hub(name: str) -> Data:
 
     Training images are those of the split ``train``, or of the only split; test images those of ``test``, ``val`` or
     ``validation``, the first that exists.
-
-    Raises:
-        PatchloomError: the library is missing, nothing is found, or there is no column of images.
     """
     splits, state = splits_of(name)
     first = "train" if "train" in splits else next(iter(splits))
@@ -174,11 +159,7 @@ def open_hub(name: str) -> Data:
 
 
 def splits_of(name: str) -> tuple[dict[str, Dataset], Callable[[str], str]]:
-    """The splits of a data set, named as by `open_hub`, and what gives the state of each for `Hub`.
-
-    Raises:
-        PatchloomError: the library is missing, or nothing is found.
-    """
+    """The splits of a data set, named as by `open_hub`, and what gives the state of each for `Hub`."""
     place, config = _parts(name)
     try:
         import datasets

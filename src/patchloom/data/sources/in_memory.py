@@ -61,11 +61,7 @@ def label_of(item: Any) -> int | str | None:
 
 
 def encode_labels(labels: Sequence[int | str | None]) -> tuple[tuple[str, ...], np.ndarray | None]:
-    """Names of the classes, and the labels as their numbers, int64 [n], -1 for none. Words are sorted.
-
-    Raises:
-        PatchloomError: some labels are numbers and some are words.
-    """
+    """Names of the classes, and the labels as their numbers, int64 [n], -1 for none. Words are sorted."""
     known = {label for label in labels if label is not None}
     if not known:
         return (), None
@@ -78,11 +74,7 @@ def encode_labels(labels: Sequence[int | str | None]) -> tuple[tuple[str, ...], 
 
 
 def to_image_object(image: Any, name: str) -> ImageObject:
-    """An image in memory, as programs have it; ``name`` is for the error.
-
-    Raises:
-        PatchloomError: it is none.
-    """
+    """An image in memory, as programs have it; ``name`` is for the error."""
     if isinstance(image, Tensor):
         return image.detach().cpu()
     if isinstance(image, Image.Image):
@@ -102,9 +94,6 @@ def is_channels_first(images: Iterable[ImageObject], kind: str) -> bool:
     Args:
         images: in memory; PIL's and arrays [h w] say nothing about it.
         kind: what the program calls all of them, for the error.
-
-    Raises:
-        PatchloomError: some are one and some the other, some can be either, or have another number of dimensions.
     """
     shapes = dict.fromkeys(tuple(one.shape) for one in images if not isinstance(one, Image.Image))
     for shape in shapes:
@@ -136,16 +125,7 @@ def format_shape(shape: Sequence[int]) -> str:
 
 
 def to_image_tensor(image: Any, first: bool, name: str) -> Tensor:
-    """An image as a tensor [c h w], uint8, or float32 in [0, 1].
-
-    Args:
-        image: as programs have it.
-        first: whether channels are the first axis of an array, and not the last.
-        name: for the error.
-
-    Raises:
-        Unreadable: it is none, or has values of which nobody can know the meaning.
-    """
+    """An image as a tensor [c h w], uint8, or float32 in [0, 1]."""
     try:
         picture = to_image_object(image, name)
         if isinstance(picture, Image.Image):
@@ -172,11 +152,7 @@ def fingerprint_images(source: Source, contents: np.ndarray) -> str:
 
 
 def read_or_refuse(source: Source, i: int) -> Tensor:
-    """Image i, one of those that are looked at before all others.
-
-    Raises:
-        PatchloomError: it cannot be used; what is wrong with it is no damage, but likely to be wrong with all.
-    """
+    """Image i, one of those that are looked at before all others."""
     try:
         return source.read(i)
     except Unreadable as problem:
@@ -213,9 +189,6 @@ class DatasetSource(Source):
     Args:
         name: as `object_name` says it.
         dataset: whose items are an image each, alone or with a label.
-
-    Raises:
-        PatchloomError: an item is no image or cannot be used, none can be read, or one changes between two readings.
     """
 
     def __init__(self, name: str, dataset: Any) -> None:
@@ -330,11 +303,7 @@ def is_object(data: DataLike) -> bool:
 
 
 def object_name(data: DataLike) -> str:
-    """What images that are given as an object are called, in a run's settings, too.
-
-    Raises:
-        PatchloomError: the object has no length.
-    """
+    """What images that are given as an object are called, in a run's settings, too."""
     if isinstance(data, Data):
         data = data.train
     elif isinstance(data, Mapping):
@@ -355,9 +324,6 @@ def open_objects(data: DataLike) -> Data:
         data: arrays or tensors [h w], [h w c] or [c h w] in a list, or all in one array with n in front; PIL images;
             paths; a Dataset; or a dict of the splits train, test and val. Each item may also be a tuple of an image
             and a label, or a dict with the keys image and label.
-
-    Raises:
-        PatchloomError: it is no such object, or holds no images.
     """
     if isinstance(data, Data):
         return data
@@ -391,11 +357,7 @@ def _as_named(test: Source, train: Source) -> Source:
 
 
 def _sized(data: Any) -> Any:
-    """The object, if its images can be counted, and taken in any order.
-
-    Raises:
-        PatchloomError: they cannot; the sentence says what can be done with such an object.
-    """
+    """The object, if its images can be counted, and taken in any order."""
     kind = type(data).__name__
     if isinstance(data, DataLoader):
         raise PatchloomError(f"a {kind} gives batches in an order of its own: give its dataset, as loader.dataset")
@@ -438,11 +400,7 @@ def _source(data: Any, name: str) -> Source:
 
 
 def _rows(array: np.ndarray | Tensor) -> np.ndarray | Tensor:
-    """An array of images, n in front.
-
-    Raises:
-        PatchloomError: it has another number of dimensions, or looks like a single image.
-    """
+    """An array of images, n in front."""
     shape = tuple(array.shape)
     if len(shape) == 3 and min(shape[0], shape[-1]) <= 4:
         raise PatchloomError(
@@ -472,9 +430,6 @@ class InMemorySource(Source):
         name: as `object_name` says it.
         items: an array with n in front, or a list of images, each alone or with a label.
         kind: what the program calls it, for messages.
-
-    Raises:
-        PatchloomError: an item is no image, or one cannot be used.
     """
 
     in_memory = True

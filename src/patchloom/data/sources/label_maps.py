@@ -97,13 +97,7 @@ class _Look(NamedTuple):
 
 
 def without_label_maps(root: Path, listed: Listing, where: str = "") -> tuple[PackedStrings, list[str]]:
-    """The images that are no label maps, and a sentence on those that are, if there are any.
-
-    Args:
-        root: the folder.
-        listed: what lies in it.
-        where: before the names of folders and files in the sentence.
-    """
+    """The images that are no label maps, and a sentence on those that are, if there are any."""
     search = _Search(root, listed.paths)
     kept = np.ones(len(listed.paths), bool)
     for kind in _kinds(listed.folders):
@@ -212,12 +206,7 @@ class _Search:
         return np.array(found, np.int64)
 
     def _image_beside(self, path: str, starts: Sequence[str]) -> tuple[str, str]:
-        """Return the word that calls a file a label map, and its image in the same folder; "" twice without either.
-
-        Args:
-            path: of the file.
-            starts: "" and the beginnings of image names, such as ``image_``.
-        """
+        """Return the word that calls a file a label map, and its image in the same folder; "" twice without either."""
         folder, slash, name = path[: path.rfind(".")].rpartition("/")
         ending, start = MAP_ENDING.search(name), _MAP_START.match(name)
         if ending and ending.start():

@@ -19,19 +19,7 @@ _BESIDE = 0.01  # a share of the files, below which those of the other kind lie 
 
 
 def select_kind(listings: Mapping[str, Listing], name: str) -> tuple[dict[str, Listing], Sound | None, list[str]]:
-    """What some folders hold, of one kind.
-
-    Args:
-        listings: of folders, by what stands before their paths in a sentence.
-        name: what the user calls all of them.
-
-    Returns:
-        The listings with paths of one kind alone; as which these are read, None for images; and a note on files of the
-        other kind, if a few lie beside.
-
-    Raises:
-        PatchloomError: there are many of both.
-    """
+    """What some folders hold, of one kind."""
     images = {before: listed.paths for before, listed in listings.items()}
     recordings = {before: listed.recordings for before, listed in listings.items()}
     counts = [sum(map(len, kind.values())) for kind in (images, recordings)]
@@ -52,11 +40,7 @@ def select_kind(listings: Mapping[str, Listing], name: str) -> tuple[dict[str, L
 
 
 def detect_sound(paths: Iterable[str], name: str) -> Sound | None:
-    """As which listed files are read, by their endings: None for images.
-
-    Raises:
-        PatchloomError: some are images and some recordings, or soundfile is not installed.
-    """
+    """As which listed files are read, by their endings: None for images."""
     kinds = [[], []]
     for path in paths:
         suffix = os.path.splitext(path)[1].lower()

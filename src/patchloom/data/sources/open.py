@@ -49,15 +49,6 @@ def open_stored(data: DataLike, of: str, instead: str, *, group: str | None = No
     """Open data that a file names, such as a run's configuration, from the files of this machine alone.
 
     A stranger may have written the file: no command is run and nothing is fetched for a name that nobody typed.
-
-    Args:
-        data: as for `open_data`.
-        of: what names it, for the message.
-        instead: what to type to have it opened all the same, for the message.
-        group: as for `open_data`.
-
-    Raises:
-        PatchloomError: it is no file of this machine; or as `open_data`.
     """
     for name in [] if is_object(data) else map(os.fspath, split_names(data)):
         found = untyped(name)
@@ -70,14 +61,7 @@ def open_stored(data: DataLike, of: str, instead: str, *, group: str | None = No
 
 
 def untyped(name: str) -> str | None:
-    """The first thing in a name that is opened only for who types it; None if all of it is on this machine.
-
-    Args:
-        name: one name of data, as a file gives it.
-
-    Raises:
-        PatchloomError: its braces stand for more names than anybody means.
-    """
+    """The first thing in a name that is opened only for who types it; None if all of it is on this machine."""
     found = find_remote(name)
     return name if found is None and is_hub(name) and not hub_folder(name) else found
 
@@ -96,9 +80,6 @@ def absolute_name(data: DataLike) -> str | list[str]:
     """``data`` as it can be opened from any working directory: paths and patterns of them become absolute.
 
     Commands stay as they are, because which of their words are paths is unknown. Objects have a `object_name`.
-
-    Returns:
-        One name, or a list of several.
     """
     if is_object(data):
         return object_name(data)
@@ -107,11 +88,7 @@ def absolute_name(data: DataLike) -> str | list[str]:
 
 
 def split_names(data: str | Path | Sequence[str | Path]) -> list[str | Path]:
-    """The names in what the user typed.
-
-    Raises:
-        PatchloomError: there are none.
-    """
+    """The names in what the user typed."""
     if not isinstance(data, str | os.PathLike):
         names = list(data)
         if names and all(os.fspath(name).strip() for name in names):

@@ -35,12 +35,7 @@ _asked: dict[str, int] = {}  # by address: how often this process has lately ask
 
 
 def open_shard(shard: Shard) -> BinaryIO:
-    """Open a shard, which is fetched if it is remote. The open file stays readable if it is deleted.
-
-    Raises:
-        Unreadable: it is gone or cannot be fetched.
-        PatchloomError: there is no disc space for it.
-    """
+    """Open a shard, which is fetched if it is remote. The open file stays readable if it is deleted."""
     try:
         return open(shard.address, "rb") if shard.local else _fetched(shard)
     except OSError as error:
@@ -51,9 +46,6 @@ def read_range(shard: Shard, start: int, size: int) -> bytes:
     """``size`` bytes from offset ``start``, or fewer if the shard ends before.
 
     The first few parts of a remote shard are fetched alone, so that a few images do not cost the whole shard.
-
-    Raises:
-        Unreadable, PatchloomError: as `open_shard`.
     """
     if not (shard.local or shard.pipe or _place(shard).exists()) and _seldom(shard.address):
         with contextlib.suppress(Exception):  # a server without range requests may still send the whole shard
@@ -67,16 +59,7 @@ def read_range(shard: Shard, start: int, size: int) -> bytes:
 
 
 def check_cache_room(shards: Iterable[Shard], together: int, name: str) -> None:
-    """Refuse shards that do not fit into the cache together, and would be fetched again and again.
-
-    Args:
-        shards: all of the data.
-        together: number of shards in use at the same time. Those of ``pipe:`` commands all are.
-        name: of the data, for the message.
-
-    Raises:
-        PatchloomError: they need more disc space than is allowed.
-    """
+    """Refuse shards that do not fit into the cache together, and would be fetched again and again."""
     elsewhere = [shard for shard in shards if not shard.local]
     largest = sorted((shard.size for shard in elsewhere if not shard.pipe), reverse=True)[:together]
     needed = sum(largest) + sum(shard.size for shard in elsewhere if shard.pipe)
@@ -152,11 +135,7 @@ def _touched(place: Path) -> BinaryIO:
 
 
 def _room() -> float:
-    """Bytes that fetched shards may take.
-
-    Raises:
-        PatchloomError: the environment variable is not a number above 0.
-    """
+    """Bytes that fetched shards may take."""
     text = os.environ.get(ROOM) or str(_ROOM)
     try:
         room = float(text)

@@ -121,28 +121,12 @@ class _Found:
 
 
 def images_in(root: Path, name: str) -> PackedStrings:
-    """Sorted paths of the images under a folder, as `list_files` finds them.
-
-    Args:
-        root: the folder.
-        name: what the user calls it.
-
-    Raises:
-        PatchloomError: there are no images in it.
-    """
+    """Sorted paths of the images under a folder, as `list_files` finds them."""
     return some_images(list_files(root), name).paths
 
 
 def some_images(listed: Listing, name: str) -> Listing:
-    """The same listing, if there are images in it.
-
-    Args:
-        listed: of a folder.
-        name: what the user calls the folder.
-
-    Raises:
-        PatchloomError: there are none.
-    """
+    """The same listing, if there are images in it."""
     if len(listed.paths):
         return listed
     if len(listed.recordings):
@@ -155,16 +139,7 @@ def some_images(listed: Listing, name: str) -> Listing:
 
 
 def without_runs(root: Path, listed: Listing, where: str = "") -> tuple[Listing, list[str]]:
-    """Leave out the files of runs and comparisons: their pictures are no data.
-
-    Args:
-        root: the folder.
-        listed: its files.
-        where: path of ``root`` in the sentence, with a slash; "": the folder that the user named, which stays.
-
-    Returns:
-        The listing without them, and a sentence if images or recordings were left out.
-    """
+    """Leave out the files of runs and comparisons: their pictures are no data."""
     if ".yaml" not in listed.others:
         return listed, []
     found: list[str] = []
@@ -193,11 +168,7 @@ def without_runs(root: Path, listed: Listing, where: str = "") -> tuple[Listing,
 
 
 def note_on_others(listings: Mapping[str, Listing]) -> list[str]:
-    """A sentence on the files that look like images and are not read; none if there are no such files.
-
-    Args:
-        listings: of some folders, by what stands before their paths in the sentence.
-    """
+    """A sentence on the files that look like images and are not read; none if there are no such files."""
     counts: dict[str, int] = {}
     examples: list[str] = []
     for before, listed in listings.items():

@@ -57,11 +57,7 @@ class ShardIndex:
 
 
 def index_of(shard: Shard) -> ShardIndex:
-    """The index of a shard, from the cache or read from the shard.
-
-    Raises:
-        PatchloomError: as `read_index`; or the shard cannot be fetched.
-    """
+    """The index of a shard, from the cache or read from the shard."""
     cached = cache_root() / "shards" / "index" / f"{digest([_FORMAT, shard.address, shard.state])}.json"
     try:
         return ShardIndex(**json.loads(cached.read_text("utf-8")))
@@ -74,11 +70,7 @@ def index_of(shard: Shard) -> ShardIndex:
 
 
 def read_index(file: BinaryIO, name: str) -> ShardIndex:
-    """The index of an open shard.
-
-    Raises:
-        PatchloomError: it is compressed, damaged, or no tar file; or a sample has several images.
-    """
+    """The index of an open shard."""
     samples: dict[str, list[tarfile.TarInfo]] = {}
     try:
         with tarfile.open(fileobj=file, mode="r:") as tar:
@@ -242,16 +234,7 @@ def holds_shards(folder: Path) -> bool:
 
 
 def open_shards(pattern: str, name: str) -> Data:
-    """Open shards by a pattern.
-
-    Args:
-        pattern: a path, an address for fsspec, or a ``pipe:`` command, with braces and, except for commands, ``*``.
-        name: what the user typed.
-
-    Raises:
-        PatchloomError: there are none; one is missing, damaged or compressed; they hold no images, or several in a
-            sample; labels are partly numbers and partly words; or there is too little space for remote shards.
-    """
+    """Open shards by a pattern."""
     return Data(_source(addresses_of(pattern), name, None), None)
 
 
@@ -259,9 +242,6 @@ def open_shard_folder(folder: Path, name: str) -> Data:
     """Open all tar files of a folder; ``train-*.tar`` and ``test-*``, ``val-*`` or ``validation-*`` are splits.
 
     Beside two of them, those of any other name are left out.
-
-    Raises:
-        PatchloomError: as `open_shards`, or a class in the test split that the training split lacks.
     """
     by_split: dict[str, list[str]] = {}
     for path in sorted(folder.absolute().glob("*.tar")):

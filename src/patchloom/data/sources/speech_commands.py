@@ -46,11 +46,7 @@ def is_speech_commands(folder: Path) -> bool:
 
 
 def open_speech_commands(folder: Path, name: str) -> Data:
-    """Open a folder of words as any other data: the validation part is left out, and so is the noise.
-
-    Raises:
-        PatchloomError: as `read_speech_commands`.
-    """
+    """Open a folder of words as any other data: the validation part is left out, and so is the noise."""
     found = read_speech_commands(folder, name)
     tested = f"what {TEST_LIST} names ({len(found.test):,})" if len(found.test) else ""
     notes = [*found.notes]
@@ -65,15 +61,7 @@ def open_speech_commands(folder: Path, name: str) -> Data:
 
 
 def read_speech_commands(folder: Path, name: str) -> SpeechCommands:
-    """The three parts of a folder of words, and its noise.
-
-    Args:
-        folder: with a sub-folder a word, and perhaps the two lists.
-        name: what the user calls it.
-
-    Raises:
-        PatchloomError: it holds no words, a list names nothing that is there, or both name one recording.
-    """
+    """The three parts of a folder of words, and its noise."""
     kinds, sound, notes = select_kind({"": list_files(folder)}, name)
     listed = kinds[""]
     if sound is None:

@@ -52,9 +52,6 @@ class Shapes(Source):
         size: height and width in pixels.
         first: index of the first image in that sequence.
         name: what the user typed.
-
-    Raises:
-        PatchloomError: fewer than 1 image, or a size below 16 pixels.
     """
 
     classes = SHAPES
@@ -285,9 +282,6 @@ class Tones(Source):
         seed: of an endless sequence of recordings.
         first: index of the first recording in that sequence.
         name: what the user typed.
-
-    Raises:
-        PatchloomError: fewer than 1 recording.
     """
 
     classes = TONES

@@ -33,11 +33,7 @@ _SPLITS = {"training": "train", "testing": "test", "valid": "val", "dev": "val"}
 
 
 def split_choice(name: str) -> tuple[str, dict[str, str]]:
-    """File and columns of ``FILE@path=COLUMN,label=COLUMN``; a name that is no such thing comes back whole.
-
-    Raises:
-        PatchloomError: something else than path, label, split or group is chosen.
-    """
+    """File and columns of ``FILE@path=COLUMN,label=COLUMN``; a name that is no such thing comes back whole."""
     file, at, words = name.rpartition("@")
     if not at or "=" not in words or Path(name).expanduser().exists() or not Path(file).expanduser().is_file():
         return name, {}
@@ -65,11 +61,7 @@ class ColumnRoles(NamedTuple):
     chosen: Mapping[str, str]
 
     def found(self) -> dict[str, str]:
-        """Columns by role: path, and label, split and group where there are such.
-
-        Raises:
-            PatchloomError: it is unclear.
-        """
+        """Columns by role: path, and label, split and group where there are such."""
         for column in self.chosen.values():
             if column and column not in self.columns:
                 raise PatchloomError(f"{self.name} has no column {column}: it has {join_some(self.columns)}")
@@ -174,9 +166,6 @@ def parse_table(lines: Sequence[str], file: Path) -> SourceTable | None:
 
     A first row is a header if none of its cells is an image, and one has a name that is usual for paths, or those below
     it are images. Without one, a table has commas or semicolons.
-
-    Raises:
-        PatchloomError: a broken table, or one of more than two columns without a header.
     """
 
     def is_image(cell: str) -> bool:
@@ -207,18 +196,7 @@ def parse_table(lines: Sequence[str], file: Path) -> SourceTable | None:
 
 
 def open_table(table: SourceTable, file: Path, name: str, chosen: Mapping[str, str]) -> Data:
-    """Open the images of a table. Paths are relative to the file's folder.
-
-    Args:
-        table: its cells.
-        file: where it stands.
-        name: what the user typed.
-        chosen: the column for path, label, split or group, where its name does not tell; "" for none.
-
-    Raises:
-        PatchloomError: it is empty, or none of its files exists; or it is unclear which column is what; or a class or
-            a split cannot be meant.
-    """
+    """Open the images of a table. Paths are relative to the file's folder."""
     if not table.cells:
         raise PatchloomError(f"{name} lists no images: write a row for each below its header")
     names = table.names or _unnamed(table, name)
@@ -261,11 +239,7 @@ def open_table(table: SourceTable, file: Path, name: str, chosen: Mapping[str, s
 
 
 def _rows(lines: Sequence[str], delimiter: str, width: int, file: Path) -> list[list[str]]:
-    """Rows of stripped cells without empty rows; ``width`` cells each, unless that is 0.
-
-    Raises:
-        PatchloomError: a row has more cells, or is no CSV.
-    """
+    """Rows of stripped cells without empty rows; ``width`` cells each, unless that is 0."""
     reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
     rows: list[list[str]] = []
     try:
@@ -298,11 +272,7 @@ def _unnamed(table: SourceTable, name: str) -> tuple[str, ...]:
 
 
 def _kept(paths: list[str], file: Path, name: str) -> tuple[list[int], list[str]]:
-    """The rows whose files exist, each file once; and what is to be said of the others.
-
-    Raises:
-        PatchloomError: there are none.
-    """
+    """The rows whose files exist, each file once; and what is to be said of the others."""
     rows: list[int] = []
     missing: list[str] = []
     seen: set[str] = set()
@@ -375,14 +345,6 @@ def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None) ->
     """Open a text file that lists images or recordings: a table (see `parse_table`), or one path per line.
 
     Paths are relative to the file's folder. In a plain list, a tab and a label may follow; ``#`` begins a comment.
-
-    Args:
-        file: the list.
-        name: what the user typed.
-        chosen: columns of a table, as for `open_table`.
-
-    Raises:
-        PatchloomError: it is not text, it is empty, none of its files exists, or a table is unclear.
     """
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()

@@ -74,12 +74,6 @@ def find_remote(name: str) -> str | None:
     """The first thing in a name that is no file of this machine: a command, or an address.
 
     Braces are expanded before anything is judged, and every part between commas is, since a list may be split there.
-
-    Args:
-        name: one name of data, as a user or a file gives it.
-
-    Raises:
-        PatchloomError: its braces stand for more names than anybody means.
     """
     for whole in expand_braces(name):
         for one in {whole.strip(), *map(str.strip, whole.split(","))}:
@@ -89,11 +83,7 @@ def find_remote(name: str) -> str | None:
 
 
 def addresses_of(pattern: str) -> list[str]:
-    """Expand a pattern to addresses, in order: braces as in a shell, and ``*`` for all existing ones.
-
-    Raises:
-        PatchloomError: nothing matches, or the protocol cannot be used.
-    """
+    """Expand a pattern to addresses, in order: braces as in a shell, and ``*`` for all existing ones."""
     found: list[str] = []
     for one in expand_braces(pattern):
         found += [one] if one.startswith(PIPE) else _remote(one) if "://" in one else _local(one)
@@ -101,20 +91,12 @@ def addresses_of(pattern: str) -> list[str]:
 
 
 def stat_shards(addresses: Iterable[str]) -> list[Shard]:
-    """The shards at the addresses, with their present state.
-
-    Raises:
-        PatchloomError: one does not exist, or its server does not answer.
-    """
+    """The shards at the addresses, with their present state."""
     return list(in_threads(_state, addresses))
 
 
 def connect(address: str) -> tuple[Any, str]:
-    """File system and path of an address, to be used at once: forked processes cannot share connections.
-
-    Raises:
-        PatchloomError: a package is missing, or the address cannot be opened.
-    """
+    """File system and path of an address, to be used at once: forked processes cannot share connections."""
     try:
         return url_to_fs(address)
     except ImportError as error:
@@ -133,11 +115,7 @@ def error_line(error: BaseException) -> str:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Expand braces as a shell does: ``{000..012}``, ``{0..8..2}``, ``{a,b}``, also nested; other braces stay.
-
-    Raises:
-        PatchloomError: they stand for more than a million names, or are nested more than 50 deep.
-    """
+    """Expand braces as a shell does: ``{000..012}``, ``{0..8..2}``, ``{a,b}``, also nested; other braces stay."""
     return _expanded(pattern, 0)
 
 

@@ -74,11 +74,7 @@ class Annotated(ABC, Generic[T]):
 
     @abstractmethod
     def truth(self, i: int) -> T:
-        """What is known of image i.
-
-        Raises:
-            PatchloomError: the annotation cannot be read, or does not fit its image.
-        """
+        """What is known of image i."""
 
     def outlined(self, i: int) -> T:
         """Return `truth`, with masks that are decoded one at a time where the data store outlines."""
@@ -170,10 +166,8 @@ class ClassList:
 
 
 def read_classes(file: Path) -> ClassList:
-    """Read ``classes.txt``: a name a line, line i (from 0) being class i; or ``ID NAME``, ``ID: NAME``, ``R G B NAME``.
-
-    Raises:
-        PatchloomError: it is no text, is empty or has an empty line, or names one thing twice.
+    """Read ``classes.txt``: a name a line, line i (from 0) being class i; or ``ID NAME``, ``ID: NAME``, ``R G B
+    NAME``.
     """
     lines = _lines(file)
     if not lines:
@@ -203,11 +197,7 @@ def read_classes(file: Path) -> ClassList:
 
 
 def read_ade_classes(file: Path) -> ClassList:
-    """Read ADE20K's ``objectInfo150.txt``: a table whose last column is the name, the first being the number.
-
-    Raises:
-        PatchloomError: it is another table.
-    """
+    """Read ADE20K's ``objectInfo150.txt``: a table whose last column is the name, the first being the number."""
     rows = [line.split("\t") for line in _lines(file)[1:] if line]
     firsts = [row[0].strip() for row in rows]
     if firsts != [str(number + 1) for number in range(ADE_COUNT)]:
@@ -219,16 +209,7 @@ def read_ade_classes(file: Path) -> ClassList:
 
 
 def numbered_classes(occurring: Collection[int], ignored: Collection[int], name: str) -> ClassList:
-    """The classes of label maps without a list: all numbers from 0 to the largest that counts, called so.
-
-    Args:
-        occurring: numbers in label maps.
-        ignored: those that do not count.
-        name: what the user calls the data.
-
-    Raises:
-        PatchloomError: few of many numbers occur, so that a list has to say which are classes.
-    """
+    """The classes of label maps without a list: all numbers from 0 to the largest that counts, called so."""
     counted = sorted({number for number in occurring if number not in ignored})
     ids = [number for number in range(counted[-1] + 1 if counted else 0) if number not in ignored]
     if len(ids) > _SPARSE and 4 * len(counted) < len(ids):
@@ -285,10 +266,6 @@ def by_folder(root: Path, images: Iterable[str]) -> tuple[dict[str, list[str]], 
     """The images of each part, by the names of their folders, and a note on those in none.
 
     Without such folders, all are for training.
-
-    Args:
-        root: to which their paths are relative.
-        images: their paths.
     """
     parts: dict[str, list[str]] = {}
     nowhere: list[str] = []
@@ -350,13 +327,6 @@ class ImageMatcher:
 
         It has the same `annotation_key`; or else, alone among all images, the same name; or else the name that the
         file says.
-
-        Args:
-            annotation: path of the file.
-            named: the name of the image that it says.
-
-        Raises:
-            PatchloomError: several images may be meant, or the image has an annotation already.
         """
         key = annotation_key(annotation)
         stem = key.rpartition("/")[2]
@@ -384,13 +354,7 @@ class ImageMatcher:
 
 
 def note_on_unnamed(root: Path, images: Sequence[str], count: int) -> list[str]:
-    """A sentence on images that no annotation names; none if there are none.
-
-    Args:
-        root: to which their paths are relative.
-        images: their paths.
-        count: of all images.
-    """
+    """A sentence on images that no annotation names; none if there are none."""
     if not images:
         return []
     names = limit_examples((str(root / image) for image in images), len(images))
@@ -398,17 +362,7 @@ def note_on_unnamed(root: Path, images: Sequence[str], count: int) -> list[str]:
 
 
 def note_on_lost(root: Path, lost: Sequence[str], count: int, files: str) -> list[str]:
-    """A sentence on annotation files without an image; none if there are none.
-
-    Args:
-        root: to which their paths are relative.
-        lost: their paths.
-        count: of all annotation files.
-        files: what they are called.
-
-    Raises:
-        PatchloomError: they are many.
-    """
+    """A sentence on annotation files without an image; none if there are none."""
     if len(lost) > _FEW_LOST * count:
         raise PatchloomError(
             f"{root / lost[0]} has no image of its name ({len(lost):,} of {count:,} {files} have none): put the images "
@@ -438,14 +392,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def named_parts(there: Mapping[str, int]) -> tuple[dict[str, str], list[str]]:
-    """Which of the parts that data brings are trained on, chosen by and tested on.
-
-    Args:
-        there: the number of images of each part, by its name in `PARTS`.
-
-    Returns:
-        The part that each part's images become, and a note where that is not what they are called.
-    """
+    """Which of the parts that data brings are trained on, chosen by and tested on."""
     if VALIDATION in there and TEST not in there:
         return (
             {TRAIN: TRAIN, VALIDATION: TEST},
@@ -477,16 +424,7 @@ class Header(NamedTuple):
 
 
 def header_of(stored: Path | bytes, name: str) -> Header:
-    """The header of an image file.
-
-    Args:
-        stored: its path, or its bytes.
-        name: with which messages about bytes begin.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        Unreadable: it cannot be read as an image.
-    """
+    """The header of an image file."""
     if isinstance(stored, Path) and stored.suffix.lower() in _ARRAYS:
         return _of_array(stored)
     try:

@@ -24,16 +24,7 @@ _FINE = 5  # steps a pixel in which COCO's tools follow an outline
 
 
 def rasterize_outline(outline: Any, height: int, width: int) -> np.ndarray:
-    """The mask of one object, bool [h w].
-
-    Args:
-        outline: polygons, each a flat list x y x y ... in pixels; or RLE, a dict of ``size`` [h, w] and ``counts``, a
-            list or COCO's compressed text. Run lengths go down the columns, and begin with zeros.
-        height, width: of the image.
-
-    Raises:
-        ValueError: it is neither, or does not fit the image.
-    """
+    """The mask of one object, bool [h w]."""
     if isinstance(outline, dict):
         if list(outline.get("size", ())) != [height, width]:
             raise ValueError(f"a mask of size {outline.get('size')} [h, w] in an image of {[height, width]}")
@@ -175,14 +166,7 @@ class Annotations:
 
 
 def part_of_files(name: str, root: Path, paths: Sequence[str], sheets: list[ImageAnnotation]) -> AnnotatedFiles:
-    """A part whose images are files.
-
-    Args:
-        name: what the user typed.
-        root: to which the paths are relative.
-        paths: of the images.
-        sheets: of the images.
-    """
+    """A part whose images are files."""
     return AnnotatedFiles(Files(name, root, paths), sheets, lambda i: root / paths[i])
 
 

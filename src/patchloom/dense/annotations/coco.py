@@ -39,11 +39,7 @@ def json_files(root: Path, listed: Listing) -> list[str]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """What a JSON file holds; None if it is no COCO JSON, which has a list of images.
-
-    Raises:
-        PatchloomError: it cannot be read.
-    """
+    """What a JSON file holds; None if it is no COCO JSON, which has a list of images."""
     try:
         content = path.read_bytes()
         found = json.loads(content)
@@ -61,16 +57,6 @@ def find_coco(
     A file is of the part that its name or its folder says, as in ``instances_val2017.json``; a single one that says
     none is of the parts in whose folders its images lie, or else for training. Categories are numbered in the order of
     their ids. ``iscrowd`` is taken as `Objects.crowd`.
-
-    Args:
-        name: what the user typed.
-        root: the folder.
-        listed: what lies in it.
-        files: what `read_json` has read, by paths relative to ``root``.
-        alone: there is one file, which is for training whatever its name.
-
-    Raises:
-        PatchloomError: a file is not as COCO's are, or two are of one part.
     """
     parts: dict[str, AnnotatedFiles] = {}
     notes: list[str] = []
@@ -128,13 +114,7 @@ def _categories(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _sheets(path: Path, content: dict[str, Any], number: Mapping[int, int]) -> tuple[list[str], list[ImageAnnotation]]:
-    """The names of the images of a file, and their sheets.
-
-    Args:
-        path: of the file.
-        content: of the file.
-        number: the class of each category, by its id.
-    """
+    """The names of the images of a file, and their sheets."""
     images = _entries(path, content, "images", {"id": int, "file_name": str})
     annotations = _entries(path, content, "annotations", {"image_id": int, "category_id": int, "bbox": list})
     if not annotations:
@@ -187,13 +167,6 @@ def _found(images: Sequence[str], file: str, part: str | None, folders: Iterable
 
     Files name them relative to a folder that they do not say. It is the one in which most of a sample are: the file's
     own, before those of its part, before others. If none is in any, folders in the names are left out.
-
-    Args:
-        images: their names in the file.
-        file: its path.
-        part: to which it belongs.
-        folders: all that there are.
-        known: paths of all images that are there.
     """
     plain = [os.path.normpath(image.replace("\\", "/")).replace(os.sep, "/") for image in images]
     bare = [image.rpartition("/")[2] for image in plain]

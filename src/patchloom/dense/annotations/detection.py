@@ -59,9 +59,6 @@ def find_hub(name: str) -> Annotations:
 
     The column ``objects`` has for each image a list of objects, or a dict of lists, with ``bbox``, COCO's x y w h in
     pixels, and ``category`` or ``label``: a ClassLabel, text, or a number.
-
-    Raises:
-        PatchloomError: there is no such column, or an object is not as the others are.
     """
     splits, state = splits_of(name)
     parts: dict[str, AnnotatedFiles] = {}
@@ -169,11 +166,7 @@ _FEW_BAD = 1e-4  # share of the boxes that may be of no area or outside, and are
 
 
 def check_annotations(found: Annotations) -> AnnotatedData[Objects]:
-    """What was found, compared with its images.
-
-    Raises:
-        PatchloomError: an image or a box is not as the annotations say.
-    """
+    """What was found, compared with its images."""
     _refuse_shared(found)
     masks, notes = _outlined(found)
     parts: dict[str, BoxedImages] = {}
@@ -356,11 +349,7 @@ def _within(
 
 
 def _outline(outline: Any, sheet: ImageAnnotation, size: tuple[int, int]) -> str:
-    """An outline in JSON, in pixels.
-
-    Raises:
-        PatchloomError: it is none, or is of another image.
-    """
+    """An outline in JSON, in pixels."""
     if isinstance(outline, dict):
         if [*outline.get("size", ())] != [*size] or not isinstance(outline.get("counts"), list | str):
             raise PatchloomError(
@@ -389,17 +378,7 @@ _LAYOUTS = (
 
 
 def open_boxes(data: DataLike, seed: int = 0) -> AnnotatedData[Objects]:
-    """Open images with boxes and, where the data has them, masks.
-
-    Args:
-        data: a folder with annotations as COCO JSON (`find_coco`), Pascal VOC XML (`find_voc`) or YOLO text
-            (`find_yolo`); or the JSON file or ``data.yaml`` of one; ``hf:FOLDER`` or ``hf:NAME``, a Hugging Face data
-            set (`find_hub`); or the built-in ``shapes`` or ``shapes:N``.
-        seed: of the built-in shapes.
-
-    Raises:
-        PatchloomError: nothing of this kind lies there, two formats do, or annotations do not fit their images.
-    """
+    """Open images with boxes and, where the data has them, masks."""
     if is_object(data) or not isinstance(data, str | os.PathLike):
         raise PatchloomError(
             f"boxes are read from one place, and not from objects or a list: give a folder with {_LAYOUTS}"

@@ -80,10 +80,6 @@ def read_ids(source: Path | bytes, name: str, colours: np.ndarray | None = None)
 
     Returns:
         Not negative, of an integer dtype [h w].
-
-    Raises:
-        Unreadable: it is missing, broken or of an unknown format.
-        PatchloomError: it is no label map, or has a colour that ``colours`` lacks.
     """
     try:
         with silence_decoders():
@@ -99,11 +95,7 @@ def read_ids(source: Path | bytes, name: str, colours: np.ndarray | None = None)
 
 
 def ids_in(array: np.ndarray, name: str) -> np.ndarray:
-    """A label map that is given as an array [h w], as `read_ids` returns it.
-
-    Raises:
-        PatchloomError: it is no label map.
-    """
+    """A label map that is given as an array [h w], as `read_ids` returns it."""
     return _checked(array, name, None)
 
 
@@ -200,13 +192,6 @@ def layout_of(paths: Sequence[str], name: str) -> Layout:
     Folders of label maps have one of their usual names (labels, masks, annotations, gt, SegmentationClass...), beside
     those of images; both may lie in ``train``, ``val`` and ``test``, or hold these. A label map has the name of its
     image, but for an ending such as ``_mask``. Without such folders, it lies beside its image with such an ending.
-
-    Args:
-        paths: of all pictures in the folder, sorted.
-        name: what the user calls the folder.
-
-    Raises:
-        PatchloomError: there are no label maps, none has the name of an image, or one could be of several.
     """
     folders = {path: _read_folder(path) for path in {path.rpartition("/")[0] for path in paths}}
     found = {path: folders[path.rpartition("/")[0]] for path in paths}
@@ -373,12 +358,7 @@ class StoredMaps(ABC):
 
     @abstractmethod
     def ids(self, i: int) -> np.ndarray:
-        """The numbers in the label map of image i, of an integer dtype [h w], as `read_ids` says.
-
-        Raises:
-            Unreadable: it cannot be read.
-            PatchloomError: it is no label map.
-        """
+        """The numbers in the label map of image i, of an integer dtype [h w], as `read_ids` says."""
 
     @abstractmethod
     def describe(self, i: int) -> str:
@@ -393,11 +373,7 @@ class StoredMaps(ABC):
         return None
 
     def image_size(self, i: int) -> tuple[int, int]:
-        """(h, w) of image i.
-
-        Raises:
-            PatchloomError: it cannot be read.
-        """
+        """(h, w) of image i."""
         height, width = self.images.read(i).shape[1:]
         return height, width
 
@@ -432,11 +408,7 @@ class FileMaps(StoredMaps):
 
 
 def read_image_size(stored: Path | bytes, name: str) -> tuple[int, int]:
-    """(h, w) of an image by the head of its file.
-
-    Raises:
-        Unreadable: it is missing or broken.
-    """
+    """(h, w) of an image by the head of its file."""
     try:
         return header_of(stored, name).size
     except FileNotFoundError as problem:
@@ -448,15 +420,8 @@ def ids_of(maps: StoredMaps, where: str) -> np.ndarray:
 
     All problems are found before anything is trained. The result is cached until a file changes.
 
-    Args:
-        maps: images and label maps.
-        where: what they are called while they are read.
-
     Returns:
         Rows of image, number and pixels, int64 [m 3], sorted.
-
-    Raises:
-        PatchloomError: a label map cannot be read, or is of another size than its image.
     """
     stamp = maps.stamp()
     place = None if stamp is None else cache_root() / "label_maps" / digest([_FORMAT, stamp])
@@ -538,9 +503,6 @@ class LabelMaps(Annotated[Tensor]):
     Attributes:
         ids: the number of each class in label maps as they are stored.
         counts: pixels of each class in each image, int64 [n k].
-
-    Raises:
-        PatchloomError: a label map holds a number that is neither a class nor ignored.
     """
 
     def __init__(self, maps: StoredMaps, classes: ClassList, ignored: Collection[int], rows: np.ndarray) -> None:
@@ -651,11 +613,7 @@ def is_pairs(data: Any) -> bool:
 
 
 def given_maps(data: Any) -> tuple[dict[str, GivenMaps], dict[str, str]]:
-    """Open what `is_pairs`: the parts, and what the dict calls each.
-
-    Raises:
-        PatchloomError: an image is none, or there is nothing to train on.
-    """
+    """Open what `is_pairs`: the parts, and what the dict calls each."""
     lists = data if isinstance(data, Mapping) else {"train": data}
     if "train" not in lists:
         raise PatchloomError("a dict of images with label maps has the key train: name its parts so")
@@ -677,9 +635,6 @@ class HubMaps(StoredMaps):
         dataset: the rows.
         column: of the label maps.
         colours: for `read_ids`.
-
-    Raises:
-        PatchloomError: no row has a label map.
     """
 
     def __init__(self, whole: Hub, dataset: Dataset, column: str, colours: np.ndarray | None = None) -> None:
@@ -718,19 +673,7 @@ class HubMaps(StoredMaps):
 
 
 def hub_maps(name: str, colours: np.ndarray | None = None) -> tuple[dict[str, HubMaps], dict[str, str], list[str]]:
-    """Open ``hf:...`` with a column of images and one of label maps, called label, annotation, mask or the like.
-
-    Args:
-        name: what the user typed.
-        colours: for `read_ids`.
-
-    Returns:
-        What `patchloom.dense.annotations.segmentation.assemble_label_maps` takes: the parts, what the data calls each,
-            and notes.
-
-    Raises:
-        PatchloomError: as `splits_of`, or the columns are not clear.
-    """
+    """Open ``hf:...`` with a column of images and one of label maps, called label, annotation, mask or the like."""
     splits, state_of = splits_of(name)
     maps: dict[str, HubMaps] = {}
     words: dict[str, str] = {}
@@ -784,19 +727,6 @@ def open_label_maps(data: DataLike, ignore: int = 255, seed: int = 0) -> Annotat
 
     What is called val is the validation where there is a test, too, and otherwise the test. Images without a pixel that
     counts are left out.
-
-    Args:
-        data: a folder with ``images/`` and ``labels/`` (or what else they are usually called), directly, or within or
-            around ``train/``, ``val/`` and ``test/`` (see `layout_of`, `read_ids`), with the names of the classes in
-            ``classes.txt`` (see `read_classes`; without it they are numbers); a Hugging Face data set, as ``hf:FOLDER``
-            or ``hf:NAME``, with a column of images and one of label maps; the built-in ``shapes``; or a list of pairs
-            of an image and a label map, each an array or a path, or a dict of such lists (train, validation, test).
-        ignore: the number in label maps that does not count; -1: all count.
-        seed: of the built-in shapes.
-
-    Raises:
-        PatchloomError: there are no such data; an image or a label map cannot be used; or fewer than two classes have
-            pixels to train on.
     """
     if (drawn := _shapes_of(data, seed)) is not None:
         return drawn
@@ -868,20 +798,7 @@ def assemble_label_maps(
     notes: Collection[str],
     ade: bool = False,
 ) -> AnnotatedData[Tensor]:
-    """Look at all label maps, and make the data of them.
-
-    Args:
-        name: what the user calls the data.
-        maps: of "train", "validation" and "test" those that there are, "train" among them.
-        words: what the data calls each; "" for all of it.
-        classes: a list of classes; None: they are numbers.
-        ignore: the number that does not count.
-        notes: on what was left out.
-        ade: the parts are called as ADE20K's are.
-
-    Raises:
-        PatchloomError: as `open_label_maps`.
-    """
+    """Look at all label maps, and make the data of them."""
     said, ignored = [*notes], {ignore}
     rows = {part: ids_of(one, f"{name} {words[part]}".strip()) for part, one in maps.items()}
     numbers = np.unique(np.concatenate([found[:, 1] for found in rows.values()])).tolist()
@@ -936,11 +853,7 @@ def _ade_classes(classes: ClassList | None, largest: int, ade: bool) -> ClassLis
 def _on_classes(
     name: str, parts: Mapping[str, Annotated[Tensor]], words: Mapping[str, str], numbers: list[int], ignored: set[int]
 ) -> list[str]:
-    """Notes on classes that nothing shows.
-
-    Raises:
-        PatchloomError: fewer than two have pixels to train on.
-    """
+    """Notes on classes that nothing shows."""
     names = np.array(parts["train"].classes)
     there = {part: class_pixels(one) > 0 for part, one in parts.items()}
     trained = there.pop("train")

@@ -51,15 +51,6 @@ def find_voc(name: str, root: Path, listed: Listing, files: Sequence[str]) -> An
 
     It is as VOC's own sets are (``JPEGImages``, ``Annotations``, ``ImageSets/Main``), or has images and XML files of
     the same names, in two folders or side by side, with or without ``train``, ``val`` and ``test`` within or around.
-
-    Args:
-        name: what the user typed.
-        root: the folder.
-        listed: what lies in it.
-        files: its XML files.
-
-    Raises:
-        PatchloomError: a file cannot be read, or it is not clear which image it is of.
     """
     kits = [folder for folder in listed.folders if folder.rpartition("/")[2] == _DEVKIT[0]]
     kits = [kit[: -len(_DEVKIT[0])] for kit in kits if f"{kit[: -len(_DEVKIT[0])]}{_DEVKIT[1]}" in listed.folders]
@@ -140,9 +131,6 @@ def read_voc(path: Path) -> VocAnnotation:
     VOC counts pixels from 1 and includes the last one, so x0 is ``xmin - 1`` and x1 is ``xmax``, and likewise y: the
     same box that a copy in COCO's or YOLO's format has. What is ``difficult`` is taken as `Objects.crowd`: VOC's own
     scores count neither finding nor missing it.
-
-    Raises:
-        PatchloomError: it is no XML, or no annotation of VOC.
     """
     try:
         content = path.read_bytes()

@@ -43,15 +43,6 @@ def find_yolo(name: str, root: Path, listed: Listing, files: Sequence[str]) -> A
     """The images, boxes and outlines of a folder ``images`` beside one called ``labels``, or of both in one.
 
     An image without a text file has no objects. Class names are the lines of ``classes.txt``.
-
-    Args:
-        name: what the user typed.
-        root: the folder.
-        listed: what lies in it.
-        files: its text files, as `text_files` finds them.
-
-    Raises:
-        PatchloomError: a file cannot be read.
     """
     images = [*listed.paths]
     in_role = [image for image in images if any(map(is_role, image.split("/")[:-1]))]
@@ -71,13 +62,6 @@ def find_yaml(name: str, path: Path) -> Annotations:
 
     It has ``names``, a list or numbers with names, and for ``train``, ``val`` and ``test`` a folder of images, a text
     file that lists them, or several; they are relative to its ``path``, or to the file itself.
-
-    Args:
-        name: what the user typed.
-        path: of the YAML file.
-
-    Raises:
-        PatchloomError: it is not as YOLO's are, or a file that it leads to cannot be read.
     """
     content = _read_yaml(path)
     if not ("names" in content and "train" in content):
@@ -120,16 +104,7 @@ def _found(
     files: Sequence[str],
     notes: list[str],
 ) -> Annotations:
-    """What the labels of some images say.
-
-    Args:
-        name: what the user typed.
-        root: to which all paths are relative.
-        parts: paths of the images of each part.
-        classes: their names, if they are known.
-        files: all labels that there are.
-        notes: on what was left out.
-    """
+    """What the labels of some images say."""
     label_of = {image: _label_of(root, image) for images in parts.values() for image in images}
     image_of: dict[str, str] = {}
     for image, label in label_of.items():
@@ -163,15 +138,7 @@ def _found(
 
 
 def read_yolo(path: Path, classes: int | None) -> ImageAnnotation:
-    """Read the labels of one image: ``class x y w h``, the centre first, or ``class x y x y x y ...``, an outline.
-
-    Args:
-        path: of the text file.
-        classes: their number, if it is known.
-
-    Raises:
-        PatchloomError: a line is neither, or of a class that there is not.
-    """
+    """Read the labels of one image: ``class x y w h``, the centre first, or ``class x y x y x y ...``, an outline."""
     sheet = ImageAnnotation(str(path), relative=True)
     for number, line in enumerate(_text(path).splitlines(), 1):
         words = line.split()

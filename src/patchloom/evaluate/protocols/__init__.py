@@ -40,11 +40,7 @@ _OF_SEVERAL = ("segment", "detect")  # which several processes can share
 
 
 def protocol_of(name: str) -> tuple[Callable[..., Report], dict[str, Any]]:
-    """The function of a protocol, and arguments from its name: ``blocks:2`` is blocks with count=2.
-
-    Raises:
-        PatchloomError: there is none of that name.
-    """
+    """The function of a protocol, and arguments from its name: ``blocks:2`` is blocks with count=2."""
     plain, _, number = name.partition(":")
     if plain not in PROTOCOLS or (number and (plain != "blocks" or not number.isdigit())):
         raise PatchloomError(f"there is no protocol {name}{suggestion(plain, PROTOCOLS)} Choose {listing(PROTOCOLS)}.")

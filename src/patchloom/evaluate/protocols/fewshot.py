@@ -100,11 +100,7 @@ def fewshot(
 def subsample_training(
     parts: Parts, share: float | None, per_class: int | None, seed: int
 ) -> tuple[Parts, dict[str, Any]]:
-    """Parts with a subset of the training images, and its description for the rows.
-
-    Raises:
-        PatchloomError: both a share and a number per class, or fewer images than needed.
-    """
+    """Parts with a subset of the training images, and its description for the rows."""
     train = parts.train
     n, classes = len(train), count_classes(train)
     if share is not None and per_class is not None:

@@ -88,13 +88,7 @@ def pretrained_candidate(
     place: Path | None,
     more: Mapping[str, Any] | None = None,
 ) -> Candidate:
-    """The encoder, whose classifier is saved when it is trained.
-
-    Args:
-        vit, card, positions, parts, settings: as everywhere.
-        place: where; None if it is not.
-        more: settings of the row besides the positions.
-    """
+    """The encoder, whose classifier is saved when it is trained."""
     variant, classes = variant_of(positions, vit), class_names(parts.train)
 
     def save(model: Classifier, all_settings: dict[str, Any]) -> None:
@@ -127,15 +121,7 @@ def classifier_builder(
     pooling: Pool | None = None,
     **parts: nn.Module | int | None,
 ) -> Build:
-    """A function that builds a classifier on a copy of an encoder.
-
-    Args:
-        vit, card: the encoder, which is not changed.
-        positions: of the copy.
-        classes: number of classes.
-        pooling: overrides the recipe's.
-        parts: further arguments of `Classifier`; modules are copied.
-    """
+    """A function that builds a classifier on a copy of an encoder."""
 
     def build(recipe: Recipe) -> Classifier:
         pool = pooling or recipe.pooling

@@ -114,11 +114,7 @@ def keywords(
 
 
 def _opened(data: DataLike, words: str | list[str] | None, card: EncoderCard, settings: EvalSettings) -> KeywordParts:
-    """The recordings, as the encoder hears them.
-
-    Raises:
-        PatchloomError: the encoder is of images, or a grouping is asked for.
-    """
+    """The recordings, as the encoder hears them."""
     if card.sound is None:
         raise PatchloomError(
             f"{card.name} is an encoder of images: keywords needs one that pretrain made of recordings"

@@ -51,12 +51,6 @@ def knn_accuracies(
         weighted: False gives every vote the weight 1.
         temperature: of the weights.
         chunk: queries per block; by default so many that about 100 MB are needed.
-
-    Returns:
-        Accuracy in [0, 1] by k, in ascending order.
-
-    Raises:
-        PatchloomError: a k below 1, or every k is larger than the gallery.
     """
     options = {"weighted": weighted, "temperature": temperature, "chunk": chunk}
     found = knn_right(gallery, gallery_labels, queries, query_labels, ks, **options)

@@ -179,9 +179,6 @@ def measure_positions(
         grid: rows and columns of patches.
         batches: normalised images [b c h w].
         seed: of what is withheld, the same for every combination.
-
-    Raises:
-        PatchloomError: a combination leaves a single patch visible.
     """
     settings = [dict(zip(axes, ratios, strict=True)) for ratios in product(*axes.values())]
     generators = [torch.Generator().manual_seed(seed) for _ in settings]

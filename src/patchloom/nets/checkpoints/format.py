@@ -106,22 +106,14 @@ def checksum(tensors: dict[str, Tensor], about: str) -> str:
 
 
 def read_encoder_card(path: Path) -> EncoderCard:
-    """The card of an encoder file.
-
-    Raises:
-        PatchloomError: no such file, or none that patchloom wrote.
-    """
+    """The card of an encoder file."""
     about = read_about(path, ENCODER_FORMAT, "encoder weights")
     with expect_intact(path):
         return card_from(about)
 
 
 def card_from(about: Any) -> EncoderCard:
-    """Return an encoder's card from what ``asdict`` and JSON made of it, checked, since anybody may have written it.
-
-    Raises:
-        ValueError: a value of another type or out of its range, or a model that is not in timm's list.
-    """
+    """Return an encoder's card from what ``asdict`` and JSON made of it, checked, since anybody may have written it."""
     if not isinstance(about, Mapping):
         raise ValueError("it has no card")
     known = {one.name for one in fields(EncoderCard)}
@@ -146,11 +138,7 @@ def card_from(about: Any) -> EncoderCard:
 
 
 def _spec_from(given: Any) -> EncoderSpec | None:
-    """An encoder's sizes from its card.
-
-    Raises:
-        ValueError: a value of another type or out of its range, or options that no model takes.
-    """
+    """An encoder's sizes from its card."""
     if given is None:
         return None
     ranges = dict.fromkeys(("img_size", "patch_size", "channels"), (1, 2**16))
@@ -174,11 +162,7 @@ def printable(text: str, most: int = 500) -> str:
 
 
 def read_about(path: Path, key: str, what: str) -> dict[str, Any]:
-    """What `save_net` wrote of a net under ``key``; ``what`` the file should hold is for the error.
-
-    Raises:
-        PatchloomError: no such file, or none that patchloom wrote under that key.
-    """
+    """What `save_net` wrote of a net under ``key``; ``what`` the file should hold is for the error."""
     about = read_metadata(path, what)
     if key not in about:
         if any(name.startswith("patchloom-") for name in about):
@@ -191,11 +175,7 @@ def read_about(path: Path, key: str, what: str) -> dict[str, Any]:
 
 @contextmanager
 def expect_intact(path: str | Path) -> Iterator[None]:
-    """While entered, what goes wrong in using a file that patchloom wrote means that the file is damaged.
-
-    Raises:
-        PatchloomError: it is.
-    """
+    """While entered, what goes wrong in using a file that patchloom wrote means that the file is damaged."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as problem:
@@ -205,11 +185,7 @@ def expect_intact(path: str | Path) -> Iterator[None]:
 
 
 def read_metadata(path: Path, what: str) -> dict[str, str]:
-    """What a safetensors file, whoever wrote it, says beside its tensors.
-
-    Raises:
-        PatchloomError: no such file, or a damaged one.
-    """
+    """What a safetensors file, whoever wrote it, says beside its tensors."""
     try:
         with safe_open(path, "pt") as file:
             return file.metadata() or {}
@@ -218,11 +194,7 @@ def read_metadata(path: Path, what: str) -> dict[str, str]:
 
 
 def read_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """The tensors of a safetensors file whose names begin with ``prefix``, by what follows it.
-
-    Raises:
-        PatchloomError: it is damaged; where it has a checksum and all is read, in a single bit.
-    """
+    """The tensors of a safetensors file whose names begin with ``prefix``, by what follows it."""
     try:
         with safe_open(path, "pt") as file:
             about = file.metadata() or {}
@@ -245,11 +217,7 @@ def is_encoder_file(path: Path) -> bool:
 
 
 def weights_file(source: str | Path) -> Path:
-    """The file of weights that is meant by a run's folder, or by its own name.
-
-    Raises:
-        PatchloomError: there is none.
-    """
+    """The file of weights that is meant by a run's folder, or by its own name."""
     path = Path(source)
     if path.is_dir():
         path = path / "encoder.safetensors"
@@ -266,14 +234,7 @@ def published_like(source: str | Path) -> str:
 
 
 def load_encoder_file(source: str | Path) -> tuple[VisionTransformer, EncoderCard]:
-    """An encoder in eval mode, and its card.
-
-    Args:
-        source: a run's folder, an encoder's ``.safetensors`` file, or ``timm:NAME`` for weights that timm publishes.
-
-    Raises:
-        PatchloomError: nothing of that kind is there, or it cannot be served.
-    """
+    """An encoder in eval mode, and its card."""
     if str(source).startswith("timm:"):
         return _from_timm(str(source).removeprefix("timm:"))
     path = weights_file(source)
@@ -286,11 +247,7 @@ def load_encoder_file(source: str | Path) -> tuple[VisionTransformer, EncoderCar
 
 
 def refuse_other_sizes(spec: EncoderSpec | None, weights: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse an encoder whose card and weights differ, before memory is taken for the sizes that its card names.
-
-    Raises:
-        PatchloomError: they differ.
-    """
+    """Refuse an encoder whose card and weights differ, before memory is taken for the sizes that its card names."""
     with expect_intact(path):
         if spec is None:
             raise ValueError("its card names no sizes")
@@ -300,22 +257,14 @@ def refuse_other_sizes(spec: EncoderSpec | None, weights: Mapping[str, Tensor], 
 
 
 def refuse_larger(card: EncoderCard, weights: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse a model whose card names an encoder much larger than its weights, before memory is taken for it.
-
-    Raises:
-        PatchloomError: so it is; positions may differ, since it may have been trained at another size.
-    """
+    """Refuse a model whose card names an encoder much larger than its weights, before memory is taken for it."""
     net = stock_encoder(card.timm_name) if card.spec is None else outline(card.spec)
     if sum(one.numel() for one in net.parameters()) > 4 * sum(one.numel() for one in weights.values()) + 2**22:
         raise PatchloomError(_DAMAGED.format(path, "its encoder is larger than its weights"))
 
 
 def stock_encoder(name: str) -> VisionTransformer:
-    """What timm builds by a name, with or without the tag of its weights: on the meta device, so sizes alone.
-
-    Raises:
-        PatchloomError: timm has no such model, or it cannot be served.
-    """
+    """What timm builds by a name, with or without the tag of its weights: on the meta device, so sizes alone."""
     if not (is_model_name(name) and timm.is_model(name.split(".")[0])):
         meant = models_like(name, pretrained=True)
         hint = f"; did you mean {listing(f'timm:{one}' for one in meant)}?" if meant else "."
@@ -383,9 +332,6 @@ def save_extra_module(module: nn.Module, path: Path) -> None:
     """Write the ``state_dict`` of a module of `EXTRA_MODULES`, its class, and the ``sizes`` that build it again.
 
     The file appears whole or not at all.
-
-    Raises:
-        ValueError: a module of another class, which nothing could build again.
     """
     if type(module).__name__ not in EXTRA_MODULES:
         raise ValueError(f"{type(module).__name__} is not in EXTRA_MODULES: add what builds it again there")
@@ -393,16 +339,7 @@ def save_extra_module(module: nn.Module, path: Path) -> None:
 
 
 def extra_module_file(source: str | Path, use: Use) -> Path | None:
-    """The file of the module beside an encoder that is good for ``use``; None if the encoder's card names none.
-
-    Args:
-        source: as `load_encoder` takes it. A file that is not called encoder.safetensors has no modules beside it,
-            since those in its folder may be another encoder's.
-        use: for which a module is wanted.
-
-    Raises:
-        PatchloomError: no encoder there, or a damaged one, or one that an older version wrote with a head beside it.
-    """
+    """The file of the module beside an encoder that is good for ``use``; None if the encoder's card names none."""
     if str(source).startswith("timm:") or (path := weights_file(source)).name != "encoder.safetensors":
         return None
     with expect_intact(path):
@@ -423,14 +360,7 @@ def _extra_modules(path: Path) -> Iterable[tuple[str, Use]]:
 
 
 def load_module_file(source: str | Path, use: Use) -> nn.Module | None:
-    """The module beside an encoder that is good for ``use``, in eval mode; None if there is none.
-
-    Args:
-        source, use: as `extra_module_file` takes them.
-
-    Raises:
-        PatchloomError: no encoder there, or the module's file is damaged, or not one that patchloom wrote.
-    """
+    """The module beside an encoder that is good for ``use``, in eval mode; None if there is none."""
     path = extra_module_file(source, use)
     if path is None:
         return None

@@ -65,14 +65,7 @@ _PARTS = (
 
 
 def inherit(foreign: ForeignCheckpoint, task: nn.Module, own_task: bool, source: str) -> list[str]:
-    """Put decoders, heads, tokens and teacher of a file into a task in place; and say what was done, in sentences.
-
-    Args:
-        foreign: the file.
-        task: around an encoder that has its weights already.
-        own_task: whether it is the task of the program that wrote the file; no other takes anything.
-        source: what the file is called.
-    """
+    """Put decoders, heads, tokens and teacher of a file into a task in place; and say what was done, in sentences."""
     program, rest = foreign.program, foreign.rest()
     there = [words for beginning, words in _PARTS if any(name.startswith(beginning) for name in rest)]
     teacher = foreign.beginning(f"{TEACHER_PREFIX}.{ENCODER}")
@@ -201,12 +194,7 @@ class Architecture(NamedTuple):
 
 
 def infer_architecture(weights: State, program: Program | None = None) -> Architecture | None:
-    """What weights tell of their model; None for a width or depth at which the number of heads cannot be assumed.
-
-    Args:
-        weights: of an encoder, by timm's names.
-        program: that wrote them, if it is known: then any depth will do.
-    """
+    """What weights tell of their model; None for a width or depth at which the number of heads cannot be assumed."""
     projection, first = weights.get(PROJECTION_KEY), weights.get("blocks.0.mlp.fc1.weight")
     if projection is None or projection.ndim != 4 or first is None or first.ndim != 2:
         return None
@@ -263,17 +251,7 @@ def _grid_side(weights: State, p: int) -> int:
 
 
 def load_bare_weights(path: Path, model: str | None = None) -> tuple[VisionTransformer, EncoderCard]:
-    """An encoder in eval mode, of a file that holds weights alone, and its card, whose note says what was done.
-
-    Args:
-        path: what torch or safetensors saved, as for `load_published`.
-        model: timm's name of the model, which has sizes and the statistics of its images. It may be left out for what
-            the authors' own programs saved, of the usual sizes.
-
-    Raises:
-        PatchloomError: timm has no such model, or it cannot be served; the file cannot be read, or is not of it; its
-            model is not known; or its blocks have parts that a plain ViT has not.
-    """
+    """An encoder in eval mode, of a file that holds weights alone, and its card, whose note says what was done."""
     if model is not None:
         stock_encoder(model)
     foreign, shape = read_foreign(path)
@@ -316,9 +294,6 @@ def load_bare_module(path: Path, use: Use) -> nn.Module | None:
     """What ExtreMA's files have beside the encoder that is good for ``use``, in eval mode; None of any other file.
 
     That is the class attention, or the first layer of the projection, of the same net as the encoder.
-
-    Raises:
-        PatchloomError: the file cannot be read, or is damaged.
     """
     foreign, shape = read_foreign(path)
     if foreign is None or shape is None or foreign.program is not EXTREMA_PROGRAM:
@@ -394,22 +369,7 @@ def public_shape(
     model: str | None = None,
     read: tuple[ForeignCheckpoint | None, Architecture | None] | None = None,
 ) -> dict[str, Any] | None:
-    """The model that a source says it is of, without fetching its weights.
-
-    Args:
-        source: as for `load_published`.
-        model: the name that a user gives the model of a file that only holds tensors; None or auto: it is read off
-            them, if their sizes are usual ones.
-        read: what `read_foreign` found in such a file; None if nobody has looked yet.
-
-    Returns:
-        ``name``, ``patch_size``, ``positions`` and ``options`` as `patchloom.nets.build.EncoderSpec` takes them, and
-        ``read_off``, which of them were read off weights. None for a file that only holds tensors of unusual sizes,
-        since the number of heads leaves no trace in them, unless ``model`` is one of timm's.
-
-    Raises:
-        PatchloomError: timm has no such model, it cannot be served, or there is no such file.
-    """
+    """The model that a source says it is of, without fetching its weights."""
     if str(source).startswith("timm:"):
         return _stock_shape(str(source).removeprefix("timm:"))
     path = weights_file(source)

@@ -148,12 +148,7 @@ class ForeignCheckpoint(NamedTuple):
 
 
 def recognise(states: list[tuple[str, State]], programs: tuple[Program, ...] = PROGRAMS) -> ForeignCheckpoint | None:
-    """Whose program wrote a file; None if it is none of these.
-
-    Args:
-        states: the state dicts in it by their paths, as `patchloom.nets.checkpoints.read.read_states` finds them.
-        programs: which may have written it.
-    """
+    """Whose program wrote a file; None if it is none of these."""
     named = [(path, timm_names(state)) for path, state in states]
     for program in programs:
         places = [(path, prefix, state) for path, state in named for prefix in _prefixes(program, state)]
@@ -177,13 +172,7 @@ def recognise(states: list[tuple[str, State]], programs: tuple[Program, ...] = P
 
 
 def translate_names(program: Program, names: NameRules, state: State) -> tuple[State, list[str]]:
-    """A program's state dict (or gradients) by our names, and what is left out, with the reason.
-
-    Args:
-        program: whose it is.
-        names: the table, which may be its teacher's.
-        state: by its names after their common prefix; blocks by timm's.
-    """
+    """A program's state dict (or gradients) by our names, and what is left out, with the reason."""
     weights: State = {}
     left: dict[tuple[str, str], list[str]] = {}
     for name, value in state.items():
@@ -371,20 +360,6 @@ def load_published(
     Weights become float32. Learned position embeddings of another grid [1 prefix+n d], and a patch projection [d c p p]
     of another patch size (FlexiViT, arXiv:2212.08013, section 3.4) or of 3 channels, are resampled as timm does it.
     The number of heads leaves no trace in weights: it must be the source's. Torch's random numbers stay as they are.
-
-    Args:
-        vit: the encoder. Which of its parameters are trained stays as it is.
-        source: ``timm:NAME`` for weights that timm publishes; a run's folder; a ``.safetensors`` file, patchloom's or
-            with timm's names; any other file that torch saved, read by ``torch.load(weights_only=True)``.
-        weights, grid: what was read already, by timm's names, and its rows and columns of patches; ``source`` is then
-            only what it is called.
-        foreign: the same of a file of the authors' own programs. Unless these are given, a file is looked at for that.
-        task: that goes on with them. With a program's own task it is the student's encoder that is taken, else the one
-            that the authors evaluate.
-
-    Raises:
-        PatchloomError: nothing of that kind is there, it cannot be read without running code, fewer than half of the
-            encoder's block weights are in it, a shape differs, or a weight is not a finite floating-point number.
     """
     target = dict(vit.state_dict())
     states = [("", weights or {})]
@@ -421,11 +396,7 @@ def _changes(name: str, target: State) -> bool:
 
 
 def _of_program(source: str, foreign: ForeignCheckpoint, vit: VisionTransformer, target: State, task: str) -> _Found:
-    """The encoder in a file of an authors' program.
-
-    Raises:
-        PatchloomError: fewer than half of the weights of the encoder's blocks are in it, or its heads are others.
-    """
+    """The encoder in a file of an authors' program."""
     program = foreign.program
     whose = "student" if task and task == program.task else program.evaluated
     heads = program.heads.get(vit.embed_dim)
@@ -457,11 +428,7 @@ def _read(source: str | Path) -> tuple[list[tuple[str, State]], OptionalGrid, Fo
 
 
 def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Found:
-    """The state dict, and the prefix of its names, by which most of the encoder's weights are found.
-
-    Raises:
-        PatchloomError: fewer than half of the weights of the encoder's blocks are found.
-    """
+    """The state dict, and the prefix of its names, by which most of the encoder's weights are found."""
     best: tuple[tuple[Any, ...], str, State, str] | None = None
     for order, (path, state) in enumerate(states):
         named, alike = Counter(), Counter()

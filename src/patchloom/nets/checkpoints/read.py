@@ -244,11 +244,7 @@ def is_bare_weights(source: str | Path) -> bool:
 
 
 def read_states(path: Path) -> list[tuple[str, dict[str, Tensor]]]:
-    """Every state dict in a file, whoever wrote it, by the path of its keys there.
-
-    Raises:
-        PatchloomError: it is damaged, or a pickle that holds more than tensors and plain values: none is ever run.
-    """
+    """Every state dict in a file, whoever wrote it, by the path of its keys there."""
     if path.suffix == ".safetensors":
         read_metadata(path, "weights")
         return [("", read_weights(path))]

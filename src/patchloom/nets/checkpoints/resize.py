@@ -123,10 +123,6 @@ def resize_input(vit: VisionTransformer, size: tuple[int, int]) -> None:
 
     timm before 1.0.31 trains a fixed table from then on, and leaves the table of a grid with the same number of patches
     as it is, so the table is made here.
-
-    Args:
-        vit: the encoder.
-        size: height and width of the images in pixels.
     """
     table, grid = vit.pos_embed, grid_size(vit)
     vit.set_input_size(img_size=size)

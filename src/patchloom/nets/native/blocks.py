@@ -80,9 +80,6 @@ def native_block(
         shift: [d]; both None: nothing is.
         keys_values: [b m] indices of the tokens that alone are keys and values; None: all are.
         first: what the block makes of the tokens before it is left out.
-
-    Returns:
-        Such parts of [b t-first d]; `sum_parts` adds them.
     """
     attn, mlp = block.attn, block.mlp
     tokens, normed = ops.add_norm(tokens, more, shift, block.norm1)

@@ -15,14 +15,7 @@ NOT_SERVED = "native ones are for plain blocks, whose heads have a multiple of 1
 
 
 def choose_kernels(vit: VisionTransformer, device: str, bfloat16: bool, images: int) -> tuple[str, str]:
-    """ "torch" or "native", and why: our own where they can be had, and are faster for the encoder's attention.
-
-    Args:
-        vit: the encoder; only its shapes matter.
-        device: where it is trained.
-        bfloat16: whether anything is computed in it.
-        images: of a step.
-    """
+    """ "torch" or "native", and why: our own where they can be had, and are faster for the encoder's attention."""
     if device != "cpu" or not bfloat16:
         return "torch", "native ones are for bfloat16 on a CPU"
     if not supports_native(vit):

@@ -65,11 +65,7 @@ def missing() -> str | None:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The kernels, loaded; compiled first where that was not done with this source and torch, or is damaged.
-
-    Raises:
-        PatchloomError: they cannot be had here, or the compiler fails.
-    """
+    """The kernels, loaded; compiled first where that was not done with this source and torch, or is damaged."""
     if reason := lacking():
         raise PatchloomError(f"native kernels cannot be had here, since {reason}: use --kernels torch")
     path, command = _place(), compiler()
