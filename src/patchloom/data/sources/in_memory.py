@@ -1,6 +1,6 @@
 """Images that a program gives as objects: arrays, tensors, PIL images, paths, or a torch Dataset.
 
-Their name leads nowhere (`given_name`): only who has the object can open them again.
+Their name leads nowhere (`object_name`): only who has the object can open them again.
 """
 
 from __future__ import annotations

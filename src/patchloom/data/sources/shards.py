@@ -1,6 +1,6 @@
 """Shards: tar files of images and labels in WebDataset's layout, with random access.
 
-Which images a shard holds, and where, is in its index (`shard_index`).
+Which images a shard holds, and where, is in its index.
 """
 
 from __future__ import annotations
