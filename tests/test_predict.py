@@ -82,8 +82,8 @@ def test_label_maps_belong_to_their_images(segmenter, photos, tmp_path, monkeypa
 def test_maps_have_the_numbers_of_the_maps_that_were_learnt(segmenter, photos, tmp_path):
     model, card = load_dense(segmenter)
     save_dense(model, replace(card, ids=(0, 7, 255)), tmp_path / "numbered.safetensors")
-    patchloom.dense.predict(tmp_path / "numbered.safetensors", photos / "a.png", out=tmp_path / "out", pictures=0)
-    patchloom.dense.predict(segmenter, photos / "a.png", out=tmp_path / "plain", pictures=0)
+    patchloom.predict(tmp_path / "numbered.safetensors", photos / "a.png", out=tmp_path / "out", pictures=0)
+    patchloom.predict(segmenter, photos / "a.png", out=tmp_path / "plain", pictures=0)
     assert (tmp_path / "out" / "classes.txt").read_text().splitlines() == [
         f"{i} {name}" for i, name in zip((0, 7, 255), CLASSES, strict=True)
     ]
@@ -93,17 +93,17 @@ def test_maps_have_the_numbers_of_the_maps_that_were_learnt(segmenter, photos, t
 
 
 def test_the_same_again_is_written_again_and_nothing_else_is_overwritten(segmenter, detector, photos, tmp_path):
-    first = patchloom.dense.predict(segmenter, photos / "a.png", out=tmp_path / "out", pictures=0)
+    first = patchloom.predict(segmenter, photos / "a.png", out=tmp_path / "out", pictures=0)
     assert isinstance(first, Predictions) and (first.images, first.pictures) == (1, 0)
     assert sum(first.counts.values()) == 40 * 50 and [*first.counts.values()] == sorted(first.counts.values())[::-1]
-    assert patchloom.dense.predict(segmenter, photos / "a.png", out=tmp_path / "out", pictures=0) == first
+    assert patchloom.predict(segmenter, photos / "a.png", out=tmp_path / "out", pictures=0) == first
     for other in ((detector, photos / "a.png"), (segmenter, photos)):
         with pytest.raises(PatchloomError, match="holds other files: give another folder with --out"):
-            patchloom.dense.predict(*other, out=tmp_path / "out")
+            patchloom.predict(*other, out=tmp_path / "out")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mine.txt").write_text("mine")
     with pytest.raises(PatchloomError, match="holds other files"):
-        patchloom.dense.predict(segmenter, photos, out=tmp_path / "taken")
+        patchloom.predict(segmenter, photos, out=tmp_path / "taken")
     assert [one.name for one in (tmp_path / "taken").iterdir()] == ["mine.txt"]
 
 
@@ -122,15 +122,15 @@ def test_images_of_several_folders_never_overwrite_each_other(segmenter, detecto
         noise(tmp_path / "parted" / name, number)
     for name in ("a.png", "a.jpg.png", "x/A.png"):
         noise(tmp_path / "other" / name)
-    done = patchloom.dense.predict(segmenter, tmp_path / "parted", out=tmp_path / "one", pictures="all")
+    done = patchloom.predict(segmenter, tmp_path / "parted", out=tmp_path / "one", pictures="all")
     expected = ["test/a.png", "test/c.png", "train/a.jpg.png", "train/a.png.png", "train/b.png"]
     assert maps_in(tmp_path / "one") == expected and done.images == 5
     assert len([*(tmp_path / "one" / "pictures").rglob("*.png")]) == 5
     folders = [tmp_path / "parted" / "test", tmp_path / "other"]
-    done = patchloom.dense.predict(segmenter, folders, out=tmp_path / "two", pictures=0)
+    done = patchloom.predict(segmenter, folders, out=tmp_path / "two", pictures=0)
     assert len(maps_in(tmp_path / "two")) == done.images == 5
     assert "parted/test/a.png" in maps_in(tmp_path / "two")
-    patchloom.dense.predict(detector, tmp_path / "parted", out=tmp_path / "boxes", pictures=0)
+    patchloom.predict(detector, tmp_path / "parted", out=tmp_path / "boxes", pictures=0)
     names = [one["file_name"] for one in json.loads((tmp_path / "boxes" / "detections.json").read_text())["images"]]
     assert len({*names}) == 5 and "test/a.png" in names
 
@@ -150,25 +150,25 @@ def test_predictions_of_images_that_are_gone_do_not_stay_and_nothing_else_goes(s
     for number, name in enumerate("abc"):
         noise(tmp_path / "images" / f"{name}.png", number)
     out = tmp_path / "out"
-    patchloom.dense.predict(segmenter, tmp_path / "images", out=out)
+    patchloom.predict(segmenter, tmp_path / "images", out=out)
     (out / "labels" / "mine.png").write_bytes(b"mine")
     (tmp_path / "images" / "b.png").unlink()
-    done = patchloom.dense.predict(segmenter, tmp_path / "images", out=out)
+    done = patchloom.predict(segmenter, tmp_path / "images", out=out)
     assert maps_in(out) == ["a.png", "c.png", "mine.png"] and "1 label maps" in done.notes[-1]
     assert not (out / "pictures" / "b.png").exists()
     noise(tmp_path / "images" / "mine.png")  # whose label map would replace what predict did not write
     with pytest.raises(PatchloomError, match="other files"):
-        patchloom.dense.predict(segmenter, tmp_path / "images", out=out)
+        patchloom.predict(segmenter, tmp_path / "images", out=out)
     record = json.loads((out / "predicted-by.json").read_text())
     record["files"] += ["../images/a.png", "labels/../../images/c.png"]
     (out / "predicted-by.json").write_text(json.dumps(record))
     (tmp_path / "images" / "mine.png").unlink()
-    patchloom.dense.predict(segmenter, tmp_path / "images", out=out)
+    patchloom.predict(segmenter, tmp_path / "images", out=out)
     assert {one.name for one in (tmp_path / "images").iterdir()} == {"a.png", "c.png"}
 
 
 def test_objects_are_cocos(detector, photos, tmp_path):
-    done = patchloom.dense.predict(detector, photos, out=tmp_path / "out", score=0.3, pictures="all")
+    done = patchloom.predict(detector, photos, out=tmp_path / "out", score=0.3, pictures="all")
     found = COCO(tmp_path / "out" / "detections.json")
     assert {one["file_name"] for one in found.imgs.values()} == {"a.jpg", "a.png", "deep/b.jpg", "grey.png"}
     assert [one["name"] for one in found.loadCats(found.getCatIds())] == list(CLASSES)
@@ -221,17 +221,17 @@ def test_what_is_no_model_is_told_what_makes_one(segmenter, photos, tmp_path):
     makes = r"patchloom evaluate segment {} LABELLED --save true \(or detect\) makes a model of it"
     for given in (tmp_path / "run", tmp_path / "run" / "encoder.safetensors"):
         with pytest.raises(PatchloomError, match=makes.format(given)):
-            patchloom.dense.predict(given, photos, out=tmp_path / "out")
+            patchloom.predict(given, photos, out=tmp_path / "out")
     save_dense(model, card, tmp_path / "run" / "segmented" / "photos-0.safetensors")
     with pytest.raises(PatchloomError, match="give one of its models, .*photos-0.safetensors"):
-        patchloom.dense.predict(tmp_path / "run", photos, out=tmp_path / "out")
+        patchloom.predict(tmp_path / "run", photos, out=tmp_path / "out")
     with pytest.raises(PatchloomError, match="timm:vit_tiny is an encoder"):
-        patchloom.dense.predict("timm:vit_tiny", photos, out=tmp_path / "out")
+        patchloom.predict("timm:vit_tiny", photos, out=tmp_path / "out")
     with pytest.raises(PatchloomError, match="could be read, beginning with .*broken.jpg"):
-        patchloom.dense.predict(segmenter, photos / "broken.jpg", out=tmp_path / "out")
+        patchloom.predict(segmenter, photos / "broken.jpg", out=tmp_path / "out")
     np.save(tmp_path / "five.npy", np.zeros((32, 32, 5), np.uint8))
     with pytest.raises(PatchloomError, match="five.npy: an image has 5 channels where 3 are expected"):
-        patchloom.dense.predict(segmenter, tmp_path / "five.npy", out=tmp_path / "five")
+        patchloom.predict(segmenter, tmp_path / "five.npy", out=tmp_path / "five")
 
 
 def test_a_model_of_grey_images_says_that_it_drops_colours(photos, tmp_path):
@@ -242,7 +242,7 @@ def test_a_model_of_grey_images_says_that_it_drops_colours(photos, tmp_path):
     save_dense(net, replace(card, encoder=about), tmp_path / "grey.safetensors")
     told = [
         "colours are dropped"
-        in " ".join(patchloom.dense.predict(tmp_path / "grey.safetensors", data, out=tmp_path / out).notes)
+        in " ".join(patchloom.predict(tmp_path / "grey.safetensors", data, out=tmp_path / out).notes)
         for data, out in ((photos, "colour"), (photos / "grey.png", "grey"))
     ]
     assert told == [True, False]

@@ -48,7 +48,7 @@ def test_a_name_is_a_verb_and_a_module(first):
         "import patchloom\n"
         "assert patchloom.evaluate is patchloom.evaluate and callable(patchloom.evaluate)\n"
         "import patchloom.evaluate.protocols as protocols, patchloom.look.pictures\n"
-        "from patchloom.evaluate import EvalSettings\n"
+        "from patchloom.evaluate.settings import EvalSettings\n"
         "from patchloom import look, check\n"
         "assert patchloom.evaluate.protocols is protocols and patchloom.look is look\n"
         "for verb in (patchloom.evaluate, look, check, patchloom.bench, patchloom.export):\n"
@@ -115,7 +115,7 @@ SLIPS = {
         (("nowhere",), {}, "there is no encoder at nowhere"),
     ],
     "predict": [
-        (("nowhere",), {}, "predict needs data, as in patchloom.dense.predict(model, data)"),
+        (("nowhere",), {}, "predict needs data, as in patchloom.predict(model, data)"),
         (("nowhere", "shapes"), {"scores": 0.5}, "there is no option --scores; did you mean --score?"),
         (("nowhere", "shapes"), {"score": 2}, "--score must be from 0 to 1, not 2"),
         (("nowhere", "shapes"), {"pictures": -1}, "--pictures must be 0 or more, or all, not -1"),

@@ -116,11 +116,11 @@ def test_a_stream_that_was_closed_ends_nothing(quick, monkeypatch):
 def test_a_process_that_is_forked_meanwhile_can_end():
     code = """
 import os, time
-from patchloom.display import Waiting, _teller
-with Waiting("outer"):
+from patchloom.display import StatusMessage, _teller
+with StatusMessage("outer"):
     with _teller.lock:  # as if the thread were about to print
         child = os.fork()
-    with Waiting("inner"):
+    with StatusMessage("inner"):
         pass
     if not child:
         os._exit(7)

@@ -49,11 +49,11 @@ def test_pictures_come_before_the_first_step_and_change_nothing(images, tmp_path
     plain = pretrain(images, "droppos", out=tmp_path / "plain" / "run", **SMALL).folder
     assert "first pictures" not in capsys.readouterr().out
     monkeypatch.setattr(metrics, "_BETWEEN", 1.0)
-    drawn = []
+    drawn, draw = [], metrics.draw_run
 
     def noted(validation, folder, settings, measure, place, device):
         torch.rand(3)  # as if drawing used the random numbers of all
-        files = metrics.draw_run(validation, folder, settings, measure, place, device)
+        files = draw(validation, folder, settings, measure, place, device)
         drawn.append((place[0], sorted(one.name for one in folder.pictures.iterdir())))
         return files
 

@@ -108,7 +108,7 @@ def counted(request, monkeypatch):
     counter, each = request.param(), []
     asides = [
         (Validation, "run"),
-        (metrics, "in_words"),
+        (metrics, "measure_forms"),
         (metrics, "each_result"),
         (metrics, "health_of"),
         (training, "save_checkpoint"),

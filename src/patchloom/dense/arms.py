@@ -171,7 +171,7 @@ def save_model(
     out: str | None,
     ids: tuple[int, ...] = (),
 ) -> None:
-    """Save the encoder's model, for `patchloom.dense.predict.predict`."""
+    """Save the encoder's model, for `patchloom.predict`."""
     folder = {"segment": "segmented", "detect": "detected"}[kind]
     path = setup.place(folder, ".safetensors") if out is None else Path(out)
     assert path is not None, "check_outputs comes first"

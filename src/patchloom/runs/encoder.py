@@ -72,7 +72,7 @@ def load_encoder(source: PathLike, model: str | None = None) -> tuple[VisionTran
     An encoder of recordings is given their pictures, which ``card.sound`` describes: of waveforms [b 1 1 n], int16 or
     float in [-1, 1], of ``card.sound.samples`` at ``card.sound.rate`` a second::
 
-        from patchloom.data import normalize
+        from patchloom.data.stats import normalize
         from patchloom.audio.spectrogram import pictures
 
         encoder, card = patchloom.load_encoder("runs/speech-mp3")

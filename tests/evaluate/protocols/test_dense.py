@@ -63,9 +63,7 @@ def squares(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             for part, images in made.items():
                 if images is not None:
                     images.images.name = f"squares {part}"
-            monkeypatch.setattr(
-                f"patchloom.evaluate.protocols.{module}.{name}", lambda *_, made=made: AnnotatedData(**made)
-            )
+            monkeypatch.setattr(f"patchloom.dense.{module}.{name}", lambda *_, made=made: AnnotatedData(**made))
 
     install()
     return install

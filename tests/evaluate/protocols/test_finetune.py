@@ -185,7 +185,7 @@ def test_the_rate_is_chosen_without_a_look_at_the_test_images(run: Path, record_
     honest = _tuned(run, blr=[0.02, 1e-4])
     settings = honest.rows[0].settings
     assert tried == [(108, 1e-4), (108, 0.02), (120, settings["blr"])]
-    assert record.count("test") == 60 and set(record[: record.index("test")]) == {"train_classifier"}
+    assert record.count("test") == 60 and set(record[: record.index("test")]) == {"train"}
     assert set(record[record.index("test") :]) == {"test"}
     assert settings["held_out"] == 12 and 0 <= settings["held_out_accuracy"] <= 1
     assert "for each model by itself, on a stratified 10%" in honest.protocol

@@ -292,7 +292,7 @@ class Tones(Source):
             raise PatchloomError(f"tones:{count} asks for no recordings: ask for at least 1, as in tones:5000")
         self.count, self.seed, self.first, self.name, self.sound = count, seed, first, name, Sound()
         numbers, n = np.arange(first, first + count), len(TONES)
-        orders = {block: _rng(seed, 1, block).permutation(n) for block in np.unique(numbers // n)}
+        orders = {block: _tone_rng(seed, 1, block).permutation(n) for block in np.unique(numbers // n)}
         self.labels = np.array([orders[i // n][i % n] for i in numbers], dtype=np.int64)
         self._made: dict[int, Tensor] = {}
 
@@ -322,11 +322,16 @@ class Tones(Source):
         return contents_of(DRAWN_KIND, ([f"tones 1 {self.seed} {self.first + i}".encode()] for i in numbers))
 
 
+def _tone_rng(seed: int, kind: int, number: int) -> np.random.Generator:
+    return np.random.default_rng((_TONE_STREAM, kind, seed, number))
+
+
 def _synthesised(seed: int, number: int, order: list[str], rate: int) -> np.ndarray:
     """One second of the sounds in this ``order``, int16 [rate]."""
     from scipy.signal import lfilter  # takes long to import
 
-    rng, noise = _rng(seed, 0, number), _rng(seed, 2, number)  # what is drawn from the first is the same at every rate
+    # what is drawn from the first is the same at every rate
+    rng, noise = _tone_rng(seed, 0, number), _tone_rng(seed, 2, number)
     pitch, background = (np.exp(rng.uniform(*np.log(ends))) for ends in (_PITCH, _TONE_NOISE))
     ratio, dull, rough = rng.uniform(*_GLIDE), rng.uniform(0, _DULL), rng.uniform(-0.6, 0.6)
     formants = [rng.uniform(*ends) for ends in _FORMANTS]
