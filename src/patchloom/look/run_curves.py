@@ -34,7 +34,6 @@ from patchloom.look.charts import (
     write_figure,
     write_table,
 )
-from patchloom.runs.checksummed import read_checksummed
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import LAUNCH
 from patchloom.sizes import in_pixels
@@ -227,7 +226,7 @@ def read_runs(places: Sequence[PathLike], least: int = 2) -> list[PastRun]:
     for place in places:
         folder = RunFolder(Path(place))
         became = folder.read_config().plain()
-        runs.append(PastRun(folder.path, _flat(read_checksummed(folder.requested)), _flat(became)))
+        runs.append(PastRun(folder.path, _flat(folder.read_requested()), _flat(became)))
     real = [run.path.resolve() for run in runs]
     for run, place in zip(runs, real, strict=True):
         if real.count(place) > 1:
