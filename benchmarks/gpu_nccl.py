@@ -61,7 +61,7 @@ class Group:
         return getattr(dist, name)
 
 
-def launch(device: str, devices: int | str, nodes: int, strategy: str) -> Fabric:
+def launch(device: str, devices: int | str, strategy: str) -> Fabric:
     """As patchloom's for several processes, but of one."""
     sharded = strategy == "fsdp"
     how = ModelParallelStrategy(launching._shard, 1, 1) if sharded else DDPStrategy()

@@ -60,10 +60,19 @@ _ELSEWHERE: dict[str, tuple[str, str]] = {
 }
 _NEEDLESS = {
     **dict.fromkeys(("resume", "continue"), "the same command, with the same --out, goes on where a run was stopped"),
+    **dict.fromkeys(
+        ("nodes", "nnodes", "numnodes"), "start the processes of several machines by torchrun or srun (docs/devices.md)"
+    ),
     **dict.fromkeys(("verbose", "quiet"), "what is printed cannot be chosen"),
     **dict.fromkeys(("augment", "augmentation", "transforms"), "--flip, --crop_scale and --randaugment can be chosen"),
 }
+_REMOVED = ("nodes",)  # settings of older versions, which their files still have
 _WORDS = ("data", "dataset", "datapath", "datadir", "input", "images", "run")  # which are given without a name
+
+
+def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a file without those that older versions had and that no longer matter."""
+    return {name: value for name, value in values.items() if name not in _REMOVED}
 
 
 def shorten_options(text: str) -> str:

@@ -115,11 +115,11 @@ _GROUPS = {
     "layer_decay warmup_epochs updates warmup_updates warmup_lr halve_every warmup_steps clip drop_path auxiliary "
     "validation patience log dropout smoothing mixup cutmix randaugment randaugment_std erasing repeats ema "
     "seed split_seed seeds",
-    "machine": "parallel device devices nodes strategy precision teacher_precision attention kernels compile "
+    "machine": "parallel device devices strategy precision teacher_precision attention kernels compile "
     "checkpointing threads workers",
 }
 _RARE = {
-    *"accumulate weight_decay warmup_epochs clip crop_scale normalization cache channels positions nodes".split(),
+    *"accumulate weight_decay warmup_epochs clip crop_scale normalization cache channels positions".split(),
     *"strategy precision teacher_precision attention kernels compile checkpointing threads".split(),
     *"betas layer_decay drop_path smoothing mixup cutmix randaugment randaugment_std erasing repeats ema".split(),
     *"knn_k knn_gallery".split(),

@@ -21,6 +21,7 @@ from patchloom.arguments import (
     read_signature,
     shorten_options,
     without_hyphens,
+    without_removed,
 )
 from patchloom.errors import PatchloomError, listing, suggestion
 from patchloom.loggers import TRACKERS
@@ -397,7 +398,7 @@ def _configuration(file: str | None) -> tuple[list[str], list[str]]:
             f"the configuration {file} cannot be used as it is: write a setting and its value in each line, such as "
             "'epochs: 100'"
         )
-    values = dict(values)
+    values = without_removed(values)
     data = values.pop("data", None)
     options = list(_as_words(values, f"the configuration {file}"))
     return list(map(str, data if isinstance(data, list) else [] if data is None else [data])), options

@@ -13,7 +13,6 @@ import pytest
 import torch
 from killing import SMALL, draw_images, left_behind, typed
 from options_swept import OPTION_SETS
-from ranks import free_port
 from sweep import asked_of
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -24,7 +23,6 @@ from patchloom.errors import PatchloomError
 from patchloom.options import parse_pretrain
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import request
-from patchloom.system.distributed import join_group
 from patchloom.system.files import run_interruptibly
 from patchloom.system.hardware import Cores
 from patchloom.train import estimate
@@ -219,41 +217,6 @@ def interrupt_after(seconds: float) -> threading.Timer:
     timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     return timer
-
-
-def test_nobody_is_waited_for_longer_than_said(monkeypatch, capsys):
-    monkeypatch.setenv("PATCHLOOM_RENDEZVOUS", "0.6")
-    monkeypatch.setattr("patchloom.system.distributed._QUIET", 0.1)
-    port = free_port()
-    with pytest.raises(PatchloomError, match=f"1 of 2 processes came to 127.0.0.1:{port} within 0.6 seconds: run"):
-        join_group("127.0.0.1", port, 0, 2, 2, "gloo")
-    said = capsys.readouterr().out
-    assert f"Waiting at 127.0.0.1:{port} for 1 of 2 processes, at most 0.6 seconds" in said and "NODE_RANK=1" in said
-    with pytest.raises(PatchloomError, match="the first process did not come"):
-        join_group("127.0.0.1", free_port(), 1, 2, 2, "gloo")
-    assert "Waiting for the first process" in capsys.readouterr().out
-    monkeypatch.setenv("PATCHLOOM_RENDEZVOUS", "soon")
-    with pytest.raises(PatchloomError, match="PATCHLOOM_RENDEZVOUS must be seconds"):
-        join_group("127.0.0.1", port, 0, 2, 2, "gloo")
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_waiting_for_others_obeys_ctrl_c(rank):
-    timer, begin = interrupt_after(0.5), time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        join_group("127.0.0.1", free_port(), rank, 2, 2, "gloo")
-    timer.join()
-    assert time.monotonic() - begin < 5
-
-
-def test_a_second_machine_that_never_comes(images, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("PATCHLOOM_RENDEZVOUS", "0.3")
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    for name in ("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"):
-        monkeypatch.setenv(name, "0")  # so that what Fabric sets is taken back
-        monkeypatch.delenv(name)
-    assert main([*typed(images, tmp_path / "run", {"task": "mae"}), "--nodes=2"]) == 2
-    assert "1 of 2 processes came" in capsys.readouterr().err and not any(tmp_path.iterdir())
 
 
 def test_a_large_file_is_written_where_ctrl_c_is_heard():

@@ -34,7 +34,6 @@ from patchloom.look.charts import (
     write_figure,
     write_table,
 )
-from patchloom.runs.checksummed import read_checksummed
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import LAUNCH
 from patchloom.sizes import in_pixels
@@ -227,7 +226,7 @@ def read_runs(places: Sequence[PathLike], least: int = 2) -> list[PastRun]:
     for place in places:
         folder = RunFolder(Path(place))
         became = folder.read_config().plain()
-        runs.append(PastRun(folder.path, _flat(read_checksummed(folder.requested)), _flat(became)))
+        runs.append(PastRun(folder.path, _flat(folder.read_requested()), _flat(became)))
     real = [run.path.resolve() for run in runs]
     for run, place in zip(runs, real, strict=True):
         if real.count(place) > 1:
@@ -443,6 +442,22 @@ def draw_run_curves(
 
     Losses over epochs are as in Beyond Masking, Fig. 2; results against a setting as in MP3, Figs. 3-7. A table of the
     points that are drawn is written beside the picture.
+
+    Args:
+        runs: folders of two runs or more.
+        against: a setting in which they differ, such as task.context_mask_ratio, patch_size or epochs; or one of their
+            evaluations, such as finetune.epochs or positions.context_mask_ratio, also of one run; without it losses are
+            drawn. Other settings that differ give a line each, runs of other seeds their mean and range.
+        of: which result is drawn: position-accuracy (on the run's held-out images), knn, linear, finetune, or another
+            protocol whose rows are in their results.csv; all that the runs have in common, if left out. Without
+            ``against``: knn or instance-knn, the accuracy over the epochs of pre-training (ExtreMA, Figs. 4-5).
+        out: folder for picture and table; the current one, if left out.
+
+    Returns:
+        The files.
+
+    Raises:
+        PatchloomError: no run there, runs that do not differ in the setting, or have no such result.
     """
     places = [runs] if isinstance(runs, str | os.PathLike) else runs
     protocol, dot, inner = (against or "").partition(".")

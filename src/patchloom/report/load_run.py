@@ -136,7 +136,7 @@ def load_run(run: str | Path) -> RunData:
     return RunData(
         folder=folder,
         settings=settings,
-        asked=read(lambda: read_checksummed(folder.requested), {}),
+        asked=read(folder.read_requested, {}),
         reasons=_reasons(folder.config.read_text("utf-8", "replace")),
         metrics=metrics if "epoch" in metrics else {},
         about=read(folder.checkpoints.about, {}),

@@ -70,7 +70,6 @@ def _device(run: RunData) -> str:
         else ""
     )
     several = f", {settings.devices} devices" if settings.devices not in (1, "auto") else ""
-    several += f" on each of {settings.nodes} machines" if settings.nodes > 1 else ""
     return f"{settings.device}{threads}{several}, {settings.precision}"
 
 

@@ -17,6 +17,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from patchloom.arguments import without_removed
 from patchloom.audio.config import sound_from
 from patchloom.data.sources.glob import is_pattern, is_single
 from patchloom.data.sources.in_memory import DataLike, is_object
@@ -130,7 +131,7 @@ class RunFolder:
         """Whether a run with the same ``settings`` is there already and may be resumed."""
         if self.requested.exists():
             became = self.read_config().plain() if self.config.exists() else {}
-            different = setting_differences(read_checksummed(self.requested), settings, became, self.path)
+            different = setting_differences(self.read_requested(), settings, became, self.path)
             if different:
                 more = f"; and {len(different) - _NAMED} more" if len(different) > _NAMED else ""
                 finished = "holds a run" if self.read_summary() is None else "holds a finished run"
@@ -275,15 +276,19 @@ class RunFolder:
         if not self.config.exists():
             why = suggest_run(self.path) or f"{self.config.name} is missing"
             raise PatchloomError(f"{self.path} is not the folder of a run: {why}")
-        values = read_checksummed(self.config)
+        values = without_removed(read_checksummed(self.config))
         try:
             return _settings_from(values)
         except (AttributeError, TypeError, KeyError, IndexError, ValueError, PatchloomError) as problem:
             raise PatchloomError(f"{self.config} is not a configuration that patchloom wrote: {problem}") from problem
 
+    def read_requested(self) -> dict[str, Any]:
+        """Return the settings that the user asked for, as plain values."""
+        return without_removed(read_checksummed(self.requested))
+
     def command(self) -> str:
         """Return the command by which the run goes on, without ``--epochs``; "" where there is none."""
-        asked, data = read_checksummed(self.requested), self.read_config().data
+        asked, data = self.read_requested(), self.read_config().data
         usual = usual_folder(data, asked["task"]["name"], asked.get("recipe"))
         return command(asked, data, None if self.path == usual else self.path)
 

@@ -29,13 +29,13 @@ Auto = Literal["auto"]
 # what verbs take for a task in Python: a name, the place of a class, a class, or a dict of one of these and options
 TaskLike = str | type[Any] | Mapping[str, Any]
 # of processes, threads and pixels more are a slip of the keyboard, and would bring a machine down
-_MAX = {"workers": 1024, "threads": 1024, "devices": 1024, "nodes": 2**16, "channels": 2**16}
+_MAX = {"workers": 1024, "threads": 1024, "devices": 1024, "channels": 2**16}
 _MAX |= {"epochs": 2**31 - 1, "minutes": 10**6, "seconds": 3600, "rate": 10**6, "bins": 4096}
 _MAX_SIDE = 2**16
 _RANDAUGMENT_STD = 0.5
 _OF_SOUND = ("seconds", "rate", "features", "bins")
 _OF_IMAGES = ("img_size", "channels", "crop_scale", "flip", "randaugment", "normalization")
-LAUNCH = ("devices", "nodes", "strategy", "log")  # with which settings a run may go on as it likes
+LAUNCH = ("devices", "strategy", "log")  # with which settings a run may go on as it likes
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,6 @@ class Settings:
             which their shorter side is reduced where it is longer.
         device: what computes; auto takes a GPU where there is one.
         devices: processes on each machine, with a device each; auto is what torchrun or SLURM started, else 1.
-        nodes: machines that train together.
         strategy: ddp, or fsdp, which keeps weights, gradients and moments in parts between steps.
         precision: of matrix products: float32, bfloat16 where they gain from it, or float16, for GPUs that have no
             bfloat16 (weights stay float32).
@@ -147,7 +146,6 @@ class Settings:
     cache: Literal["none", "whole"] | int = "none"
     device: Literal["cpu", "cuda", "mps"] | Auto = "auto"
     devices: int | Auto = "auto"
-    nodes: int = 1
     strategy: Literal["ddp", "fsdp"] = "ddp"
     precision: Literal["float32", "bfloat16", "float16"] | Auto = "auto"
     teacher_precision: Literal["same", "bfloat16"] = "same"
@@ -167,7 +165,7 @@ class Settings:
 
     def check(self) -> None:
         """Refuse what cannot be meant."""
-        least = {"batch_size": 1, "accumulate": 1, "channels": 1, "threads": 1, "devices": 1, "nodes": 1}
+        least = {"batch_size": 1, "accumulate": 1, "channels": 1, "threads": 1, "devices": 1}
         least |= {"workers": 0, "weight_decay": 0, "warmup_epochs": 0, "clip": 0, "seed": 0, "halve_every": 0}
         least |= {"rate": 1000, "bins": 1, "patience": 1, "train_blocks": 0, "knn_k": 1, "knn_gallery": 2}
         for name, bound in least.items():

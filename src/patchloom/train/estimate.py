@@ -372,7 +372,7 @@ def refuse_too_large(settings: Settings, images: int, processes: int = 1) -> Ske
             return None
         counted = sketch(settings, images)
     base = resident() if settings.device == "cpu" else 0.0
-    parts = max(1, settings.devices * settings.nodes) if settings.strategy == "fsdp" else 1
+    parts = world() if settings.strategy == "fsdp" else 1
     held = counted.least() - counted.sizes.state * (1 - 1 / parts) + base
     if held <= there:
         return counted

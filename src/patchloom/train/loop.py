@@ -259,7 +259,7 @@ def pretrain(
     # ---- the processes that train together, and the plan that the first of them makes for all: new, or resumed
     keep_freed_memory()
     kind = folder.read_config().device if folder.config.exists() else asked.device
-    fabric = launch(best_device()[0] if kind == "auto" else kind, asked.devices, asked.nodes, asked.strategy)
+    fabric = launch(best_device()[0] if kind == "auto" else kind, asked.devices, asked.strategy)
     planner = Planner(asked, opened, folder, cores_here(), why_task(data, task, asked.recipe))
     plan = first_decides(fabric, planner.plan)
     if not fabric.is_global_zero and opened.train.fingerprint() != plan.fingerprint:

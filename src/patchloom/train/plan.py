@@ -19,7 +19,6 @@ from patchloom.errors import PatchloomError
 from patchloom.loggers.base import mark_unfinished
 from patchloom.nets.finetune import block_count
 from patchloom.recipes import recipe_named, recipe_names
-from patchloom.runs.checksummed import read_checksummed
 from patchloom.runs.folder import FolderLocked, RunFolder
 from patchloom.runs.held_out import HeldOut, choose_held_out, held_out_count, stored_held_out, with_share
 from patchloom.runs.settings import LAUNCH, Settings
@@ -146,7 +145,7 @@ class Planner:
         asked, folder = self.asked, self.folder
         if not (folder.config.exists() and folder.requested.exists()):
             return asked
-        begun, now = read_checksummed(folder.requested), folder.read_config()
+        begun, now = folder.read_requested(), folder.read_config()
         first = {name: begun.get(name, default) for name, default in (("epochs", "auto"), ("minutes", None))}
         if not self._elsewhere() or folder.read_data()["fingerprint"] == self.data.train.fingerprint():
             asked = replace(asked, data=begun.get("data", asked.data))

@@ -212,7 +212,7 @@ def resolve(
     )
     check_step_size(settings.task, batch, n)
     share_of_batch(batch, n, world)
-    here = here or Cores(cores(), max(1, world // settings.nodes))
+    here = here or Cores(cores(), world)
     if settings.devices == "auto":
         chosen["devices"] = here.processes
     epochs = auto("epochs", epochs, f"{round(n * epochs):,} samples in all from {n:,} training {noun}")
