@@ -12,8 +12,7 @@ import pytest
 
 from patchloom import display
 from patchloom.arguments import validate_arguments
-from patchloom.display import StatusMessage
-from patchloom.evaluate.eta import track_progress
+from patchloom.display import StatusMessage, track_progress
 
 
 class Terminal(io.StringIO):
@@ -116,11 +115,11 @@ def test_a_stream_that_was_closed_ends_nothing(quick, monkeypatch):
 def test_a_process_that_is_forked_meanwhile_can_end():
     code = """
 import os, time
-from patchloom.display import Waiting, _teller
-with Waiting("outer"):
+from patchloom.display import StatusMessage, _teller
+with StatusMessage("outer"):
     with _teller.lock:  # as if the thread were about to print
         child = os.fork()
-    with Waiting("inner"):
+    with StatusMessage("inner"):
         pass
     if not child:
         os._exit(7)
