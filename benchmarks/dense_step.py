@@ -26,7 +26,8 @@ from torch.nn import functional as F
 
 from patchloom.dense.backbone import window_of
 from patchloom.dense.detector import Detector
-from patchloom.dense.segmenter import AUXILIARY_WEIGHT, Segmenter
+from patchloom.dense.recipes import SEGMENT
+from patchloom.dense.segmenter import Segmenter
 from patchloom.nets.encode import patch_side
 from patchloom.nets.performance import checkpoint_gradients
 from patchloom.system.hardware import keep_freed_memory, peak_in_subprocess, seconds_of
@@ -78,7 +79,7 @@ class Work:
             for one in logits
             if one is not None
         ]
-        return sum(weight * one for weight, one in zip((1, AUXILIARY_WEIGHT), each, strict=False))
+        return sum(weight * one for weight, one in zip((1, SEGMENT["small"].auxiliary), each, strict=False))
 
     def step(self) -> None:
         self.net.train()

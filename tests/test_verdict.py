@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from patchloom.claims import CLEAR, MIN_VERDICT_IMAGES, SMALL, Effect, Level, effect_between, effect_of
+from patchloom.claims import CLEAR, MIN_VERDICT_IMAGES, SMALL, Effect, Level, effect_between, effect_of, student
 from patchloom.evaluate.results import wilson
 
 
@@ -148,3 +148,13 @@ def test_an_effect_is_written_with_its_interval(effect, text):
 
 def test_the_thresholds_are_what_the_documentation_says():
     assert (SMALL, CLEAR) == (0.02, 0.10)
+
+
+def test_students_quantile_is_that_of_the_closed_forms():
+    """Exact for 1, 2 and 4 degrees of freedom, and the normal quantile in the limit."""
+    p = 0.975
+    a = 4 * p * (1 - p)
+    four = 2 * math.sqrt(math.cos(math.acos(math.sqrt(a)) / 3) / math.sqrt(a) - 1)
+    exact = {1: math.tan(math.pi * (p - 0.5)), 2: (2 * p - 1) / math.sqrt(2 * p * (1 - p)), 4: four}
+    assert {freedom: student(freedom) for freedom in exact} == pytest.approx(exact, abs=1e-9)
+    assert student(1e12) == pytest.approx(1.959963984540054, abs=1e-9)

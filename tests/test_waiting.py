@@ -12,8 +12,7 @@ import pytest
 
 from patchloom import display
 from patchloom.arguments import validate_arguments
-from patchloom.display import StatusMessage
-from patchloom.evaluate.eta import track_progress
+from patchloom.display import StatusMessage, track_progress
 
 
 class Terminal(io.StringIO):

@@ -489,13 +489,11 @@ def _evaluate(words: list[str]) -> None:
     given = parse_evaluate(words)
     _refuse_missing(given.get("data"))
     with _starting():
-        from rich.console import Console
-
         from patchloom.evaluate.protocols import evaluate
 
     report = evaluate(**given)
     if is_first():
-        report.print(Console(highlight=False))
+        print(report)
 
 
 def _compare(words: list[str]) -> None:

@@ -12,11 +12,13 @@ import textwrap
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import zip_longest
-from typing import TextIO
+from typing import TextIO, TypeVar
+
+T = TypeVar("T")
 
 _GAP = "  "  # between two columns
 _SHORTEST = 14  # characters that are left of a name: as many as "majority class" has
@@ -309,6 +311,62 @@ def duration(seconds: float) -> str:
     if whole < 48 * 3600:
         return f"{whole // 3600} h {whole % 3600 // 60} min"
     return f"{whole / 86400:,.0f} days"
+
+
+class TimeLeft:
+    """The time left in all steps of something.
+
+    Args:
+        steps: how many there are.
+        seconds: of a step, as far as it was measured before.
+    """
+
+    def __init__(self, steps: int, seconds: float = 0.0):
+        self.steps, self.seconds, self.done = steps, seconds, 0
+        self.begin()
+
+    def begin(self) -> None:
+        """From now on time is taken, until the next beginning."""
+        self._timed, self._begun = 0, time.perf_counter()
+
+    def step(self) -> None:
+        """One more was made."""
+        self.done, self._timed = self.done + 1, self._timed + 1
+        self.seconds = (time.perf_counter() - self._begun) / self._timed
+
+    def skip(self, steps: int) -> None:
+        """So many need not be made."""
+        self.done += steps
+
+    def __str__(self) -> str:
+        return f"{duration(self.seconds * max(0, self.steps - self.done))} left"
+
+
+class Counted(StatusMessage):
+    """What is being done, with the time left."""
+
+    def line(self) -> str:
+        """The time left first, since a narrow terminal cuts the end."""
+        if not self.done:
+            return f"{self.what} ..."
+        left = (time.monotonic() - self.begun) / self.done * max(0, self.total - self.done)
+        return f"{duration(left)} left · {self.what}: {self.done / self.total:.0%}"
+
+
+def track_progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:
+    """The same items; with a line, if they take a while and ``what`` is not empty."""
+    if not what:
+        yield from items
+        return
+    with Counted(what, total) as waiting:
+        for item in items:
+            yield item
+            waiting.advance()
+
+
+def progress_message(what: str) -> contextlib.AbstractContextManager[object]:
+    """While entered, what is being done is said if it takes a while; nothing is said without ``what``."""
+    return StatusMessage(what) if what else contextlib.nullcontext()
 
 
 def _stream() -> TextIO:

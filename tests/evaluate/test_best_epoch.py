@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from patchloom.data.sources.open import open_data
-from patchloom.evaluate.eta import TimeLeft
+from patchloom.display import TimeLeft
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import BestEpoch, EpochScore, score_of

@@ -1,5 +1,4 @@
 import csv
-import io
 import json
 import re
 from dataclasses import replace
@@ -8,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.open import open_data
@@ -34,9 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _printed(report: Report) -> str:
-    text = io.StringIO()
-    report.print(Console(file=text, width=400))
-    return text.getvalue()
+    return report.text(400)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

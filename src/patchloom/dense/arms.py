@@ -17,9 +17,8 @@ from patchloom.dense.checkpoint import DenseCard, DenseTask, is_dense, save_dens
 from patchloom.dense.recipes import R
 from patchloom.dense.setup import Setup, median_size
 from patchloom.dense.training import DenseTraining
-from patchloom.display import duration, is_first
+from patchloom.display import TimeLeft, duration, is_first, progress_message
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.eta import TimeLeft, progress_message
 from patchloom.evaluate.results import Drawing, Report, Row, note_unreadable
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.training import format_recipe_value, temporary_seed

@@ -26,9 +26,8 @@ from patchloom.dense.checkpoint import DENSE_FORMAT, DenseCard, DenseTask, load_
 from patchloom.dense.metrics import DetectedObjects, coco_tool
 from patchloom.dense.pictures import class_colours, draw_label_map, draw_objects
 from patchloom.dense.windows import detect_image, segment_image
-from patchloom.display import Displayable, Verbatim
+from patchloom.display import Displayable, Verbatim, track_progress
 from patchloom.errors import PatchloomError, listing
-from patchloom.evaluate.eta import track_progress
 from patchloom.evaluate.features import runs_in_bfloat16
 from patchloom.evaluate.results import note_unreadable
 from patchloom.evaluate.settings import EvalSettings

@@ -24,7 +24,6 @@ from patchloom.nets.swin import Encoder
 POOL_SIZES = (1, 2, 3, 6)  # sides of what the coarsest map is pooled to
 _DROPOUT = 0.1
 _AUXILIARY_WIDTH = 256
-AUXILIARY_WEIGHT = 0.4  # of the auxiliary head's loss
 
 Grid = tuple[int, int]
 

@@ -21,7 +21,7 @@ from patchloom.data.decode import Unreadable, to_channels
 from patchloom.data.loader import training_batches
 from patchloom.dense.annotations.base import Annotated, T
 from patchloom.dense.recipes import DenseRecipe
-from patchloom.evaluate.eta import track_progress
+from patchloom.display import track_progress
 from patchloom.evaluate.features import Precision, runs_in_bfloat16
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import BestEpoch, EpochScore, Loop, training_identity

@@ -23,8 +23,8 @@ from torch import Tensor
 from patchloom.data.loader import Batch, plain_batches
 from patchloom.data.source import Source
 from patchloom.data.stats import normalize
+from patchloom.display import track_progress
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.eta import track_progress
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import (
     attend_each,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
-from patchloom.evaluate.eta import track_progress
+from patchloom.display import track_progress
 from patchloom.evaluate.features import (
     ImageFeatures,
     Pooling,

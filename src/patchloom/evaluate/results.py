@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from patchloom.claims import Difference, difference, difference_over_splits
@@ -336,11 +335,6 @@ class Report(Displayable):
             return choose_fitting_table([by_row(self.rows)], width)
         wide = across_settings(self.rows, self.across, down=self.down, short=self.short, symbols=self.symbols)
         return choose_fitting_table([*wide, by_row(self.rows)], width)
-
-    def print(self, console: Console) -> None:
-        """Print it to a console of rich."""
-        # names and paths may contain brackets, which rich would parse as markup
-        console.print(self.text(console.width), markup=False, highlight=False, soft_wrap=True)
 
     def caution(self) -> str:
         """A sentence, if the test images are too few for the number that is quoted first; else nothing."""

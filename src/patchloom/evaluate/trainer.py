@@ -29,9 +29,8 @@ from torch import Tensor, nn
 
 from patchloom.data.loader import Batch
 from patchloom.data.source import Source
-from patchloom.display import StatusMessage, duration, is_first
+from patchloom.display import StatusMessage, TimeLeft, duration, is_first
 from patchloom.errors import PatchloomError, Stopped
-from patchloom.evaluate.eta import TimeLeft
 from patchloom.evaluate.features import digest_tensors
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.runs.checkpoint import Checkpoints, restore, tensors_of

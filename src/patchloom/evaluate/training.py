@@ -29,10 +29,9 @@ from patchloom.data.loader import Augment, Batch, plain_batches, training_batche
 from patchloom.data.source import Source
 from patchloom.data.splits import hold_out, splittable
 from patchloom.data.stats import normalize
-from patchloom.display import duration
+from patchloom.display import TimeLeft, duration, progress_message, track_progress
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classifier import Classifier, Pool, class_names
-from patchloom.evaluate.eta import TimeLeft, progress_message, track_progress
 from patchloom.evaluate.features import (
     Precision,
     count_classes,

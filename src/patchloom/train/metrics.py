@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -12,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
 
 from patchloom.audio.config import item_noun, reword_for_sound
 from patchloom.data.loader import steps_of, steps_per_epoch
@@ -180,16 +182,14 @@ class Reporter:
 
     def __init__(self, folder: RunFolder, loud: bool = True, clock: Callable[[], float] = time.monotonic):
         self.folder, self.loud, self.clock = folder, loud, clock
-        # a notebook is no terminal: rich would make an HTML table of each line there
-        self.console = Console(highlight=False, soft_wrap=True, force_jupyter=False)
         self._live = False
         self._began: float | None = None
         self._shown, self._first_is_out = 0.0, False
 
     @property
     def terminal(self) -> bool:
-        """Whether a line can be replaced by the next one. (rich says so of a pipe, too, if FORCE_COLOR is set.)"""
-        return self.console.file.isatty() and not self.console.is_dumb_terminal
+        """Whether a line can be replaced by the next one."""
+        return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
     def say(self, text: str | Line = "") -> None:
         """Print a line that stays, in columns that fit a terminal; the log has the whole of it."""
@@ -212,7 +212,7 @@ class Reporter:
         """Show a line that the next one replaces; only on a terminal."""
         if self.loud and self.terminal:
             line = text if isinstance(text, Line) else Line((LinePart((text,)),))
-            self._print(line.fit(self.console.width - 1), "")
+            self._print(line.fit(shutil.get_terminal_size().columns - 1), "")
             self._live = True
             self._shown = self.clock()
 
@@ -233,17 +233,18 @@ class Reporter:
             self._print(str(line()), "\n")  # not into the log: when these lines come is no part of what a run is
 
     def _fitted(self, text: str | Line) -> str:
-        return text.fit(self.console.width) if isinstance(text, Line) else wrap_columns(text, self.console.width)
+        width = shutil.get_terminal_size().columns
+        return text.fit(width) if isinstance(text, Line) else wrap_columns(text, width)
 
     def _print(self, text: str, end: str) -> None:
         """Print, or be silent from now on: a terminal that was closed, or a reader that went away, ends no training."""
         try:
             if self._live:
-                self.console.file.write("\r\x1b[2K")
+                sys.stdout.write("\r\x1b[2K")
                 self._live = False
-            self.console.print(text, markup=False, end=end)
-            self.console.file.flush()  # a pipe or a job's log file shall show lines as they come
-        except (OSError, SystemExit):  # the latter is rich's word for the former
+            # a pipe or a job's log file shall show lines as they come
+            print(text, end=end, flush=True)
+        except OSError:
             discard_output()
 
 

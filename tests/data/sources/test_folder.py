@@ -1,109 +1,18 @@
-"""A kept list of a folder is used while the folder is the same, and never longer."""
-
-import os
-import time
-from pathlib import Path
+"""The files of a folder: hidden files and the folders of runs are left out."""
 
 import pytest
 from PIL import Image
 
-from patchloom.data.sources import scandir as folder_file
 from patchloom.data.sources.open import open_data
 from patchloom.data.sources.scandir import images_in
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-    monkeypatch.setattr(folder_file, "_WORTH_CACHING", 3)
-
-
-@pytest.fixture
-def walks(monkeypatch):
-    """How often a folder was really listed."""
-    seen, walk = [], folder_file._walk
-    monkeypatch.setattr(folder_file, "_walk", lambda *what: seen.append(what) or walk(*what))
-    return seen
-
-
-@pytest.fixture
-def folder(tmp_path):
-    for name in ("a/1.png", "a/ü.jpg", "b/c/2.png", "b/c/\udcff.png", "b/text.txt", ".hidden/3.png"):
-        path = tmp_path / "photos" / name
+def test_hidden_files_are_skipped_and_names_need_not_be_text(tmp_path):
+    for name in ("b/c/2.png", "b/c/\udcff.png", "b/text.txt", "a/ü.jpg", "a/1.png", ".hidden/3.png", "a/.4.png"):
+        path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
-    age(tmp_path / "photos")
-    return tmp_path / "photos"
-
-
-def age(root):
-    """Let every folder look as if it had last changed a minute ago."""
-    for path, _, _ in os.walk(root):
-        os.utime(path, (time.time() - 60,) * 2)
-
-
-PATHS = ["a/1.png", "a/ü.jpg", "b/c/2.png", "b/c/\udcff.png"]
-
-
-def test_listed_once(folder, walks):
-    for _ in range(3):
-        assert list(images_in(folder, "photos")) == PATHS
-    assert len(walks) == 1
-    assert images_in(folder, "photos")[3] == PATHS[3]
-
-
-@pytest.mark.parametrize("change", ["add", "remove", "rename", "add folder", "deep", "replace folder", "new link"])
-def test_listed_again_once_anything_changed(change, folder, walks, tmp_path):
-    images_in(folder, "photos")
-    match change:
-        case "add":
-            (folder / "a" / "9.png").write_bytes(b"")
-        case "remove":
-            (folder / "a" / "1.png").unlink()
-        case "rename":
-            (folder / "a" / "1.png").rename(folder / "a" / "0.png")
-        case "add folder":
-            (folder / "a" / "new").mkdir()
-            (folder / "a" / "new" / "1.png").write_bytes(b"")
-        case "deep":
-            (folder / "b" / "c" / "9.png").write_bytes(b"")
-        case "replace folder":
-            other = tmp_path / "other"
-            other.mkdir()
-            (other / "x.png").write_bytes(b"")
-            (folder / "a").rename(tmp_path / "old")
-            other.rename(folder / "a")
-        case "new link":
-            (folder / "b" / "link.png").symlink_to(folder / "a" / "1.png")
-    wanted = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.suffix in (".png", ".jpg"))
-    wanted = [path for path in wanted if not path.startswith(".")]
-    assert list(images_in(folder, "photos")) == wanted and len(walks) == 2
-
-
-def test_a_folder_that_has_only_just_changed_is_not_kept(folder, walks):
-    os.utime(folder / "a")
-    for _ in range(2):
-        images_in(folder, "photos")
-    assert len(walks) == 2
-
-
-def test_other_file_systems_and_small_folders_are_not_kept(folder, walks, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(folder_file, "_TRUSTED", {"fuse.s3fs"})
-        images_in(folder, "photos")
-    with monkeypatch.context() as patch:
-        patch.setattr(folder_file, "_WORTH_CACHING", 5)
-        images_in(folder, "photos")
-    assert len(walks) == 2
-    assert not list((Path(os.environ["XDG_CACHE_HOME"]) / "patchloom").glob("listings/*"))
-
-
-@pytest.mark.parametrize("keep", [0, 7, 16, 60, -1])
-def test_a_damaged_list_is_made_again(keep, folder, walks):
-    images_in(folder, "photos")
-    (kept,) = (Path(os.environ["XDG_CACHE_HOME"]) / "patchloom" / "listings").iterdir()
-    kept.write_bytes(kept.read_bytes()[:keep])
-    assert list(images_in(folder, "photos")) == PATHS and len(walks) == 2
+    assert list(images_in(tmp_path, "photos")) == ["a/1.png", "a/ü.jpg", "b/c/2.png", "b/c/\udcff.png"]
 
 
 @pytest.mark.parametrize("split", ["", "train/"])

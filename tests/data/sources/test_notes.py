@@ -104,21 +104,6 @@ def test_a_folder_with_nothing_else_says_what_to_install(tmp_path, without_extra
         open_data(tmp_path)
 
 
-def test_a_kept_list_keeps_the_counts(tmp_path, draw, without_extras, monkeypatch):
-    monkeypatch.setattr(scandir, "_WORTH_CACHING", 1)
-    monkeypatch.setattr(scandir, "_SETTLED", -(10**18))
-    draw("1.png")
-    (tmp_path / "2.heic").touch()
-    first = open_data(tmp_path)
-    monkeypatch.setattr(scandir, "_walk", lambda root: pytest.fail("listed again"))
-    again = open_data(tmp_path)
-    assert again.notes == first.notes and "1 .heic" in again.notes[0]
-    monkeypatch.undo()
-    monkeypatch.setattr(scandir, "_WORTH_CACHING", 1)
-    if ".heic" in decode.IMAGE_SUFFIXES:  # the extra was installed meanwhile: it is another list
-        assert len(open_data(tmp_path).train) == 2
-
-
 def test_one_class_folder_is_told_from_none(tmp_path, draw):
     draw("cat/1.png")
     with pytest.raises(

@@ -138,22 +138,6 @@ def test_without_soundfile_the_layout_of_speech_commands_names_the_extra(tmp_pat
             opened(tmp_path)
 
 
-def test_a_large_listing_is_cached_with_both_kinds(tmp_path, record, draw, monkeypatch):
-    monkeypatch.setattr(scandir, "_WORTH_CACHING", 2)
-    monkeypatch.setattr(scandir, "_SETTLED", 0)
-    monkeypatch.setattr(scandir, "_trusted", lambda devices: True)
-    for path in ("b.wav", "a/c.flac"):
-        record(path)
-    draw("a/d.png")
-    first = scandir.list_files(tmp_path)
-    walks = []
-    monkeypatch.setattr(scandir, "_walk", lambda root: walks.append(root))
-    again = scandir.list_files(tmp_path)
-    assert not walks
-    for one in (first, again):
-        assert [*one.paths] == ["a/d.png"] and [*one.recordings] == ["a/c.flac", "b.wav"]
-
-
 def test_a_column_of_recordings(tmp_path, record):
     datasets = pytest.importorskip("datasets")
     paths = [Path(record(f"files/{i}.flac", seconds=0.1 + i / 10)) for i in range(4)]

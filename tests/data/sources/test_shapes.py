@@ -26,6 +26,13 @@ def test_seeds_numbers_and_sizes_differ():
     assert Shapes(1, size=40).read(0).shape == (3, 40, 40)
 
 
+def test_the_images_stay_what_they_are():
+    """Runs that were begun with an earlier version go on with the same images, whose fingerprint is the same."""
+    shapes = Shapes(10)
+    assert shapes.labels.tolist() == [7, 4, 3, 0, 1, 2, 8, 6, 5, 9]
+    assert shapes.read(0).double().mean((1, 2)).tolist() == pytest.approx([26.287, 120.449, 228.965], abs=0.01)
+
+
 def test_classes_are_balanced_and_in_no_fixed_order():
     shapes = Shapes(200)
     tens = shapes.labels.reshape(20, 10)

@@ -11,8 +11,8 @@ from scenes import Squares
 from patchloom.dense.recipes import SEGMENT, SegmentRecipe
 from patchloom.dense.segment import SegmentTraining, pixel_loss
 from patchloom.dense.segmenter import Segmenter
+from patchloom.display import TimeLeft
 from patchloom.errors import PatchloomError, Stopped
-from patchloom.evaluate.eta import TimeLeft
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import keep_until_done
 from patchloom.nets.build import EncoderSpec, build_encoder

@@ -1,14 +1,12 @@
 """Every layer's features are timm's own, and their curve is what scikit-learn finds of them."""
 
 import csv
-import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 from sklearn.neighbors import KNeighborsClassifier
 
 from patchloom.cli import main
@@ -140,6 +138,5 @@ def test_controls_without_layers_stand_in_every_column() -> None:
     rows = [Row.of(name, "mean", "layers", {"layer": "norm"}, 0.5, 10) for name in ("a", "b")]
     pixels = Row.of("raw pixels", "pixels", "layers", {}, 0.9, 10)
     report = Report([*rows, pixels], "", "", (rows[0],), "data", "f" * 16, 0, 10, across="layer", down=True)
-    text = io.StringIO()
-    report.print(Console(file=text, width=120))
-    assert text.getvalue().count("raw pixels") == 1 and text.getvalue().count("90.0 %") == 2
+    text = report.text(120)
+    assert text.count("raw pixels") == 1 and text.count("90.0 %") == 2

@@ -68,7 +68,7 @@ def open_folder(folder: Path, name: str) -> Data:
     has no labels, whatever the training split has.
     """
     if any((folder / case(word)).is_dir() for word in _TRAIN for case in (str.lower, str.title, str.upper)):
-        with os.scandir(folder) as entries:  # only now: there may be a million files, whose list is kept
+        with os.scandir(folder) as entries:  # only now: there may be a million files
             seen = [(entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(".")]
         children = sorted(child for child, is_folder in seen if is_folder)
         if splits := _splits(children):

@@ -1,30 +1,20 @@
-"""The files of a folder at any depth. A large listing is cached, and holds as long as no folder in it has changed."""
+"""The files of a folder at any depth."""
 
 from __future__ import annotations
 
-import json
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from patchloom.data.conversions import MAX_EXAMPLES, limit_examples
 from patchloom.data.decode import EXTRAS, IMAGE_SUFFIXES, LOOK_ALIKES, SOUND_SUFFIXES
-from patchloom.data.source import digest
 from patchloom.data.sources.files import PackedStrings
 from patchloom.errors import PatchloomError, pip_install
-from patchloom.system.files import cache_root, write_whole
 
-_FORMAT = "listing 3"
-_WORTH_CACHING = 20_000  # images and recordings; fewer are listed in no time
-# file systems that update a folder's mtime when its entries change; some mounts of cloud storage do not
-_TRUSTED = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay"}
 _RUNS = ("requested.yaml", "config.yaml"), ("compare.yaml", "comparison.csv")  # files of a run, of a comparison
-_SETTLED = 2 * 10**9  # nanoseconds: a change just after the listing could carry the same mtime
 
 
 @dataclass(frozen=True)
@@ -58,30 +48,24 @@ class Listing:
 
 
 def list_files(root: Path) -> Listing:
-    """List a folder. Hidden files are skipped, and a folder that links reach twice is read once.
-
-    The listing of a large folder is cached with the state of every sub-folder, so that one ``stat`` per folder shows
-    whether it is still valid.
-    """
-    suffixes = ",".join(sorted(IMAGE_SUFFIXES | SOUND_SUFFIXES))  # which depend on the extras that are installed
-    cached = cache_root() / "listings" / digest([_FORMAT, suffixes, os.path.abspath(root)])
-    listed = _read(cached, root)
-    if listed is not None:
-        return listed
-    begin = time.time_ns()
-    listed, folders = _walk(root)
-    kinds = listed.paths, listed.recordings
-    settled = all(changed < begin - _SETTLED for *_, changed in folders)
-    if sum(map(len, kinds)) >= _WORTH_CACHING and settled and _trusted({device for _, device, *_ in folders}):
-        others = {suffix: [some.count, *some.examples] for suffix, some in listed.others.items()}
-        about = json.dumps([folders, others]).encode()
-        sizes = np.array([len(about), *map(len, kinds)], np.int64).tobytes()
-        blocks = (block for paths in kinds for block in (paths.ends.tobytes(), paths.letters))
-        try:
-            write_whole(cached, b"".join([sizes, about, *blocks]))
-        except PatchloomError:  # a full or read-only disc only costs another listing
-            pass
-    return listed
+    """List a folder. Hidden files are skipped, and a folder that links reach twice is read once."""
+    found = _Found()
+    folders: list[str] = []
+    seen: set[str] = set()
+    start = len(os.path.join(root, ""))
+    for folder, subfolders, files in os.walk(root, followlinks=True):
+        inside = os.path.join(folder, "")[start:].replace(os.sep, "/")
+        folders.append(inside.rstrip("/"))
+        real = os.path.realpath(folder)
+        if real in seen:
+            subfolders.clear()
+            continue
+        seen.add(real)
+        subfolders[:] = sorted(sub for sub in subfolders if not sub.startswith("."))
+        for file in sorted(files):
+            if not file.startswith("."):
+                found.add(inside + file)
+    return found.listing(folders)
 
 
 def list_names(names: Iterable[str]) -> Listing:
@@ -89,7 +73,7 @@ def list_names(names: Iterable[str]) -> Listing:
     found = _Found()
     for name in sorted(names):
         found.add(name)
-    return found.listing([("",)])
+    return found.listing([""])
 
 
 class _Found:
@@ -113,11 +97,10 @@ class _Found:
             if len(some) < MAX_EXAMPLES:
                 some.append(path)
 
-    def listing(self, folders: Sequence[Sequence[Any]]) -> Listing:
+    def listing(self, folders: Sequence[str]) -> Listing:
         others = {suffix: UnreadFiles(count, tuple(self._examples[suffix])) for suffix, count in self._counts.items()}
-        return Listing(
-            PackedStrings(sorted(self._images)), _slashed(folders), others, PackedStrings(sorted(self._recordings))
-        )
+        images, recordings = PackedStrings(sorted(self._images)), PackedStrings(sorted(self._recordings))
+        return Listing(images, tuple(folders), others, recordings)
 
 
 def images_in(root: Path, name: str) -> PackedStrings:
@@ -201,71 +184,3 @@ def count_files_were(count: int) -> str:
 def _with_remedy(suffix: str) -> str:
     extra = EXTRAS.get(suffix)
     return (suffix or "no suffix") if extra is None else f"{suffix} ({pip_install(extra)} to read them)"
-
-
-def _read(cached: Path, root: Path) -> Listing | None:
-    """The cached listing, if it is still valid."""
-    try:
-        content = cached.read_bytes()
-        about, *counts = np.frombuffer(content, np.int64, 3).tolist()
-        folders, others = json.loads(content[24 : 24 + about])
-        if not all(_state(os.path.join(root, folder)) == state for folder, *state in folders):
-            return None
-        kinds, at = [], 24 + about
-        for count in counts:
-            ends = np.frombuffer(content, np.int64, count, at).copy()  # aligned
-            begin = at + ends.nbytes
-            at = begin + (int(ends[-1]) if count else 0)
-            kinds.append(PackedStrings.of(content[begin:at], ends))
-        if at != len(content) or not any(counts):
-            return None
-        skipped = {suffix: UnreadFiles(number, tuple(some)) for suffix, (number, *some) in others.items()}
-        return Listing(kinds[0], _slashed(folders), skipped, kinds[1])
-    except (OSError, ValueError, TypeError):  # not cached, damaged, or a folder is gone
-        return None
-
-
-def _state(folder: str) -> list[int]:
-    """A folder's device, inode and mtime in nanoseconds."""
-    found = os.stat(folder)
-    return [found.st_dev, found.st_ino, found.st_mtime_ns]
-
-
-def _trusted(devices: set[int]) -> bool:
-    """Whether all devices have file systems on which the mtime of a folder can be relied on."""
-    try:
-        lines = Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
-    except OSError:  # not on Linux
-        return False
-    kinds = {}
-    for line in lines:
-        place, _, rest = line.partition(" - ")
-        major, _, minor = place.split()[2].partition(":")
-        kinds[os.makedev(int(major), int(minor))] = rest.split()[0]
-    return all(kinds.get(device) in _TRUSTED for device in devices)
-
-
-def _slashed(folders: Sequence[Sequence[Any]]) -> tuple[str, ...]:
-    return tuple(folder.replace(os.sep, "/").rstrip("/") for folder, *_ in folders)
-
-
-def _walk(root: Path) -> tuple[Listing, list[list[Any]]]:
-    """The listing, and for every folder [its path, *state]."""
-    found = _Found()
-    folders: list[list[Any]] = []
-    seen: set[str] = set()
-    start = len(os.path.join(root, ""))
-    for folder, subfolders, files in os.walk(root, followlinks=True):
-        state = _state(folder)
-        real = os.path.realpath(folder)
-        folders.append([os.path.join(folder, "")[start:], *state])
-        if real in seen:
-            subfolders.clear()
-            continue
-        seen.add(real)
-        subfolders[:] = sorted(sub for sub in subfolders if not sub.startswith("."))
-        inside = os.path.join(folder, "")[start:].replace(os.sep, "/")
-        for file in sorted(files):
-            if not file.startswith("."):
-                found.add(inside + file)
-    return found.listing(folders), folders

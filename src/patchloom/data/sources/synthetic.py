@@ -23,7 +23,7 @@ _BIT = 0.04  # largest half side of a rectangle of clutter, as a share of the im
 _NOISE = 0.04  # width of the uniform noise on every pixel
 _CYCLES, _SPREAD = (8, 20), 0.1  # of the background's waves: cycles across the image, and distance of their colours
 _RADIUS = (0.2, 0.36)  # range of a shape's radius, as a share of the image
-_STREAM = 0x5A9E  # separates these random streams from those of the loader for the same seed
+_SHAPE_STREAM = 0x5A9E  # separates these random streams from those of the loader for the same seed
 
 
 class Annotation(NamedTuple):
@@ -64,7 +64,7 @@ class Shapes(Source):
             raise PatchloomError(f"shapes of {size} pixels cannot be told apart: ask for a size of at least 16")
         self.count, self.seed, self.size, self.first, self.name = count, seed, size, first, name
         numbers = np.arange(first, first + count)
-        orders = {ten: _rng(seed, 1, ten).permutation(10) for ten in np.unique(numbers // 10)}
+        orders = {ten: _rng(_SHAPE_STREAM, seed, 1, ten).permutation(10) for ten in np.unique(numbers // 10)}
         self.labels = np.array([orders[i // 10][i % 10] for i in numbers], dtype=np.int64)
         self._blocks: dict[int, Tensor] = {}
 
@@ -95,7 +95,7 @@ class Shapes(Source):
         return contents_of(DRAWN_KIND, ([f"{about} {self.first + i}".encode()] for i in numbers))
 
     def _scene(self, i: int) -> _Scene:
-        return _imagine(_rng(self.seed, 0, self.first + i), int(self.labels[i]), self.size)
+        return _imagine(_rng(_SHAPE_STREAM, self.seed, 0, self.first + i), int(self.labels[i]), self.size)
 
 
 class _Scene(NamedTuple):
@@ -110,8 +110,8 @@ class _Scene(NamedTuple):
     noise: np.ndarray  # float32 [h w]
 
 
-def _rng(seed: int, kind: int, number: int) -> np.random.Generator:
-    return np.random.default_rng((_STREAM, kind, seed, number))
+def _rng(stream: int, seed: int, kind: int, number: int) -> np.random.Generator:
+    return np.random.default_rng((stream, kind, seed, number))
 
 
 def _imagine(rng: np.random.Generator, label: int, size: int) -> _Scene:
@@ -266,7 +266,7 @@ _FORMANTS, _WIDTH = ((350.0, 900.0), (1000.0, 2600.0)), 120.0  # Hz of a voice's
 _LOUD, _HISS = (0.3, 1.0), 0.3  # amplitudes of sounds, and of a hiss beside the others
 _TONE_NOISE, _DULL = (0.001, 0.05), 0.95  # amplitude of the background, and its smoothing at most
 _LOUDEST, _FULL = 0.5, 2**15 - 1
-_TONE_STREAM = 0x70E5  # separates these random streams from those of the loader for the same seed
+_TONE_STREAM = 0x70E5  # as `_SHAPE_STREAM`
 
 
 class Tones(Source):
@@ -292,7 +292,7 @@ class Tones(Source):
             raise PatchloomError(f"tones:{count} asks for no recordings: ask for at least 1, as in tones:5000")
         self.count, self.seed, self.first, self.name, self.sound = count, seed, first, name, Sound()
         numbers, n = np.arange(first, first + count), len(TONES)
-        orders = {block: _tone_rng(seed, 1, block).permutation(n) for block in np.unique(numbers // n)}
+        orders = {block: _rng(_TONE_STREAM, seed, 1, block).permutation(n) for block in np.unique(numbers // n)}
         self.labels = np.array([orders[i // n][i % n] for i in numbers], dtype=np.int64)
         self._made: dict[int, Tensor] = {}
 
@@ -322,16 +322,12 @@ class Tones(Source):
         return contents_of(DRAWN_KIND, ([f"tones 1 {self.seed} {self.first + i}".encode()] for i in numbers))
 
 
-def _tone_rng(seed: int, kind: int, number: int) -> np.random.Generator:
-    return np.random.default_rng((_TONE_STREAM, kind, seed, number))
-
-
 def _synthesised(seed: int, number: int, order: list[str], rate: int) -> np.ndarray:
     """One second of the sounds in this ``order``, int16 [rate]."""
     from scipy.signal import lfilter  # takes long to import
 
     # what is drawn from the first is the same at every rate
-    rng, noise = _tone_rng(seed, 0, number), _tone_rng(seed, 2, number)
+    rng, noise = (_rng(_TONE_STREAM, seed, kind, number) for kind in (0, 2))
     pitch, background = (np.exp(rng.uniform(*np.log(ends))) for ends in (_PITCH, _TONE_NOISE))
     ratio, dull, rough = rng.uniform(*_GLIDE), rng.uniform(0, _DULL), rng.uniform(-0.6, 0.6)
     formants = [rng.uniform(*ends) for ends in _FORMANTS]

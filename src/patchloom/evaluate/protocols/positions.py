@@ -18,8 +18,8 @@ from patchloom.data.loader import Batch, plain_batches
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
+from patchloom.display import track_progress
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.eta import track_progress
 from patchloom.evaluate.results import Drawing, Report, Row, note_unreadable
 from patchloom.evaluate.settings import EvalSettings, open_with_notes
 from patchloom.look.image_grid import brightness, to_pixels

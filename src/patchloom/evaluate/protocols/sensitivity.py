@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from patchloom.data.loader import centre_of, plain_batches, training_batches
 from patchloom.data.sources.in_memory import DataLike
+from patchloom.display import track_progress
 from patchloom.errors import PatchloomError, check_type
 from patchloom.evaluate.classifier import load_classifier
-from patchloom.evaluate.eta import track_progress
 from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.protocols.positions import Cell, describe_measures, measure_positions, normalized, position_rows
 from patchloom.evaluate.results import Report, note_unreadable
