@@ -19,7 +19,6 @@ from typing import (
     Literal,
     NamedTuple,
     ParamSpec,
-    TypeGuard,
     TypeVar,
     Union,
     get_args,
@@ -310,7 +309,8 @@ class _Names(dict[str, Any]):
     def __init__(self, module: str) -> None:
         super().__init__()
         place = Path(__file__).parents[1].joinpath(*module.split("."))
-        self.file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        package = place / "__init__.py"
+        self.file = package if package.exists() else place.with_suffix(".py")
         self.nodes: dict[str, tuple[ast.stmt, str]] = {}  # by name, with what it is called where it is imported from
         for node in ast.parse(self.file.read_text("utf-8")).body:
             match node:
@@ -319,7 +319,8 @@ class _Names(dict[str, Any]):
                 case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
                     found = {name: name}
                 case ast.Assign():
-                    found = {one.id: one.id for target in node.targets for one in ast.walk(target) if _is_name(one)}
+                    targets = (one for target in node.targets for one in ast.walk(target))
+                    found = {one.id: one.id for one in targets if isinstance(one, ast.Name)}
                 case _:
                     continue
             self.nodes |= {name: (node, origin) for name, origin in found.items()}
@@ -342,8 +343,8 @@ class _Names(dict[str, Any]):
         return self[name]
 
     def _class(self, node: ast.ClassDef) -> type:
-        bases = [self._value(base) for base in node.bases]
-        ours = tuple(base for base in bases if str(getattr(base, "__module__", "")).startswith("patchloom."))
+        bases = [base for base in map(self._value, node.bases) if isinstance(base, type) and base is not _Foreign]
+        ours = tuple(base for base in bases if base.__module__ == __name__)
         body: dict[str, Any] = {"__module__": __name__, "__doc__": ast.get_docstring(node, clean=False)}
         decorators = [one for one in node.decorator_list if ast.unparse(one).startswith("dataclass")]
         hints: dict[str, Any] = {}
@@ -355,7 +356,7 @@ class _Names(dict[str, Any]):
                 case ast.AnnAssign(target=ast.Name(id=name)) if decorators:
                     hints[name] = self._value(one.annotation)
                     body |= {} if one.value is None else {name: self._value(one.value)}
-        made = type(node.name, tuple(one for one in ours if one is not _Foreign), body | {"__annotations__": hints})
+        made = type(node.name, ours, body | {"__annotations__": hints})
         for one in decorators:
             made = self._value(one)(made)
         return made
@@ -367,22 +368,18 @@ class _Names(dict[str, Any]):
         return eval(compile(ast.Expression(node), self.file, "eval", dont_inherit=True), {}, self)
 
 
-def _is_name(node: ast.AST) -> TypeGuard[ast.Name]:
-    return isinstance(node, ast.Name)
-
-
 def _top(node: ast.Import | ast.ImportFrom, origin: str) -> str:
     return (origin if isinstance(node, ast.Import) else node.module or "").partition(".")[0]
 
 
-def _without_body(node: ast.FunctionDef) -> ast.stmt:
+def _without_body(node: ast.FunctionDef) -> ast.FunctionDef:
     """Its signature and docstring alone, with what `takes_recipe` adds to them."""
-    about = node.body[:1] if ast.get_docstring(node) is not None else [ast.Pass()]
     for one in (*node.args.args, *node.args.kwonlyargs):
         one.annotation = None if one.arg in _JOINED else one.annotation
-    decorators = [one for one in node.decorator_list if "takes_recipe" in ast.unparse(one)]
-    made = ast.FunctionDef(node.name, node.args, about, decorators, None, None)
-    return ast.fix_missing_locations(ast.copy_location(made, node))
+    node.decorator_list = [one for one in node.decorator_list if "takes_recipe" in ast.unparse(one)]
+    node.body = node.body[:1] if ast.get_docstring(node) is not None else [ast.Pass()]
+    node.returns = None
+    return ast.fix_missing_locations(node)
 
 
 # a path, or whatever stands for one, such as a run

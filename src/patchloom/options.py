@@ -116,6 +116,7 @@ def task_spec(name: str) -> CommandSpec:
     return read_signature(from_source(TASKS[name].path) if ours else task_class(name), skip={"encoder"})
 
 
+@cache
 def protocol_spec(name: str) -> CommandSpec:
     """What a protocol takes besides `patchloom.evaluate.settings.EvalSettings`."""
     return read_signature(from_source(protocols()[name]), skip={"run", "data", "settings", "count"})
