@@ -1,9 +1,6 @@
-"""Write what the package says of options without importing torch, and options.md, a page for people.
+"""Write options.md, a page for people, from signatures and docstrings; a test refuses it when it is out of date.
 
 python docs/make_options.py
-
-``src/patchloom/options.json`` comes from signatures and docstrings; the command line, its --help and options.md from
-that. Tests refuse both files when they are out of date.
 """
 
 from __future__ import annotations
@@ -11,38 +8,12 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from patchloom import arguments
-from patchloom.arguments import CommandSpec, Option, dump_specs, read_signature, shorten_options
-from patchloom.bench import bench
-from patchloom.check import check
+from patchloom.arguments import CommandSpec, Option, shorten_options
 from patchloom.cli import format_default, format_kind
-from patchloom.compare.compare import compare
-from patchloom.data.sources.builtin import BUILTIN
-from patchloom.dense.predict import predict
-from patchloom.embed.embed import embed
-from patchloom.evaluate.protocols import PROTOCOLS, evaluate, protocol_of
-from patchloom.evaluate.settings import EvalSettings
-from patchloom.export.export import export
-from patchloom.look.look import look
-from patchloom.look.run_curves import draw_run_curves
-from patchloom.options import evaluate_spec, pretrain_spec, task_spec, verb_spec
-from patchloom.report.report import report
-from patchloom.runs.settings import Settings
-from patchloom.tasks import TASKS, task_class, usual_task
-from patchloom.train.loop import pretrain
+from patchloom.options import SIGNATURES, evaluate_spec, pretrain_spec, protocols, task_spec, verb_spec
+from patchloom.tasks import TASKS, usual_task
 
 PAGE = Path(__file__).with_name("options.md")
-CALLS = {
-    "compare": compare,
-    "look": look,
-    "look curves": draw_run_curves,
-    "embed": embed,
-    "predict": predict,
-    "report": report,
-    "export": export,
-    "bench": bench,
-    "check": check,
-}
 _ABOUT = """\
 # Options
 
@@ -57,25 +28,6 @@ of an error. A name may have hyphens, `--img-size`, and true-or-false options ne
 """
 
 
-def contents() -> str:
-    """The whole of options.json."""
-    training = read_signature(pretrain, skip={"data", "task", "out"})
-    settings = read_signature(Settings, skip={"data", "task", "model", "img_size"})
-    measuring = read_signature(evaluate, skip={"protocol", "run", "data"})
-    common = read_signature(EvalSettings)
-    verbs = {
-        "check": read_signature(check),
-        "pretrain": CommandSpec(training.about, (*training.options, *settings.options)),
-        "evaluate": CommandSpec(measuring.about, (*measuring.options, *common.options)),
-        **{verb: read_signature(CALLS[verb]) for verb in CALLS if verb != "check"},
-    }
-    tasks = {entry.path: read_signature(task_class(name), skip={"encoder"}) for name, entry in TASKS.items()}
-    given = {"run", "data", "settings", "count"}
-    protocols = {name: read_signature(protocol_of(name)[0], skip=given) for name in PROTOCOLS}
-    parts = {"verbs": verbs, "tasks": tasks, "protocols": protocols}
-    return dump_specs(parts, {"builtin": BUILTIN})
-
-
 def page() -> str:
     """The whole of options.md."""
     first = pretrain_spec(usual_task(None)[0])
@@ -88,7 +40,7 @@ def page() -> str:
     common = evaluate_spec(None)
     sections.append(_section("evaluate", common, common.options))
     seen: dict[str, dict[str, Option]] = {}
-    for name in PROTOCOLS:
+    for name in protocols():
         found = evaluate_spec(name)
         own = {option.name: option for option in found.options if option not in common.options}
         for other, entries in seen.items():
@@ -103,7 +55,11 @@ def page() -> str:
             section = _section(f"evaluate {name}", found, own.values())
         seen[name] = own
         sections.append(section)
-    sections += [_section(verb, verb_spec(verb), verb_spec(verb).options) for verb in CALLS]
+    sections += [
+        _section(verb, verb_spec(verb), verb_spec(verb).options)
+        for verb in SIGNATURES
+        if verb not in ("pretrain", "evaluate")
+    ]
     return "\n".join(sections)
 
 
@@ -124,6 +80,4 @@ def _filled(text: str, indent: str = "") -> str:
 
 
 if __name__ == "__main__":
-    arguments.LISTED.write_text(contents(), "utf-8")
-    arguments.clear_specs_cache()
     PAGE.write_text(page())

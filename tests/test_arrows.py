@@ -30,10 +30,13 @@ MAY = {
     "compare": {"nets", "data", "tasks", "runs", "evaluate", "train", "report"},
     "bench": {"nets", "data", "tasks", "runs", "train"},
     "check": {"data", "tasks", "runs", "train", "bench"},
-    "options": {"tasks", "loggers", "recipes", "data"},
+    "options": {  # which reads the signatures of all verbs, and imports none
+        *("tasks", "recipes", "train", "evaluate", "export", "dense", "look", "report", "bench", "check", "compare"),
+        *("embed", "loggers", "runs", "data"),
+    },
     "cli": {
         *("tasks", "recipes", "train", "evaluate", "export", "dense", "look", "report", "bench", "check", "compare"),
-        *("embed", "options"),
+        *("embed", "options", "data"),
     },
     "__main__": {"cli"},
     "__init__": {

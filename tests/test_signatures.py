@@ -1,5 +1,6 @@
-"""What is read of signatures, and that the package's list of it gives the same again."""
+"""What is read of signatures, and that source files give the same as live objects."""
 
+import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -7,15 +8,18 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from patchloom.arguments import Option, command_line_hint, format_hint, packaged_spec, read_signature
-from patchloom.bench import bench
-from patchloom.check import check
-from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
-from patchloom.options import task_spec
-from patchloom.tasks import TASKS, Entry, task_class
+from patchloom.arguments import Option, command_line_hint, from_source, read_signature
+from patchloom.data.sources import builtin
+from patchloom.evaluate.protocols import PROTOCOLS
+from patchloom.options import SIGNATURES, protocols, task_spec
+from patchloom.tasks import TASKS, Entry
 from patchloom.tasks.mae import MAE
 
-GIVEN = {"run", "data", "settings", "count"}
+READ = [
+    *(path for paths in SIGNATURES.values() for path in paths),
+    *PROTOCOLS.values(),
+    *(entry.path for entry in TASKS.values()),
+]
 
 
 def some(
@@ -59,18 +63,18 @@ def test_what_words_can_say_of_a_signature():
 
 
 @pytest.mark.parametrize(
-    ("hint", "text"),
+    "hint",
     [
-        (int | Literal["auto"], "int | Literal['auto']"),
-        (str | None, "str | None"),
-        (tuple[float, float] | None, "tuple[float, float] | None"),
-        (dict[str, float], "dict[str, float]"),
-        (Sequence[int], "Sequence[int]"),
-        (Literal["a", "b"] | Path, "Literal['a', 'b'] | Path"),
+        int | Literal["auto"],
+        str | None,
+        tuple[float, float] | None,
+        dict[str, float],
+        Sequence[int],
+        Literal["a", "b"] | Path,
     ],
 )
-def test_a_hint_is_written_as_in_python(hint, text):
-    assert command_line_hint(hint) == hint and format_hint(hint) == text
+def test_what_a_word_can_be_is_an_option(hint):
+    assert command_line_hint(hint) == hint
 
 
 @pytest.mark.parametrize("hint", [np.ndarray, Callable[[], None] | None, dict[str, Any], Any, None | np.ndarray])
@@ -78,16 +82,21 @@ def test_what_no_word_can_be_is_no_option(hint):
     assert command_line_hint(hint) is None
 
 
-def test_the_list_gives_back_what_the_signatures_say():
-    def plain(found):
-        return [option._replace(default=repr(option.default).strip("()[]")) for option in found.options]
+@pytest.mark.parametrize("path", READ)
+def test_a_source_file_says_what_the_live_object_says(path):
+    module, _, name = path.rpartition(".")
+    live = getattr(importlib.import_module(module), name)
+    read = from_source(path)
+    assert read is not live and read_signature(read) == read_signature(live)
+    assert [type(one.default) for one in read_signature(read).options] == [
+        type(one.default) for one in read_signature(live).options
+    ], "True is no 1"
 
-    for function in (check, bench):
-        assert plain(packaged_spec("verbs", function.__name__)) == plain(read_signature(function))
-    for name in PROTOCOLS:
-        assert plain(packaged_spec("protocols", name)) == plain(read_signature(protocol_of(name)[0], skip=GIVEN))
-    for name, entry in TASKS.items():
-        assert plain(packaged_spec("tasks", entry.path)) == plain(read_signature(task_class(name), skip={"encoder"}))
+
+def test_constants_are_read_from_source_files():
+    assert list(protocols().items()) == list(PROTOCOLS.items())
+    for name in ("BUILTIN", "FETCHED"):
+        assert from_source(f"patchloom.data.sources.builtin.{name}") == getattr(builtin, name)
 
 
 class Mine(MAE):

@@ -26,13 +26,11 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import patchloom
-from patchloom import options
 from patchloom.audio.config import GREY, SIXTH, Sound, sound_from
 from patchloom.cli import main
 from patchloom.compare import plan as comparing
 from patchloom.compare import runner
 from patchloom.data.decode import Unreadable, decode_image, read_image
-from patchloom.data.sources import builtin
 from patchloom.data.sources.open import open_data, open_stored
 from patchloom.data.sources.urls import expand_braces, find_remote
 from patchloom.dense.checkpoint import DENSE_FORMAT as DENSE
@@ -673,10 +671,6 @@ def test_what_is_typed_wins_over_a_configuration(tmp_path):
     assert (given["data"], given["task"]["name"], given["init"]) == ("digits", "mae", "other.safetensors")
     config.write_text("data: shapes:20\nepochs: 1\n")
     assert parse_pretrain(["--config", str(config)])[0]["data"] == "shapes:20"
-
-
-def test_the_names_that_are_fetched_are_all_of_torchvisions():
-    assert {*options.FETCHED} == {*builtin._TORCHVISION}
 
 
 # ---- tasks of one's own

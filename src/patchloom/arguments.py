@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
-import json
 import os
 import re
+import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
 from functools import cache, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -164,12 +166,13 @@ def unknown_option_error(name: str, known: Iterable[str], otherwise: str) -> Pat
     return PatchloomError(said or f"there is no option --{name}; {otherwise}")
 
 
-# What options there are: from signatures and docstrings, or from the list of them that comes with the package.
+# What options there are: from signatures and docstrings, of live objects or of source files that are not imported.
 
 
-LISTED = Path(__file__).with_name("options.json")
+P = ParamSpec("P")
+R = TypeVar("R")
+_JOINED = ("data", "runs")  # several words of which are joined by who reads them
 _PLAIN = (int, float, bool, str, Path, type(None))
-_NAMES = {"Literal": Literal, "Path": Path, "Sequence": Sequence}
 
 
 class Option(NamedTuple):
@@ -193,12 +196,6 @@ class Option(NamedTuple):
     required: bool = False
     kind: str = ""
 
-    def plain(self) -> dict[str, Any]:
-        """As plain values for JSON; what is as usual is left out."""
-        values = self._asdict() | {"hint": format_hint(self.hint)}
-        usual = Option("", None)._asdict()
-        return {name: value for name, value in values.items() if value is not usual[name]}
-
 
 class CommandSpec(NamedTuple):
     """What takes options: a verb, a task or a protocol.
@@ -210,10 +207,6 @@ class CommandSpec(NamedTuple):
 
     about: str
     options: tuple[Option, ...]
-
-    def plain(self) -> dict[str, Any]:
-        """As plain values for JSON."""
-        return {"about": self.about, "options": [option.plain() for option in self.options]}
 
 
 def read_signature(owner: Callable[..., Any], skip: Collection[str] = ()) -> CommandSpec:
@@ -232,7 +225,7 @@ def read_signature(owner: Callable[..., Any], skip: Collection[str] = ()) -> Com
         required = parameter.default is Parameter.empty
         default = None if required else parameter.default
         hint = command_line_hint(hints.get(name, str if default is None else type(default)))
-        hint = str if name in ("data", "runs") else hint  # several words of it are joined by who reads them
+        hint = str if name in _JOINED else hint
         if hint is None:
             continue
         about = " ".join((described.get(name) or "").split())
@@ -254,56 +247,149 @@ def command_line_hint(hint: Any) -> Any:
     return None
 
 
-def format_hint(hint: Any) -> str:
-    """A hint as it is written in Python, the same by every version of it."""
-    origin, inside = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return " | ".join(map(format_hint, inside))
-    if origin is Literal:
-        return f"Literal[{', '.join(map(repr, inside))}]"
-    if origin is not None:
-        return f"{origin.__name__}[{', '.join('...' if one is ... else format_hint(one) for one in inside)}]"
-    return "None" if hint is type(None) else hint.__name__
+def takes_recipe(protocol: Callable[P, R], kind: type[Any], only: Collection[str] = ()) -> Callable[P, R]:
+    """Decorator that replaces the last parameter ``**changes`` of a protocol by the options of a kind of recipe.
+
+    Signature and docstring follow from the fields and their descriptions, so that neither is written twice. Options
+    are ``only`` some fields, or all but those that tell of the batch, as the settings common to all protocols do, and
+    whether recordings are trained on. A base learning rate may be a list, of which the best on held-out training images
+    is chosen.
+    """
+    own = signature(protocol)
+    known = get_type_hints(kind)
+    names = only or [field.name for field in fields(kind) if field.name not in ("batch", "recordings")]
+    hints = {name: known[name] | None for name in names}
+    if "blr" in hints:
+        hints["blr"] = float | list[float] | None
+    added = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=hints[name]) for name in names]
+    own_options = [parameter for parameter in own.parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD]
+    protocol.__signature__ = own.replace(parameters=[*own_options, *added])  # type: ignore[attr-defined]
+    protocol.__annotations__ |= hints
+    described = {name: text for one in reversed(kind.__mro__) for name, text in _descriptions(one).items()}
+    if "blr" in hints:
+        described["blr"] = described["blr"].replace("rate;", "rate, or a list to choose from;")
+    lines = "".join(f"    {name}:{described[name]}" for name in names)
+    text = inspect.getdoc(protocol) or ""
+    protocol.__doc__ = re.sub(r"^    changes: .*\n", lambda _: lines, text + "\n", flags=re.M)
+    return protocol
 
 
-def packaged_spec(part: str, name: str) -> CommandSpec | None:
-    """What the package's list says of a name in one of its parts (verbs, tasks by path, protocols), or None."""
-    about = _file().get(part, {}).get(name)
-    if about is None:
-        return None
-    options = (Option(**one | {"hint": eval(one["hint"], dict(_NAMES))}) for one in about["options"])
-    return CommandSpec(about["about"], tuple(options))
+def _descriptions(kind: type[Any]) -> dict[str, str]:
+    """What a recipe's docstring says of each of its own fields, line breaks and all."""
+    text = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2] + "\n"
+    return dict(re.findall(r"^    (\w+):(.*\n(?:     .*\n)*)", text, flags=re.M))
 
 
-def packaged_names(part: str) -> list[str]:
-    """The names in a part of the package's list."""
-    return list(_file()[part])
+def from_source(path: str) -> Any:
+    """A function, class or constant of this package by its path, read from its source file: nothing is imported.
+
+    A function has its signature and docstring, a class also its bases and the fields of a dataclass, and no more. So
+    `read_signature` finds in it what it finds in the live object, and the command line need not wait for torch.
+    """
+    module, _, name = path.rpartition(".")
+    return _names(module)[name]
 
 
-def packaged_value(name: str) -> Any:
-    """What else the package's list says, such as the default task."""
-    return _file()[name]
+class _ForeignType(type):
+    def __getattr__(cls, name: str) -> _ForeignType:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls
+
+    def __getitem__(cls, _: object) -> _ForeignType:
+        return cls
+
+
+class _Foreign(metaclass=_ForeignType):
+    """Whatever a module has from other libraries, and their attributes: no word on a command line can be it."""
 
 
 @cache
-def _file() -> Mapping[str, Any]:
-    found: dict[str, Any] = json.loads(LISTED.read_text("utf-8"))
-    return found
+def _names(module: str) -> _Names:
+    return _Names(module)
 
 
-def dump_specs(parts: Mapping[str, Mapping[str, CommandSpec]], values: Mapping[str, Any]) -> str:
-    """The contents of the package's list."""
-    plain = {part: {name: one.plain() for name, one in found.items()} for part, found in parts.items()}
-    return json.dumps({**values, **plain}, indent=1, ensure_ascii=False) + "\n"
+class _Names(dict[str, Any]):
+    """The names of a module of this package, each made from its source when it is first looked up.
+
+    The standard library is imported, other modules of this package are read in the same way, all else is `_Foreign`.
+    """
+
+    def __init__(self, module: str) -> None:
+        super().__init__()
+        place = Path(__file__).parents[1].joinpath(*module.split("."))
+        package = place / "__init__.py"
+        self.file = package if package.exists() else place.with_suffix(".py")
+        self.nodes: dict[str, tuple[ast.stmt, str]] = {}  # by name, with what it is called where it is imported from
+        for node in ast.parse(self.file.read_text("utf-8")).body:
+            match node:
+                case ast.Import() | ast.ImportFrom():
+                    found = {one.asname or one.name.partition(".")[0]: one.name for one in node.names}
+                case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                    found = {name: name}
+                case ast.Assign():
+                    targets = (one for target in node.targets for one in ast.walk(target))
+                    found = {one.id: one.id for one in targets if isinstance(one, ast.Name)}
+                case _:
+                    continue
+            self.nodes |= {name: (node, origin) for name, origin in found.items()}
+
+    def __missing__(self, name: str) -> Any:
+        node, origin = self.nodes[name]
+        match node:
+            case ast.ClassDef():
+                self[name] = self._class(node)
+            case ast.FunctionDef():
+                self._run(_without_body(node))
+            case ast.AnnAssign(value=ast.expr() as value):
+                self[name] = self._value(value)
+            case ast.ImportFrom(module=str(module)) if module != __name__ and module.startswith("patchloom"):
+                self[name] = _names(module)[origin]
+            case ast.Import() | ast.ImportFrom() if _top(node, origin) not in {*sys.stdlib_module_names, "patchloom"}:
+                self[name] = _Foreign
+            case _:
+                self._run(node)
+        return self[name]
+
+    def _class(self, node: ast.ClassDef) -> type:
+        bases = [base for base in map(self._value, node.bases) if isinstance(base, type) and base is not _Foreign]
+        ours = tuple(base for base in bases if base.__module__ == __name__)
+        body: dict[str, Any] = {"__module__": __name__, "__doc__": ast.get_docstring(node, clean=False)}
+        decorators = [one for one in node.decorator_list if ast.unparse(one).startswith("dataclass")]
+        hints: dict[str, Any] = {}
+        for one in node.body:
+            match one:
+                case ast.FunctionDef(name="__init__"):
+                    self._run(_without_body(one))
+                    body["__init__"] = self.pop("__init__")
+                case ast.AnnAssign(target=ast.Name(id=name)) if decorators:
+                    hints[name] = self._value(one.annotation)
+                    body |= {} if one.value is None else {name: self._value(one.value)}
+        made = type(node.name, ours, body | {"__annotations__": hints})
+        for one in decorators:
+            made = self._value(one)(made)
+        return made
+
+    def _run(self, node: ast.stmt) -> None:
+        exec(compile(ast.Module([node], []), self.file, "exec", dont_inherit=True), {}, self)
+
+    def _value(self, node: ast.expr) -> Any:
+        return eval(compile(ast.Expression(node), self.file, "eval", dont_inherit=True), {}, self)
 
 
-def clear_specs_cache() -> None:
-    """Read the list again when it is asked next."""
-    _file.cache_clear()
+def _top(node: ast.Import | ast.ImportFrom, origin: str) -> str:
+    return (origin if isinstance(node, ast.Import) else node.module or "").partition(".")[0]
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
+def _without_body(node: ast.FunctionDef) -> ast.FunctionDef:
+    """Its signature and docstring alone, with what `takes_recipe` adds to them."""
+    for one in (*node.args.args, *node.args.kwonlyargs):
+        one.annotation = None if one.arg in _JOINED else one.annotation
+    node.decorator_list = [one for one in node.decorator_list if "takes_recipe" in ast.unparse(one)]
+    node.body = node.body[:1] if ast.get_docstring(node) is not None else [ast.Pass()]
+    node.returns = None
+    return ast.fix_missing_locations(node)
+
 
 # a path, or whatever stands for one, such as a run
 PathLike = str | Path | os.PathLike[str]

@@ -16,7 +16,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from patchloom.arguments import CommandSpec, Option, packaged_value, shorten_options
+from patchloom.arguments import CommandSpec, Option, from_source, shorten_options
 from patchloom.display import StatusMessage, is_first
 from patchloom.errors import AlreadyReported, PatchloomError, Stopped, closest_word, listing
 from patchloom.options import (
@@ -251,7 +251,7 @@ def _head(option: Option) -> str:
 
 
 def _forms() -> list[tuple[str, str]]:
-    first, second, fetched, *others = packaged_value("builtin")
+    first, second, fetched, *others = from_source("patchloom.data.sources.builtin.BUILTIN")
     how = f"or {listing(others)}: fetched by torchvision, or from where {fetched}@FOLDER says"
     return [*_FORMS, (f"{first}, {second}", "built-in, offline"), (fetched, how)]
 

@@ -6,18 +6,17 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser
 
 from patchloom.arguments import (
     CommandSpec,
     Option,
     explain_error,
-    packaged_names,
-    packaged_spec,
+    from_source,
     read_signature,
     shorten_options,
     without_hyphens,
@@ -28,6 +27,9 @@ from patchloom.loggers import TRACKERS
 from patchloom.recipes import nested, recipe_named
 from patchloom.system.files import read_yaml
 from patchloom.tasks import AUTO, TASKS, task_class, usual_task
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
 
 # What each verb takes. Everything follows from signatures but for what words on a command line need besides.
 
@@ -76,22 +78,49 @@ _LABELLED = {
 }
 
 
-def protocols() -> list[str]:
-    """The names of the protocols of evaluation."""
-    return packaged_names("protocols")
+# whose signatures say what verbs take, but for those options whose words are not as in Python
+SIGNATURES: dict[str, tuple[str, ...]] = {
+    "check": ("patchloom.check.check",),
+    "pretrain": ("patchloom.train.loop.pretrain", "patchloom.runs.settings.Settings"),
+    "evaluate": ("patchloom.evaluate.protocols.evaluate", "patchloom.evaluate.settings.EvalSettings"),
+    "compare": ("patchloom.compare.compare.compare",),
+    "look": ("patchloom.look.look.look",),
+    "look curves": ("patchloom.look.run_curves.draw_run_curves",),
+    "embed": ("patchloom.embed.embed.embed",),
+    "predict": ("patchloom.dense.predict.predict",),
+    "report": ("patchloom.report.report.report",),
+    "export": ("patchloom.export.export.export",),
+    "bench": ("patchloom.bench.bench",),
+}
+_OTHERWISE = {
+    "pretrain": {"data", "task", "out", "model", "img_size"},
+    "evaluate": {"protocol", "run", "data"},
+}
 
 
+def protocols() -> dict[str, str]:
+    """The protocols of evaluation: names, and paths of their functions."""
+    found: dict[str, str] = from_source("patchloom.evaluate.protocols.PROTOCOLS")
+    return found
+
+
+@cache
 def verb_spec(verb: str) -> CommandSpec:
     """What ``patchloom VERB`` takes, where that is what its function takes."""
-    found = packaged_spec("verbs", verb)
-    assert found is not None, f"{verb} is not in options.json: python docs/make_options.py"
-    return found
+    found = [read_signature(from_source(path), _OTHERWISE.get(verb, ())) for path in SIGNATURES[verb]]
+    return CommandSpec(found[0].about, tuple(option for one in found for option in one.options))
 
 
 def task_spec(name: str) -> CommandSpec:
     """What a pretext task takes."""
-    found = packaged_spec("tasks", TASKS[name].path) if name in TASKS else None
-    return read_signature(task_class(name), skip={"encoder"}) if found is None else found
+    ours = name in TASKS and TASKS[name].path.startswith("patchloom.")
+    return read_signature(from_source(TASKS[name].path) if ours else task_class(name), skip={"encoder"})
+
+
+@cache
+def protocol_spec(name: str) -> CommandSpec:
+    """What a protocol takes besides `patchloom.evaluate.settings.EvalSettings`."""
+    return read_signature(from_source(protocols()[name]), skip={"run", "data", "settings", "count"})
 
 
 def pretrain_spec(task: str) -> CommandSpec:
@@ -126,22 +155,16 @@ def evaluate_spec(name: str | None) -> CommandSpec:
     common = verb_spec("evaluate")
     own = CommandSpec("", ())
     if name is not None:
-        found = packaged_spec("protocols", name.partition(":")[0])
-        if found is None:
-            known = protocols()
+        plain, known = name.partition(":")[0], protocols()
+        if plain not in known:
             raise PatchloomError(f"there is no protocol {name}{suggestion(name, known)} Choose {listing(known)}.")
-        own = found
+        own = protocol_spec(plain)
     labelled = _LABELLED.get(name or "", "labelled images, such as a folder with a folder for each class")
     words = {"protocol": "how it is measured", "run": _ENCODER, "data": labelled}
     places = [Option(one, str, None, about, positional=True, required=True) for one, about in words.items()]
     return CommandSpec(own.about or common.about, (*places, *own.options, *common.options))
 
 
-# data by name that torchvision fetches
-FETCHED = (
-    *("cifar10", "cifar100", "stl10", "svhn", "fashionmnist", "mnist", "flowers102", "food101", "oxfordiiitpet"),
-    *("dtd", "eurosat"),
-)
 _TRUTHS = ("true", "false", "yes", "no", "on", "off", "1", "0", "auto", "null")
 
 
@@ -238,6 +261,8 @@ def _trackers_together(words: Sequence[str]) -> list[str]:
 
 
 def _parser(prog: str, taken: CommandSpec) -> ArgumentParser:
+    from jsonargparse import ArgumentParser  # which takes longer to import than a page of help to print
+
     parser = ArgumentParser(prog=prog, exit_on_error=False, allow_abbrev=False, add_help=False)
     for option in taken.options:
         extra = {} if option.required else {"default": option.default}
@@ -249,6 +274,8 @@ def _parser(prog: str, taken: CommandSpec) -> ArgumentParser:
 
 
 def _parse(parser: ArgumentParser, words: list[str]) -> dict[str, Any]:
+    from jsonargparse import ArgumentError
+
     # YAML, in which values are read, spells infinity .inf, and wants a space in {mask: 0.5} and brackets around 5,20
     words = [re.sub(r"^(--[^=]+=)([-+]?)inf(inity)?$", r"\1\2.inf", word, flags=re.IGNORECASE) for word in words]
     words = [re.sub(r":(?=\S)", ": ", word) if re.match(r"--[\w.]+=\{.*\}$", word) else word for word in words]
@@ -271,10 +298,10 @@ def _parse(parser: ArgumentParser, words: list[str]) -> dict[str, Any]:
 def _owners(option: str) -> list[str]:
     """What takes an option, as words of the command line."""
     name, task = option.removeprefix("--"), option.removeprefix("--task.")
-    verbs = sorted(packaged_names("verbs"), key=lambda verb: verb != "pretrain")  # of whose options others take some
+    verbs = sorted(SIGNATURES, key=lambda verb: verb != "pretrain")  # of whose options others take some
     found = [f"patchloom {verb}" for verb in verbs if _has(verb_spec(verb), name)][:1]
-    protocols = sorted(packaged_names("protocols"), key=lambda one: one != "finetune")  # which takes all of a recipe
-    found += [f"patchloom evaluate {one}" for one in protocols if _has(evaluate_spec(one), name)][:1]
+    measures = sorted(protocols(), key=lambda one: one != "finetune")  # which takes all of a recipe
+    found += [f"patchloom evaluate {one}" for one in measures if _has(evaluate_spec(one), name)][:1]
     return found or [f"--task {one}" for one in TASKS if task != option and _has(task_spec(one), task)]
 
 
@@ -326,7 +353,7 @@ def _refuse_untyped(file: str, data: Sequence[str], options: Sequence[str], type
         made = re.fullmatch(r"(shapes|tones):\d+", name)
         # braces may make a command or an address of a name, but none without a colon
         colon = ":" in name and not made and (not os.path.exists(name) or _untyped(name))
-        if colon or name.partition("@")[0] in FETCHED:
+        if colon or name.partition("@")[0] in from_source("patchloom.data.sources.builtin.FETCHED"):
             raise PatchloomError(
                 f"the configuration {file} names the data {name[:80]}: commands are run, and what is not on this "
                 "machine is fetched, only for who types it: give the data on the command line, too"

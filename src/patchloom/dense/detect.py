@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from patchloom.arguments import takes_recipe
 from patchloom.data.decode import to_channels
 from patchloom.data.loader import Batch
 from patchloom.data.sources.in_memory import DataLike
@@ -39,7 +40,6 @@ from patchloom.dense.windows import detect_image
 from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import PositionChoice
 from patchloom.evaluate.features import Precision
-from patchloom.evaluate.recipes import takes_recipe
 from patchloom.evaluate.results import Drawing, Report, Row
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.training import SCRATCH

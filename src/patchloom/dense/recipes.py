@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from patchloom.errors import PatchloomError
@@ -109,11 +109,6 @@ class DenseRecipe:
     def _idle(self) -> set[str]:
         """Fields that have no effect."""
         return set() if self.decay == "steps" else {"drops"}
-
-    @classmethod
-    def options(cls) -> tuple[str, ...]:
-        """Fields that are options; of the batch, the settings common to all protocols tell."""
-        return tuple(field.name for field in fields(cls) if field.name != "batch")
 
 
 @dataclass(frozen=True)

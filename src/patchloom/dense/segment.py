@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from patchloom.arguments import takes_recipe
 from patchloom.data.decode import to_channels
 from patchloom.data.loader import Batch
 from patchloom.data.sources.in_memory import DataLike
@@ -40,7 +41,6 @@ from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import PositionChoice
 from patchloom.evaluate.features import Precision
 from patchloom.evaluate.frozen import PIXELS, UNTRAINED
-from patchloom.evaluate.recipes import takes_recipe
 from patchloom.evaluate.results import Drawing, Report, Row
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.training import SCRATCH

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from inspect import Parameter, signature
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_type_hints
 
 from patchloom.audio.augment import SHIFT
 from patchloom.data.splits import MAX_HELD_OUT
 from patchloom.errors import PatchloomError, check_type
-from patchloom.evaluate.results import Report
 from patchloom.nets.encode import width
 from patchloom.nets.swin import Encoder, is_hierarchical
 
@@ -178,11 +174,6 @@ class Recipe:
         idle |= set() if self.noise_share else {"noise_share", "noise_volume"}
         return {name: value for name, value in {**asdict(self), "betas": list(self.betas)}.items() if name not in idle}
 
-    @classmethod
-    def options(cls) -> tuple[str, ...]:
-        """Fields that are options; of the batch, the settings common to all protocols tell: one name for one thing."""
-        return tuple(field.name for field in fields(cls) if field.name not in ("batch", "recordings"))
-
 
 @dataclass(frozen=True)
 class ProbeRecipe(Recipe):
@@ -224,11 +215,6 @@ class ProbeRecipe(Recipe):
         own = "shift" if self.recordings else "crop_scale flip"
         told = f"epochs warmup_epochs batch blr lr weight_decay momentum {own} pooling"
         return {"optimizer": "LARS", **{name: getattr(self, name) for name in told.split()}}
-
-    @classmethod
-    def options(cls) -> tuple[str, ...]:
-        """Fields that are options, but for the pooling, which every linear probe has."""
-        return ("epochs", "warmup_epochs", "blr", "weight_decay", "momentum", "crop_scale", "flip")
 
 
 _RANGES = {
@@ -408,34 +394,3 @@ def _in_proportion(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
     elif timed and isinstance(epochs, int):
         scaled = {"warmup_epochs": recipe.warmup_epochs * epochs / recipe.epochs}
     return {name: value for name, value in scaled.items() if name not in given}
-
-
-# A recipe's values as options of the protocols that train by it.
-
-
-def takes_recipe(protocol: Callable[..., Report], kind: type[Any] = Recipe) -> Callable[..., Report]:
-    """Decorator that replaces the last parameter ``**changes`` of a protocol by the options of a kind of recipe.
-
-    Signature and docstring follow from the fields and their descriptions, so that neither is written twice. A base
-    learning rate may be a list, of which the best on held-out training images is chosen.
-    """
-    own, names = signature(protocol), kind.options()
-    hints = {name: hint | None for name, hint in get_type_hints(kind).items() if name in names}
-    if "blr" in hints:
-        hints["blr"] = float | list[float] | None
-    added = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=hints[name]) for name in names]
-    own_options = [parameter for parameter in own.parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD]
-    protocol.__signature__ = own.replace(parameters=[*own_options, *added])  # type: ignore[attr-defined]
-    protocol.__annotations__ |= hints
-    described = {name: text for one in reversed(kind.__mro__) for name, text in _descriptions(one).items()}
-    if "blr" in hints:
-        described["blr"] = described["blr"].replace("rate;", "rate, or a list to choose from;")
-    lines = "".join(f"    {name}:{described[name]}" for name in names)
-    protocol.__doc__ = re.sub(r"^    changes: .*\n", lambda _: lines, inspect.getdoc(protocol) + "\n", flags=re.M)
-    return protocol
-
-
-def _descriptions(kind: type[Any]) -> dict[str, str]:
-    """What a recipe's docstring says of each of its own fields, line breaks and all."""
-    text = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2] + "\n"
-    return dict(re.findall(r"^    (\w+):(.*\n(?:     .*\n)*)", text, flags=re.M))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from timm.models.vision_transformer import VisionTransformer
 
+from patchloom.arguments import takes_recipe
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import Classifier, class_names, fresh_blocks
 from patchloom.evaluate.features import Precision
 from patchloom.evaluate.frozen import UNTRAINED
-from patchloom.evaluate.recipes import Recipe, takes_recipe
+from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.results import Report
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.evaluate.training import Build, Candidate, plan_for, train_and_test
@@ -28,7 +30,7 @@ _UNUSED = {
 }  # values of a recipe without effect on a frozen encoder
 
 
-@takes_recipe
+@partial(takes_recipe, kind=Recipe)
 def blocks(
     run: str | Path,
     data: DataLike,

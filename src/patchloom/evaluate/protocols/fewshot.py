@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from timm.models.vision_transformer import VisionTransformer
 
+from patchloom.arguments import takes_recipe
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
@@ -17,7 +19,7 @@ from patchloom.evaluate.features import Precision, count_classes, labels_of
 from patchloom.evaluate.frozen import compare_frozen
 from patchloom.evaluate.protocols.finetune import classifier_builder, scratch_candidate
 from patchloom.evaluate.protocols.linear import LINEAR
-from patchloom.evaluate.recipes import takes_recipe
+from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.results import Report
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified_subset
 from patchloom.evaluate.training import SCRATCH, Candidate, plan_for, train_and_test
@@ -31,7 +33,7 @@ HeadOn = Literal["features", "projection"]
 _DEFAULT_SHARE = 0.1
 
 
-@takes_recipe
+@partial(takes_recipe, kind=Recipe)
 def fewshot(
     run: str | Path,
     data: DataLike,

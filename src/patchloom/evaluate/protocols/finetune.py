@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from patchloom.arguments import takes_recipe
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import (
@@ -22,7 +24,7 @@ from patchloom.evaluate.classifier import (
     variant_of,
 )
 from patchloom.evaluate.features import Precision
-from patchloom.evaluate.recipes import Recipe, takes_recipe
+from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.results import Report
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, place_in_run
 from patchloom.evaluate.training import SCRATCH, Build, Candidate, plan_for, train_and_test
@@ -31,7 +33,7 @@ from patchloom.nets.finetune import with_variant
 from patchloom.runs.encoder import load_encoder
 
 
-@takes_recipe
+@partial(takes_recipe, kind=Recipe)
 def finetune(
     run: str | Path,
     data: DataLike,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from patchloom.arguments import takes_recipe
 from patchloom.audio.keywords import KeywordParts, open_keywords
 from patchloom.data.source import Data
 from patchloom.data.sources.in_memory import DataLike
@@ -20,7 +22,7 @@ from patchloom.evaluate.frozen import raw_extractor
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, linear_probe
 from patchloom.evaluate.protocols.fewshot import subsample_training
 from patchloom.evaluate.protocols.finetune import classifier_path, pretrained_candidate, scratch_candidate
-from patchloom.evaluate.recipes import takes_recipe
+from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.results import Drawing, Report, Row
 from patchloom.evaluate.settings import EvalSettings, Parts, limit_training_images, place_in_run, print_notes
 from patchloom.evaluate.training import (
@@ -41,7 +43,7 @@ _NAME = "keywords"
 _DRAWN = "patchloom.look.charts.draw_confusion"
 
 
-@takes_recipe
+@partial(takes_recipe, kind=Recipe)
 def keywords(
     run: str | Path,
     data: DataLike,

@@ -7,13 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from patchloom.arguments import takes_recipe
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import Classifier, Pool, class_names
 from patchloom.evaluate.features import ImageFeatures, Pooling, Precision
 from patchloom.evaluate.frozen import UNTRAINED, FrozenProtocol, ScoreFunction, measure_run
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, L2_STRENGTHS, linear_probe
-from patchloom.evaluate.recipes import PROBES, ProbeRecipe, Recipe, published_recipe, takes_recipe
+from patchloom.evaluate.recipes import PROBES, ProbeRecipe, Recipe, published_recipe
 from patchloom.evaluate.results import Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.evaluate.training import (
@@ -37,7 +38,11 @@ _LEAST = 0.5 * 50_000 * 90 * 0.1  # images · epochs · base rate, in which the 
 _PAPERS = {"mae": "MAE (Table 10)", "extrema": "ExtreMA (Table 14)"}
 
 
-@partial(takes_recipe, kind=ProbeRecipe)
+@partial(
+    takes_recipe,
+    kind=ProbeRecipe,
+    only=("epochs", "warmup_epochs", "blr", "weight_decay", "momentum", "crop_scale", "flip"),
+)
 def linear(
     run: str | Path,
     data: DataLike,
