@@ -1,3 +1,4 @@
+import functools
 import os
 import shutil
 import signal
@@ -132,3 +133,38 @@ def record(tmp_path: Path) -> Callable[..., str]:
         return str(place)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 images of noise in two classes, 32 by 32; no test may change them."""
+    from killing import draw_images
+
+    return draw_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="session")
+def unlabelled_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 images of noise without labels, so that no time goes into evaluation; no test may change them."""
+    from killing import draw_images
+
+    return draw_images(tmp_path_factory.mktemp("images"), 120) / "a"
+
+
+@pytest.fixture(scope="session")
+def small_run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return the folder of a finished run of two epochs of a task, trained once a session; copy it to change it."""
+    from killing import PROBE_STEPS, SMALL
+
+    from patchloom.evaluate import logistic
+    from patchloom.train.loop import pretrain
+
+    runs = tmp_path_factory.mktemp("runs")
+
+    @functools.cache
+    def trained(task: str) -> Path:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(logistic, "_ITERATIONS", PROBE_STEPS)
+            return pretrain(images, task, out=runs / task, **SMALL | {"epochs": 2}).folder
+
+    return trained
