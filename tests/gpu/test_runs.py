@@ -6,7 +6,7 @@ import signal
 
 import pytest
 import torch
-from killing import draw_images, typed
+from killing import typed
 from safetensors.torch import load_file
 from sweep import asked_of
 
@@ -19,11 +19,6 @@ from patchloom.train.step import Stepper
 pytestmark = pytest.mark.gpu
 GPU = "cuda"
 PLAIN = {"task": "droppos", "device": GPU, "threads": 1}
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")

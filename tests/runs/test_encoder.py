@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from killing import SMALL, draw_images
+from killing import SMALL
 from safetensors.torch import load_file, save_file
 
 import patchloom
@@ -21,7 +21,7 @@ from patchloom.train.loop import pretrain
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
 NAME = "vit_tiny_patch16_224"
-REACHED = "step 18 of 18"
+REACHED = "step 6 of 6"
 
 
 @pytest.fixture(autouse=True)
@@ -29,14 +29,9 @@ def own_cache(cache_in, tmp_path):
     cache_in(tmp_path / "cache")
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
-
-
 @pytest.fixture(scope="module", params=["droppos", "extrema"])
-def finished(request, images, tmp_path_factory):
-    return pretrain(images, request.param, out=tmp_path_factory.mktemp("runs") / request.param, **SMALL).folder
+def finished(request, small_run, tmp_path_factory):
+    return shutil.copytree(small_run(request.param), tmp_path_factory.mktemp("runs") / request.param)
 
 
 @pytest.fixture

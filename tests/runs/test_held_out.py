@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from killing import SMALL, draw_images
+from killing import SMALL
 from PIL import Image
 from ranks import run_together
 
@@ -62,11 +62,6 @@ def parts(monkeypatch):
 
     monkeypatch.setattr(pretraining, "train", noted)
     return found
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")

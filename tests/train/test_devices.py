@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from killing import SMALL, draw_images
+from killing import SMALL
 from lightning_fabric import Fabric
 from ranks import SAVING, Signal, free_port, run_together
 
@@ -31,11 +31,6 @@ CASES = {
 }
 # no drop path, which each process draws for itself; and a rate at which rounding does not grow
 PLAIN = {"model": SMALL["model"] | {"drop_path_rate": 0.0}, "blr": 1e-3}
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")

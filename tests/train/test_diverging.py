@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from killing import SMALL, draw_images
+from killing import SMALL
 from safetensors.torch import load_file
 
 from patchloom.errors import PatchloomError
@@ -18,11 +18,6 @@ from patchloom.train.step import Stepper
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
 STEPS = 18  # 48 images to train on, in batches of 16, for 6 epochs
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(autouse=True)

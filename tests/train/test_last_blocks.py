@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from killing import SMALL, draw_images, left_behind, typed
+from killing import SMALL, left_behind, typed
 from ranks import run_together
 from safetensors.torch import load_file, save_file
 
@@ -26,11 +26,6 @@ from patchloom.train.step import Stepper
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
 DEEP = SMALL | {"model": SMALL["model"] | {"depth": 3, "drop_path_rate": 0.0}, "epochs": 2}
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from killing import SMALL, draw_images, left_behind, typed
+from killing import SMALL, left_behind, typed
 
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
@@ -57,11 +57,6 @@ def empty(run: Path) -> None:
 def held(path: Path) -> dict[str, bytes] | None:
     files = sorted(one for one in path.rglob("*") if one.is_file()) if path.exists() else None
     return files and {str(one.relative_to(path)): one.read_bytes() for one in files}
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
 
 
 CASES = [

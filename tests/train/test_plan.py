@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from killing import SMALL, draw_images, left_behind, typed
+from killing import SMALL, left_behind, typed
 from options_swept import OPTION_SETS
 from sweep import asked_of
 from torch.autograd.graph import saved_tensors_hooks
@@ -36,11 +36,6 @@ STATS = Stats((0.5,) * 3, (0.2,) * 3, 32, 32, 10, [])
 GIB = 2**30
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"), 40)
-
-
 def settings_for(task="mae", **given):
     asked = request("shapes", task, {"precision": "float32", "device": "cpu", "threads": 1, **given})
     return resolve(asked, 1000, 3, STATS)[0]
@@ -57,8 +52,8 @@ def test_a_dry_run_says_the_plan_and_writes_nothing(images, tmp_path, capsys):
     words = typed(images, tmp_path / "run", {"task": "mae", "epochs": 3})
     assert main([*words, "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert "mae on" in out and "32 images to train on, 8 held out" in out
-    assert re.search(r"takes about \d+ s: 6 steps of [\d.e-]+ s, measured", out)
+    assert "mae on" in out and "48 images to train on, 12 held out" in out
+    assert re.search(r"takes about \d+ s: 9 steps of [\d.e-]+ s, measured", out)
     assert re.search(r"needs about \d\.\d of [\d.,]+ GiB of memory\n", out)
     assert re.search(r"needs [\d.]+ MB of the [\d.,]+ [GM]B that are free on the disc\n", out)
     assert not any(tmp_path.iterdir()) and "dry run" in out

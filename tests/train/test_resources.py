@@ -32,11 +32,6 @@ TASK = {"task": "mae", "epochs": 3}
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"), 40)
-
-
-@pytest.fixture(scope="module")
 def whole(images, tmp_path_factory):
     """The folder of a run to which nothing happened."""
     out = tmp_path_factory.mktemp("whole") / "run"

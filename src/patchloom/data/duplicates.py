@@ -2,8 +2,8 @@
 
 An image's content is 16 bytes: a letter for what was hashed (`FILE_KIND`, `PIXEL_KIND`, `DRAWN_KIND`), and 15 bytes of
 its SHA-256. The bytes of files are hashed, which takes far less time than decoding them; so the same picture in another
-encoding is another content. Hashes of files are cached in ``cache_root()/contents`` under a digest of the
-state of the files, and may be deleted at any time.
+encoding is another content. Hashes of files are cached in ``cache_root()/contents`` under a digest of the state of the
+files, and may be deleted at any time.
 """
 
 from __future__ import annotations

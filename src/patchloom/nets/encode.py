@@ -1,7 +1,7 @@
 """The encoder is a guest from timm: its blocks, tokens and table of positions are met here and in few other files.
 
 A stock ``VisionTransformer`` or ``SwinTransformer`` comes in, is fed an `EncoderInput`, and goes home unchanged: no
-weight is ever renamed. `tests/test_arrows.py` lists those files. What is asked here of a Swin, `hierarchical` answers;
+weight is ever renamed. `tests/test_arrows.py` lists those files. `swin` does the same for a Swin;
 its patches are then its units, of which each token of its last stage stands for one. Letters as in
 `patchloom.patches.tokens`; d is the width of the encoder and ``prefix`` the number of class and register tokens.
 """

@@ -70,29 +70,29 @@ def test_thumbnails_are_those_of_the_images(run, tmp_path):
     assert cloud.classes == [] and set(cloud.labels) == {-1}
 
 
-def test_many_images_are_thinned(run, photos):
-    cloud = make_embedding_map(run, open_data(photos).train, "images", most=20)
+def test_many_images_are_thinned(run, images):
+    cloud = make_embedding_map(run, open_data(images).train, "images", most=20)
     assert len(cloud.names) == 20 and "(20 of 60)" in cloud.note
 
 
-def test_what_takes_long_ends_with_fewer(run, photos, monkeypatch):
+def test_what_takes_long_ends_with_fewer(run, images, monkeypatch):
     monkeypatch.setattr(embedding_map, "_SECONDS", 0.0)
-    cloud = make_embedding_map(run, open_data(photos).train, "images")
+    cloud = make_embedding_map(run, open_data(images).train, "images")
     assert len(set(cloud.names)) == 32 and set(cloud.labels) == {0, 1} and "(32 of 60)" in cloud.note
 
 
-def test_few_images_have_no_map(run, photos):
-    source = open_data(photos).train
+def test_few_images_have_no_map(run, images):
+    source = open_data(images).train
     with pytest.raises(PatchloomError, match="needs 5 images or more, and there are 4"):
         make_embedding_map(run, source.subset(range(4)), "images")
 
 
-def test_an_encoder_that_diverged_has_no_map(run, photos, monkeypatch):
+def test_an_encoder_that_diverged_has_no_map(run, images, monkeypatch):
     monkeypatch.setattr(
         embedding_map, "pooled_tokens", lambda vit, images, head: {"mean": torch.full((len(images), 4), torch.nan)}
     )
     with pytest.raises(PatchloomError, match="not finite"):
-        make_embedding_map(run, open_data(photos).train, "images")
+        make_embedding_map(run, open_data(images).train, "images")
 
 
 def test_a_run_that_is_not_finished_has_a_map(run):

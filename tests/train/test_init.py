@@ -5,7 +5,7 @@ import csv
 import pytest
 import torch
 from golden import Oracle
-from killing import SMALL, draw_images
+from killing import SMALL
 from safetensors.torch import load_file, save_file
 
 from patchloom.cli import main
@@ -16,11 +16,6 @@ from patchloom.train.loop import pretrain
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
 OPEN = {name: value for name, value in SMALL.items() if name not in ("model", "img_size", "patch_size")}
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from killing import SMALL, draw_images
+from killing import SMALL
 from safetensors.torch import load_file
 from small import small
 from torch import nn
@@ -39,26 +39,20 @@ def test_drawings_are_far_apart_and_none_is_at_the_end(priced):
     assert drawing_steps(18, measured(18, 16), 16, priced(2e6)) == set()
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    """Without labels, so that no time goes into evaluation."""
-    return draw_images(tmp_path_factory.mktemp("images"), 120) / "a"
-
-
-def test_pictures_come_before_the_first_step_and_change_nothing(images, tmp_path, monkeypatch, capsys):
-    plain = pretrain(images, "droppos", out=tmp_path / "plain" / "run", **SMALL).folder
+def test_pictures_come_before_the_first_step_and_change_nothing(unlabelled_images, tmp_path, monkeypatch, capsys):
+    plain = pretrain(unlabelled_images, "droppos", out=tmp_path / "plain" / "run", **SMALL).folder
     assert "first pictures" not in capsys.readouterr().out
     monkeypatch.setattr(metrics, "_BETWEEN", 1.0)
-    drawn, draw = [], metrics.draw_run
+    drawn, draw_run = [], metrics.draw_run
 
     def noted(validation, folder, settings, measure, place, device):
         torch.rand(3)  # as if drawing used the random numbers of all
-        files = draw(validation, folder, settings, measure, place, device)
+        files = draw_run(validation, folder, settings, measure, place, device)
         drawn.append((place[0], sorted(one.name for one in folder.pictures.iterdir())))
         return files
 
     monkeypatch.setattr(metrics, "draw_run", noted)
-    run = pretrain(images, "droppos", out=tmp_path / "drawn" / "run", **SMALL).folder
+    run = pretrain(unlabelled_images, "droppos", out=tmp_path / "drawn" / "run", **SMALL).folder
     told = capsys.readouterr().out
     assert [step for step, _ in drawn] == [0, 1, 4, 9, 14]
     assert "curves.png" not in drawn[0][1] and drawn[0][1], "there are no curves before the first step"

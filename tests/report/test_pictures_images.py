@@ -12,11 +12,11 @@ def test_the_runs_own_held_out_images(run):
     assert len(found.shown) == 12 and len(found.train) == 60 and found.what.startswith("held-out images of ")
 
 
-def test_given_images_are_taken(run, tmp_path, photos):
-    shutil.copytree(photos / "a", tmp_path / "others")
+def test_given_images_are_taken(run, tmp_path, images):
+    shutil.copytree(images / "a", tmp_path / "others")
     found = images_of(load_run(run), tmp_path / "others")
     assert len(found.shown) == 30 and found.train is None and found.what == f"images of {tmp_path / 'others'}"
-    assert len(images_of(load_run(run), photos).shown) == 12  # the run's own data means its held-out images
+    assert len(images_of(load_run(run), images).shown) == 12  # the run's own data means its held-out images
 
 
 def test_data_that_is_gone_is_a_sentence(run, tmp_path):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from killing import SMALL, draw_images
+from killing import SMALL
 from safetensors.torch import load_file
 
 from patchloom.tasks import task_class
@@ -18,11 +18,6 @@ from patchloom.train.step import Stepper, clip_gradients
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
 HALF = SMALL | {"precision": "float16"}
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
 
 
 def rows(run, column):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from killing import SMALL, Kill, draw_images, start
+from killing import SMALL, Kill, start
 from safetensors.torch import load_file
 from torch import nn
 
@@ -120,16 +120,10 @@ def test_a_patience_of_none_is_refused(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    """Noise, of which no position can be learnt; without labels, so that no time goes into evaluation."""
-    return draw_images(tmp_path_factory.mktemp("images"), 120) / "a"
-
-
-@pytest.fixture(scope="module")
-def plain(images, tmp_path_factory):
+def plain(unlabelled_images, tmp_path_factory):
     """A run that stops, and how many events of its files there were."""
     out = tmp_path_factory.mktemp("plain") / "run"
-    killed, events = start(images, out, OPTIONS, Kill())
+    killed, events = start(unlabelled_images, out, OPTIONS, Kill())
     assert not killed
     return SimpleNamespace(out=out, events=events, about=RunFolder(out).checkpoints.about())
 
@@ -206,12 +200,13 @@ def test_its_pictures_are_called_by_the_epoch_and_the_measure_of_its_weights(pla
     assert said.startswith(f"Epoch {epoch} of 8; on held-out images: accuracy {best['value']:.1%}, chance ")
 
 
-def test_killed_and_resumed_is_never_killed_and_a_tracker_has_each_row_once(images, plain, tmp_path):
+def test_killed_and_resumed_is_never_killed_and_a_tracker_has_each_row_once(unlabelled_images, plain, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     out, options = tmp_path / "run", OPTIONS | {"log": "tensorboard"}
-    kills = [start(images, out, options, Kill(event=round(share * plain.events)))[0] for share in (0.3, 0.5, 0.6)]
-    while start(images, out, options, Kill())[0]:
+    at = [Kill(event=round(share * plain.events)) for share in (0.3, 0.5, 0.6)]
+    kills = [start(unlabelled_images, out, options, kill)[0] for kill in at]
+    while start(unlabelled_images, out, options, Kill())[0]:
         pass
     assert any(kills)
     assert kept(out) == kept(plain.out)
@@ -222,10 +217,10 @@ def test_killed_and_resumed_is_never_killed_and_a_tracker_has_each_row_once(imag
     assert "switched off" not in (out / "log.txt").read_text()
 
 
-def test_a_run_without_a_number_ends_with_its_last_weights_and_goes_on_from_there(images, tmp_path):
+def test_a_run_without_a_number_ends_with_its_last_weights_and_goes_on_from_there(unlabelled_images, tmp_path):
     (tmp_path / "never.py").write_text(NEVER)
     out, options = tmp_path / "run", SMALL | OPTIONS | {"task": f"{tmp_path}/never.py:Never", "patience": 1}
-    pretrain(images, out=out, **options)
+    pretrain(unlabelled_images, out=out, **options)
     about = RunFolder(out).checkpoints.about()
     assert about["best"] == {"value": None, "step": 0, "failed": 1, "chosen": False}
     assert 0 < about["step"] < about["steps"]
@@ -237,12 +232,12 @@ def test_a_run_without_a_number_ends_with_its_last_weights_and_goes_on_from_ther
     ended = kept(out)
     for name in ("summary.txt", "encoder.safetensors"):  # as if it had been killed in its final evaluation
         (out / name).unlink()
-    pretrain(images, out=out, **options)
+    pretrain(unlabelled_images, out=out, **options)
     assert kept(out) == ended
 
 
-def test_it_goes_on_only_with_the_same_patience_and_with_any_tracker(images, plain, capsys):
+def test_it_goes_on_only_with_the_same_patience_and_with_any_tracker(unlabelled_images, plain, capsys):
     with pytest.raises(PatchloomError, match="patience: was 2, now 3"):
-        pretrain(images, out=plain.out, **SMALL | OPTIONS | {"patience": 3})
-    assert pretrain(images, out=plain.out, log="tensorboard", **SMALL | OPTIONS).folder == plain.out
+        pretrain(unlabelled_images, out=plain.out, **SMALL | OPTIONS | {"patience": 3})
+    assert pretrain(unlabelled_images, out=plain.out, log="tensorboard", **SMALL | OPTIONS).folder == plain.out
     assert "is finished" in capsys.readouterr().out

@@ -238,7 +238,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("then", ["time.sleep(600)", "pass", "raise SystemExit(3)"])
 def test_no_worker_outlives_the_main_process(then):
     """Whether it is killed or ends with the reading under way."""
-    code = ALONE.format(here=str(Path(__file__).parent / "support"), then=then)
+    code = ALONE.format(here=str(Path(__file__).parents[1] / "support"), then=then)
     main = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     workers = [int(word) for word in main.stdout.readline().split()]
     assert len(set(workers)) == 2

@@ -40,7 +40,7 @@ def test_exact_copies_are_counted(run):
     assert "Exact copies of the held-out images were not looked for." in said(held_out_looked=False)
 
 
-def test_near_copies_are_told(run, tmp_path, photos):
+def test_near_copies_are_told(run, tmp_path, images):
     rng, folder = np.random.default_rng(0), tmp_path / "films"
     folder.mkdir()
     for film in range(15):
@@ -50,7 +50,7 @@ def test_near_copies_are_told(run, tmp_path, photos):
             Image.fromarray(frames).save(folder / f"film{film}_{frame:03}.png")
     said = describe_data_issues(load_run(run), open_data(folder).train)[-1]
     assert said.startswith("Neighbours in name are near copies (") and "--group" in said
-    assert "no sign of being near copies" in describe_data_issues(load_run(run), open_data(photos).train)[-1]
+    assert "no sign of being near copies" in describe_data_issues(load_run(run), open_data(images).train)[-1]
     assert describe_data_issues(load_run(run), open_data("shapes:40").train) == describe_data_issues(
         load_run(run)
     )  # they have no names

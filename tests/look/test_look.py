@@ -5,29 +5,22 @@ import shutil
 
 import pytest
 import torch
-from killing import SMALL, draw_images
 from PIL import Image
 
 from patchloom.audio.config import Sound
 from patchloom.cli import main
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
-from patchloom.train.loop import pretrain
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
+def run(small_run, tmp_path_factory):
+    return shutil.copytree(small_run("mae"), tmp_path_factory.mktemp("runs") / "mae")
 
 
-@pytest.fixture(scope="module")
-def run(photos, tmp_path_factory):
-    return pretrain(photos, "mae", out=tmp_path_factory.mktemp("runs") / "one", **SMALL | {"epochs": 1}).folder
-
-
-def test_all_draws_the_task_and_every_picture_of_the_encoder(run, photos, tmp_path, capsys):
+def test_all_draws_the_task_and_every_picture_of_the_encoder(run, images, tmp_path, capsys):
     assert main(["look", str(run), "--what", "all", "--images", "2", "--steps", "2", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr()
     files = printed.out.split()
@@ -40,13 +33,13 @@ def test_all_draws_the_task_and_every_picture_of_the_encoder(run, photos, tmp_pa
             assert min(Image.open(file).size) > 100
 
 
-def test_an_encoder_of_a_file_is_looked_at_on_images_that_are_given(run, photos, tmp_path, monkeypatch, capsys):
+def test_an_encoder_of_a_file_is_looked_at_on_images_that_are_given(run, images, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    encoder, images = str(run / "encoder.safetensors"), ["--what", "features", "--images", "2"]
-    assert main(["look", encoder, str(photos), *images]) == 0
+    encoder, words = str(run / "encoder.safetensors"), ["--what", "features", "--images", "2"]
+    assert main(["look", encoder, str(images), *words]) == 0
     (file,) = capsys.readouterr().out.split()
-    assert re.fullmatch(r"pictures-encoder-\S+/components\.png|pictures-one-\S+/components\.png", file)
-    assert main(["look", encoder, *images]) == 2
+    assert re.fullmatch(r"pictures-encoder-\S+/components\.png|pictures-mae-\S+/components\.png", file)
+    assert main(["look", encoder, *words]) == 2
     assert "is no run, so it has no images of its own: patchloom look" in capsys.readouterr().err
 
 
@@ -79,7 +72,7 @@ def test_what_changes_nothing_is_refused(run, words, said, capsys):
 
 
 def test_curves_tell_encoders_of_one_name_apart(run, tmp_path, capsys):
-    twin = tmp_path / "elsewhere" / "one"
+    twin = tmp_path / "elsewhere" / "mae"
     twin.mkdir(parents=True)
     shutil.copy(run / "encoder.safetensors", twin)
     given = ["look", str(run), "--what", "relative", "--images", "1", "--out", str(tmp_path)]
@@ -90,11 +83,11 @@ def test_curves_tell_encoders_of_one_name_apart(run, tmp_path, capsys):
     assert f"{run} is named twice" in capsys.readouterr().err
 
 
-def test_all_leaves_out_the_task_of_what_has_none(run, photos, tmp_path, capsys):
+def test_all_leaves_out_the_task_of_what_has_none(run, images, tmp_path, capsys):
     """Such as a run whose checkpoints were deleted; a task that is named is not passed over in silence."""
     light = tmp_path / "light"
     shutil.copytree(run, light, ignore=shutil.ignore_patterns("checkpoints", "pictures"))
-    given = [str(photos), "--images", "1", "--out", str(tmp_path / "out")]
+    given = [str(images), "--images", "1", "--out", str(tmp_path / "out")]
     assert main(["look", str(light), *given, "--steps", "1", "--what", "features,all"]) == 0
     printed = capsys.readouterr()
     assert "task is left out: " in printed.err and "has no checkpoint yet" in printed.err
@@ -103,13 +96,13 @@ def test_all_leaves_out_the_task_of_what_has_none(run, photos, tmp_path, capsys)
     assert "is not the folder of a run" in capsys.readouterr().err
 
 
-def test_all_of_what_has_diverged_is_a_failure(run, photos, tmp_path, capsys):
+def test_all_of_what_has_diverged_is_a_failure(run, images, tmp_path, capsys):
     vit, card = load_encoder_file(run)
     torch.nn.init.constant_(vit.patch_embed.proj.weight, torch.nan)
     save_encoder(vit, card, tmp_path / "broken.safetensors")
-    assert main(["look", str(tmp_path / "broken.safetensors"), str(photos), "--what", "all"]) == 2
+    assert main(["look", str(tmp_path / "broken.safetensors"), str(images), "--what", "all"]) == 2
     said = capsys.readouterr().err
-    assert said.count("is left out") == 9 and "no picture of one could be drawn: what is wrong stands above" in said
+    assert said.count("is left out") == 9 and "no picture of mae could be drawn: what is wrong stands above" in said
 
 
 def test_an_encoder_of_recordings_does_not_stand_beside_one_of_images(run, tmp_path, capsys):
@@ -117,4 +110,4 @@ def test_an_encoder_of_recordings_does_not_stand_beside_one_of_images(run, tmp_p
     spec = EncoderSpec("nano", Sound().size, (40, 1), channels=1, options=size)
     save_encoder(build_encoder(spec), EncoderCard(spec, (0.5,), (0.2,), "mae", "heard", sound=Sound()), heard)
     assert main(["look", str(run), "--what", "depth", "--beside", str(heard), "--out", str(tmp_path)]) == 2
-    assert "heard cannot stand beside one: one of them is of recordings" in capsys.readouterr().err
+    assert "heard cannot stand beside mae: one of them is of recordings" in capsys.readouterr().err

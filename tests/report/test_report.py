@@ -130,13 +130,13 @@ def test_a_run_before_its_first_row(run):
     assert "the run has no checkpoint yet" in page.notes[0] and page.lead == ["epoch 0 of 2, on the way"]
 
 
-def test_hostile_names_are_plain_text(photos, run, tmp_path):
+def test_hostile_names_are_plain_text(images, run, tmp_path):
     evil = "<img src=x onerror=alert(1)>\"'\n&"
     folder = tmp_path / "evil"
     for name in ("<script>", "b"):
         (folder / name).mkdir(parents=True)
         for i in range(4):
-            shutil.copy(photos / "a" / "0.png", folder / name / f"{i}{evil.replace('/', '')}.png")
+            shutil.copy(images / "a" / "0.png", folder / name / f"{i}{evil.replace('/', '')}.png")
     Image.new("RGB", (32, 32), "red").save(folder / "b" / "red.png")
     named = shutil.copytree(run, tmp_path / "<b>&'\"run\n")
     page = page_of([named], folder)

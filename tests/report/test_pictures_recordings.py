@@ -42,6 +42,6 @@ def test_long_ones_are_cut(tones):
     assert 0.3 < len(samples) / rate < 0.5 and "To be heard are the first 0.375 s." in found[0].caption
 
 
-def test_images_cannot_be_heard(photos):
+def test_images_cannot_be_heard(images):
     with pytest.raises(PatchloomError, match="nothing can be heard"):
-        recordings_of(open_data(photos).train)
+        recordings_of(open_data(images).train)

@@ -66,9 +66,9 @@ def test_any_settings_are_typed_so_that_they_are_read_again(run, tmp_path, optio
     assert typed_again(command)[0] == asked
 
 
-def test_options_of_a_task_are_typed(run, photos):
+def test_options_of_a_task_are_typed(run, images):
     asked = request(
-        [str(photos), str(photos / "a")], {"name": "droppos", "temperature": float("inf"), "sigma": 0.5}, {}
+        [str(images), str(images / "a")], {"name": "droppos", "temperature": float("inf"), "sigma": 0.5}, {}
     )
     command = command_of(replace(load_run(run), asked=asked.plain()))
     assert typed_again(command)[0] == asked
