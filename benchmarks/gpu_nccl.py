@@ -25,8 +25,6 @@ from safetensors.torch import load_file
 from torch import distributed as dist
 
 from patchloom.system import distributed
-from patchloom.system import distributed as launching
-from patchloom.system import distributed as system_pretraining
 from patchloom.train import loop as pretraining
 
 SMALL = {"model": {"name": "nano", "embed_dim": 64, "depth": 2, "num_heads": 2}, "img_size": 32, "patch_size": 8}
@@ -64,7 +62,7 @@ class Group:
 def launch(device: str, devices: int | str, strategy: str) -> Fabric:
     """As patchloom's for several processes, but of one."""
     sharded = strategy == "fsdp"
-    how = ModelParallelStrategy(launching._shard, 1, 1) if sharded else DDPStrategy()
+    how = ModelParallelStrategy(distributed._shard, 1, 1) if sharded else DDPStrategy()
     fabric = Fabric(accelerator=device, devices=1, strategy=how)
     fabric.launch()
     return fabric
@@ -102,7 +100,7 @@ def main(images: str, folder: str, device: str, task: str, strategy: str) -> Non
     plain, together = Path(folder, "plain"), Path(folder, "together")
     pretraining.pretrain(images, out=plain, **options)
     group = distributed.dist = Group()
-    system_pretraining.launch = launch
+    pretraining.launch = launch
     pretraining.pretrain(images, out=together, **options)
     check(device)
     told = {"backend": dist.get_backend(), "collectives": group.made, "strategy": strategy, "task": task}

@@ -11,7 +11,7 @@ from killing import SMALL, left_behind, typed
 
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
-from patchloom.runs import checkpoint as runs_folders
+from patchloom.runs import checkpoint
 from patchloom.runs import folder as folders
 from patchloom.runs.folder import RunFolder
 from patchloom.train import loop as training
@@ -168,7 +168,7 @@ def test_a_folder_that_is_replaced_while_a_large_checkpoint_is_written(tmp_path,
     out.mkdir()
     run = RunFolder(out)
     run.lock()
-    saved = runs_folders.Checkpoints.save.__globals__["save_file"]
+    saved = checkpoint.Checkpoints.save.__globals__["save_file"]
     there = []
 
     def save_slowly(tensors, path, metadata):
@@ -177,7 +177,7 @@ def test_a_folder_that_is_replaced_while_a_large_checkpoint_is_written(tmp_path,
         Path(path).parent.mkdir(exist_ok=True)
         there.append(held(out))
 
-    monkeypatch.setitem(runs_folders.Checkpoints.save.__globals__, "save_file", save_slowly)
+    monkeypatch.setitem(checkpoint.Checkpoints.save.__globals__, "save_file", save_slowly)
     with pytest.raises(PatchloomError, match="was removed, moved or replaced"):
         run.checkpoints.save({}, {"step": 1})
     assert held(out) == there[0]
